@@ -1,0 +1,31 @@
+"""Gymnasium environments in which a language model acts: it calls tools and answers.
+
+Importing the package registers the ids of `agent_envs.registration.ENVIRONMENTS`::
+
+    import gymnasium as gym
+    import agent_envs
+
+    env = gym.make("AgentR1/HotpotQA-v0", data="hotpotqa.jsonl.gz")
+"""
+
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool, ToolError, ToolResult, tool
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.errors import AgentEnvsError, ConfigurationError, DataError, UnknownNameError
+from agent_envs.registration import ENVIRONMENTS, register_all
+
+__all__ = [
+    "ENVIRONMENTS",
+    "AgentEnvsError",
+    "ConfigurationError",
+    "DataError",
+    "Task",
+    "Tool",
+    "ToolEnv",
+    "ToolError",
+    "ToolResult",
+    "UnknownNameError",
+    "tool",
+]
+
+register_all()

@@ -1,0 +1,1 @@
+"""What every environment is built on: messages, tools, formats, contexts, rewards."""

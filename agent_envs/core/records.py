@@ -1,0 +1,85 @@
+"""Read rows from a file: JSON Lines, JSON or Parquet, also compressed."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from agent_envs.errors import DataError
+
+SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """Read every row of a file.
+
+    Args:
+        path: A ``.jsonl`` file with one object a line, a ``.json`` file with a list of objects
+            (both also ``.gz``), or a ``.parquet`` file.
+
+    Raises:
+        DataError: If the file cannot be read or a row is no object; names file and row.
+    """
+    path = Path(path).expanduser()
+    if not path.name.endswith(SUFFIXES):
+        raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
+    try:
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        with _open(path) as file:
+            if ".jsonl" in path.suffixes:
+                return list(_read_lines(file, path))
+            return _read_list(file, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"{path}: cannot be read ({reason}). Check the path.") from None
+    except EOFError:
+        raise DataError(f"{path}: the compressed file ends too early. Copy it again.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text ({error.reason}).") from None
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _read_lines(file: IO[str], path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, row {number}: is not valid JSON ({error}).") from None
+            yield _checked(record, path, number)
+
+
+def _read_list(file: IO[str], path: Path) -> list[dict[str, Any]]:
+    try:
+        records = json.load(file)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise
+        raise DataError(f"{path}: is not valid JSON ({error}).") from None
+    if not isinstance(records, list):
+        raise DataError(f"{path}: must hold a list of rows, not {type(records).__name__}.")
+    return [_checked(record, path, number) for number, record in enumerate(records, start=1)]
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: is not a Parquet file ({error}).") from None
+    return rows
+
+
+def _checked(record: Any, path: Path, number: int) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise DataError(f"{path}, row {number}: must be an object, not {type(record).__name__}.")
+    return record

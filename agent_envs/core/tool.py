@@ -1,0 +1,249 @@
+"""Tools: what an agent can call, and what happened when it did.
+
+A `Tool` says *what happened*; the environment says what that means for the task. ``@tool`` makes
+one from a function::
+
+    @tool
+    def add(a: int, b: int) -> int:
+        '''Add two numbers.
+
+Args:
+            a: The first number.
+            b: The second number.
+        '''
+        return a + b
+"""
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, overload
+
+import docstring_parser
+import pydantic
+
+from agent_envs.core.deadline import call_with_deadline
+from agent_envs.errors import ConfigurationError
+
+DEFAULT_TIMEOUT_SECONDS: Final = 30.0
+DEFAULT_MAX_RESULT_CHARS: Final = 8_000
+
+TOOL_ERROR_TEXT: Final = (
+    "The tool '{name}' failed ({exception}). Change the arguments, or go on without it."
+)
+TOOL_TIMEOUT_TEXT: Final = (
+    "The tool '{name}' gave no result within {timeout:g} seconds. Ask for less, or go on "
+    "without it."
+)
+RESULT_CUT_TEXT: Final = "\n[cut: {num_chars} more characters]"
+
+
+class ToolError(Exception):
+    """Raise it in a tool to show the model a message of your own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool call brought about."""
+
+    content: str
+    """What the model reads."""
+    data: Any = None
+    """The same for the environment: passages, numbers, an exit status. JSON-able."""
+    error: str | None = None
+    """A short code where the call failed: ``tool_error``, ``tool_timeout``."""
+    exception: str | None = None
+    """Type and message of what the tool raised, for the log; never shown to the model."""
+
+
+class Tool:
+    """A function that a model may call, with the schema of its arguments."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
+        max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
+    ) -> None:
+        """Make a tool from a function with type hints and a Google-style docstring.
+
+        Args:
+            function: Sync or async; returns a `ToolResult`, a string, or anything JSON-able.
+            name: The function's own name if not given.
+            description: The text of the docstring if not given.
+            timeout: Seconds a call may take. ``None`` runs it in the caller's thread without a
+                limit: only for code known to return quickly.
+            max_result_chars: Longer results are cut, and say so.
+
+        Raises:
+            ConfigurationError: If a parameter has no type hint, the function takes ``*args`` or
+                ``**kwargs``, nothing describes it, or a limit is not positive.
+        """
+        self.function = function
+        self.name = name or function.__name__
+        documentation = docstring_parser.parse(inspect.getdoc(function) or "")
+        self.description = description or (documentation.description or "").strip()
+        if not self.description:
+            raise ConfigurationError(
+                f"Tool {self.name!r} has no description. Give its function a docstring, or pass "
+                "description=."
+            )
+        if max_result_chars < 1 or (timeout is not None and timeout <= 0):
+            raise ConfigurationError(
+                f"Tool {self.name!r}: timeout ({timeout}) and max_result_chars "
+                f"({max_result_chars}) must be positive."
+            )
+        self.timeout = timeout
+        self.max_result_chars = max_result_chars
+        texts = {p.arg_name: p.description or "" for p in documentation.params}
+        self._arguments = _arguments_model(self.name, function, texts)
+        self.parameters: dict[str, Any] = _strip_titles(self._arguments.model_json_schema())
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The function schema in the OpenAI format."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": json.loads(json.dumps(self.parameters)),
+            },
+        }
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the function's types, defaults filled in.
+
+        Raises:
+            ValueError: If they do not fit; the message names each argument that does not.
+        """
+        try:
+            model = self._arguments.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            raise ValueError(_explain(error)) from None
+        return {name: getattr(model, name) for name in self._arguments.model_fields}
+
+    def __call__(self, **arguments: Any) -> ToolResult:
+        """Run the function on valid arguments; what it raises passes through.
+
+        Raises:
+            TimeoutError: If it takes longer than `timeout`.
+        """
+        value = call_with_deadline(lambda: self.function(**arguments), self.timeout)
+        return self._cut(_as_result(value))
+
+    def run(self, **arguments: Any) -> ToolResult:
+        """Run the function; whatever goes wrong is a result with an error code."""
+        try:
+            return self(**arguments)
+        except ToolError as error:
+            return self._cut(ToolResult(str(error), error="tool_error", exception=_name(error)))
+        except TimeoutError as error:
+            text = TOOL_TIMEOUT_TEXT.format(name=self.name, timeout=self.timeout or 0)
+            return ToolResult(text, error="tool_timeout", exception=_name(error))
+        except Exception as error:  # noqa: BLE001 - foreign code; recorded in the result
+            text = TOOL_ERROR_TEXT.format(name=self.name, exception=type(error).__name__)
+            return ToolResult(text, error="tool_error", exception=_name(error))
+
+    def __repr__(self) -> str:
+        """Show name and arguments."""
+        return f"Tool({self.name}({', '.join(self._arguments.model_fields)}))"
+
+    def _cut(self, result: ToolResult) -> ToolResult:
+        excess = len(result.content) - self.max_result_chars
+        if excess <= 0:
+            return result
+        kept = result.content[: self.max_result_chars]
+        return replace(result, content=kept + RESULT_CUT_TEXT.format(num_chars=excess))
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
+    max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, **options: Any
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a `Tool` from a function: ``@tool``, or ``@tool(timeout=5.0)``.
+
+    Args:
+        function: See `Tool`.
+        options: The keyword arguments of `Tool`.
+    """
+    if function is not None:
+        return Tool(function)
+    return lambda decorated: Tool(decorated, **options)
+
+
+def _arguments_model(
+    name: str, function: Callable[..., Any], texts: Mapping[str, str]
+) -> type[pydantic.BaseModel]:
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigurationError(
+                f"Tool {name!r}: {parameter} has no schema. Name each parameter instead."
+            )
+        if parameter.name not in hints:
+            raise ConfigurationError(
+                f"Tool {name!r}: parameter {parameter.name!r} has no type hint. Write one; the "
+                "model sees it as the argument's type."
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        description = texts.get(parameter.name) or None
+        fields[parameter.name] = (
+            hints[parameter.name],
+            pydantic.Field(default, description=description),
+        )
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    return pydantic.create_model(name, __config__=config, **fields)
+
+
+def _strip_titles(schema: Any) -> Any:
+    """Drop what pydantic adds and no model needs: a title beside each name."""
+    if isinstance(schema, dict):
+        return {
+            key: _strip_titles(value)
+            for key, value in schema.items()
+            if not (key == "title" and isinstance(value, str))
+            and not (key == "additionalProperties" and value is False)
+        }
+    return [_strip_titles(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    problems = []
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in detail["loc"])
+        match detail["type"]:
+            case "missing":
+                problems.append(f"'{place}' is missing")
+            case "extra_forbidden":
+                problems.append(f"'{place}' is not an argument of this tool")
+            case _:
+                problems.append(f"'{place}': {detail['msg'][:1].lower()}{detail['msg'][1:]}")
+    return "; ".join(problems)
+
+
+def _as_result(value: Any) -> ToolResult:
+    if isinstance(value, ToolResult):
+        return value
+    if isinstance(value, str):
+        return ToolResult(value)
+    return ToolResult(json.dumps(value, ensure_ascii=False), data=value)
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,294 @@
+"""`ToolEnv`: a Gymnasium environment in which an LLM acts by writing text.
+
+One step is one model turn. The tool says what happened; the environment says what that means: the
+next state, the reward term by term, and whether the episode is over. A subclass provides tasks
+(`num_tasks`, `get_task`), tools, reward functions and metrics.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+
+from agent_envs.core.contexts import (
+    ContextPolicy,
+    History,
+    TokenCounter,
+    View,
+    estimate_tokens,
+    make_context,
+)
+from agent_envs.core.lookup import lookup
+from agent_envs.core.messages import Message, copy_messages
+from agent_envs.core.rewards import RewardFunction, StepEvent, check_weights, format_term
+from agent_envs.core.spaces import UnicodeText
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction
+from agent_envs.errors import ActionTypeError, ConfigurationError
+
+ENDLESS = 2**31
+"""Tasks are drawn from this many where a family has no end."""
+
+
+class ToolEnv(gym.Env[str, str]):
+    """Base of every environment with tools; see the module docstring."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
+    default_rewards: ClassVar[Mapping[str, float]] = {}
+    default_system_prompt: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        *,
+        default_tools: Sequence[Tool] = (),
+        tools: Sequence[Tool] | None = None,
+        tool_format: str = "hermes",
+        context: str | Mapping[str, Any] | ContextPolicy = "full",
+        rewards: Mapping[str, float] | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        """Set up what all episodes share.
+
+        Args:
+            default_tools: The tools of the family; a subclass passes them.
+            tools: More tools: added, or put in the place of the one with the same name.
+            tool_format: How actions are written, a key of `TOOL_FORMATS`.
+            context: Which part of the history the model sees; see `make_context`.
+            rewards: Weight of each reward term, instead of the defaults; terms that are not named
+                are off.
+            system_prompt: Instead of the default one; ``""`` for none.
+
+        Raises:
+            UnknownNameError: If a tool format, a context or a reward term is unknown.
+            ConfigurationError: If an argument is out of range.
+        """
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText()
+        self._tools = {tool.name: tool for tool in (*default_tools, *_checked_tools(tools))}
+        self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
+        self._format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
+        self._context = make_context(context)
+        weights = self.default_rewards if rewards is None else rewards
+        self._weights = check_weights(weights, self.reward_functions)
+        self._system_prompt = self._full_prompt() if system_prompt is None else system_prompt
+        self._count_tokens: TokenCounter = estimate_tokens
+        self._task: Task | None = None
+        self._is_over = True
+
+    # What a subclass provides
+
+    @property
+    def num_tasks(self) -> int | None:
+        """How many tasks there are; None where they are endless."""
+        raise NotImplementedError
+
+    def get_task(self, index: int) -> Task:
+        """Return task `index`; `index` is valid."""
+        raise NotImplementedError
+
+    def reference_actions(self) -> list[str]:
+        """Return actions that solve the current task, where the data allow it."""
+        raise NotImplementedError
+
+    def begin_episode(self) -> None:
+        """Forget the last episode; `task` is already the new one."""
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {
+            "num_turns": float(self.num_turns),
+            "num_tool_calls": float(self.num_tool_calls),
+            "num_invalid_actions": float(self.num_invalid_actions),
+        }
+
+    # Gymnasium's interface
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: Seed of `np_random`, which draws the task.
+            options: ``{"task": index}`` for one given task.
+
+        Returns:
+            The first observation (the question) and the info of DESIGN: messages, tools, task_id.
+
+        Raises:
+            ConfigurationError: If an option is unknown or the task does not exist.
+        """
+        super().reset(seed=seed)
+        self._task = self.get_task(self._task_index(options or {}))
+        self._is_over = False
+        self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
+        self.answer: str | None = None
+        self.begin_episode()
+        system: list[Message] = []
+        if self._system_prompt:
+            system = [{"role": "system", "content": self._system_prompt}]
+        self._initial = (*system, Message(role="user", content=self._task.question))
+        self._turns: list[tuple[Message, ...]] = []
+        return self._task.question, self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one model turn.
+
+        Args:
+            action: The whole text the model wrote.
+
+        Returns:
+            What the environment says to it, the reward, whether the task is over, ``False`` (the
+            turn limit is Gymnasium's own), and the info of DESIGN section 3.
+
+        Raises:
+            ResetNeeded: If the episode is over or none has begun.
+            ActionTypeError: If `action` is not a string.
+        """
+        if not isinstance(action, str):
+            raise ActionTypeError(
+                f"An action is the text of one model turn (str), not {type(action).__name__}."
+            )
+        if self._is_over:
+            raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
+        self.num_turns += 1
+        parsed = self._format.parse(action, self._tools)
+        reply, result = self._act(parsed)
+        event = StepEvent(
+            action=parsed,
+            result=result,
+            is_last=parsed.kind == "answer" or self.num_turns == self.max_turns,
+        )
+        terms = {
+            name: weight * float(self.reward_functions[name](self, event))
+            for name, weight in self._weights.items()
+        }
+        self._is_over = parsed.kind == "answer"
+        self._turns.append(({"role": "assistant", "content": action}, *reply))
+        observation = reply[0]["content"] if reply else ""
+        info = self._info(parsed, result, terms)
+        return observation, float(sum(terms.values())), self._is_over, False, info
+
+    # Helpers for subclasses and policies
+
+    @property
+    def task(self) -> Task:
+        """The current task.
+
+        Raises:
+            ResetNeeded: Before the first reset.
+        """
+        if self._task is None:
+            raise gym.error.ResetNeeded("There is no task yet; call reset() first.")
+        return self._task
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools by name."""
+        return self._tools
+
+    @property
+    def max_turns(self) -> int | None:
+        """The turn limit of ``gym.make(..., max_episode_steps=N)``, if there is one."""
+        return self.spec.max_episode_steps if self.spec else None
+
+    def write_call(self, name: str, **arguments: Any) -> str:
+        """Write a tool call in this environment's tool format."""
+        return self._format.write_call(name, arguments)
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer in this environment's tool format."""
+        return self._format.write_answer(answer)
+
+    def set_token_counter(self, count_tokens: Callable[[Sequence[Message]], int]) -> None:
+        """Let the context policy count with a policy's own tokenizer instead of an estimate."""
+        self._count_tokens = count_tokens
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note what a tool call brought about; rewards are computed afterwards."""
+
+    # Insides
+
+    def _full_prompt(self) -> str:
+        instructions = self._format.instructions(list(self._tools.values()))
+        return f"{self.default_system_prompt}\n{instructions}".strip()
+
+    def _task_index(self, options: Mapping[str, Any]) -> int:
+        if unknown := sorted(set(options) - {"task"}):
+            raise ConfigurationError(f"reset() knows the option 'task' only, not {unknown}.")
+        limit = self.num_tasks or ENDLESS
+        if (index := options.get("task")) is None:
+            return int(self.np_random.integers(limit))
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise ConfigurationError(f"options['task'] must be an integer, not {index!r}.")
+        if not 0 <= index < limit:
+            raise ConfigurationError(f"There is no task {index}: tasks are 0 to {limit - 1}.")
+        return int(index)
+
+    def _act(self, parsed: ParsedAction) -> tuple[tuple[Message, ...], ToolResult | None]:
+        """Carry the action out; return what the environment says to it, and the tool's result."""
+        if parsed.kind == "answer":
+            self.answer = parsed.answer
+            return (), None
+        if parsed.kind == "invalid":
+            self.num_invalid_actions += 1
+            return (Message(role="user", content=parsed.message or ""),), None
+        name = parsed.name or ""
+        self.num_tool_calls += 1
+        result = self._tools[name].run(**(parsed.arguments or {}))
+        self.on_result(parsed, result)
+        return (self._format.result_message(name, result.content),), result
+
+    def _info(
+        self,
+        parsed: ParsedAction | None = None,
+        result: ToolResult | None = None,
+        terms: dict[str, float] | None = None,
+    ) -> dict[str, Any]:
+        view = self._view()
+        info: dict[str, Any] = {
+            "messages": copy_messages(view.messages),
+            "tools": json.loads(self._tools_json),
+            "tool_format": self._format.name,
+            "task_id": self.task.id,
+        }
+        if view.reason is not None:
+            info["context"] = {
+                "num_dropped": view.num_dropped,
+                "num_shortened": view.num_shortened,
+                "reason": view.reason,
+            }
+        if parsed is not None and terms is not None:
+            info["action"] = parsed.as_info()
+            if result is not None and result.error is not None:
+                info["action"] |= {"error": result.error, "message": result.content}
+            if result is not None and result.exception is not None:
+                info["action"]["exception"] = result.exception
+            info["tool_result"] = None if result is None else result.content
+            info["reward_terms"] = terms
+            info["metrics"] = self.metrics()
+        return info
+
+    def _view(self) -> View:
+        history = History(self._initial, tuple(self._turns), self._count_tokens)
+        view = self._context(history)
+        if isinstance(view, View):
+            return view
+        messages = list(view)
+        num_dropped = max(0, len(history.messages) - len(messages))
+        is_same = messages == history.messages
+        return View(messages, num_dropped, reason=None if is_same else "custom context")
+
+
+def _checked_tools(tools: Iterable[Tool] | None) -> list[Tool]:
+    checked = list(tools or ())
+    for tool in checked:
+        if not isinstance(tool, Tool):
+            raise ConfigurationError(
+                f"tools= takes Tool objects, not {type(tool).__name__}; decorate a function "
+                "with @tool."
+            )
+    return checked

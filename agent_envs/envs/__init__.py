@@ -1,0 +1,1 @@
+"""Environments, one module per family."""

@@ -1,0 +1,129 @@
+"""What every question-answering family with a search tool shares.
+
+Reward terms and metrics compare the answer with gold answers, and what was retrieved with the
+passages that lead to the answer.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.retrieval import Hit, Passage
+from agent_envs.scoring import exact_match, f1
+
+
+def exact_match_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
+    """Return the official exact match of the answer, 0 or 1; outcome."""
+    return exact_match(env.answer, env.task.answers) if env.answer is not None else 0.0
+
+
+def f1_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
+    """Return the official F1 of the answer, 0 to 1; outcome."""
+    return f1(env.answer, env.task.answers) if env.answer is not None else 0.0
+
+
+def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
+    """Return the final reward of Agent-R1 (arXiv 2511.14460, eq. 6), at the end; outcome.
+
+    ``r_f = EM`` if ``r_format = 1``, else ``r_format - 1``, with ``r_format = (answer_format +
+    tool_format) / 2``. ``answer_format`` is 1 if the episode ends with a well-formed answer;
+    ``tool_format`` is 1 if no turn was malformed.
+    """
+    if not event.is_last:
+        return 0.0
+    answer_format = float(env.answer is not None)
+    tool_format = float(env.num_invalid_actions == 0)
+    r_format = (answer_format + tool_format) / 2
+    return exact_match_term(env, event) if r_format == 1 else r_format - 1
+
+
+def new_gold_passage_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
+    """Return the share of the gold passages that this step retrieved for the first time."""
+    return env.new_gold_share
+
+
+def repeated_query_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
+    """Return -1 for a query already asked in this episode: a cost."""
+    return -1.0 if env.is_repeated_query else 0.0
+
+
+class RetrievalQAEnv(ToolEnv):
+    """Questions answered with the help of a search tool.
+
+    Reward terms: ``exact_match``, ``f1`` and ``format_and_answer`` at the end (outcome);
+    ``new_gold_passage``, ``format`` and ``repeated_query`` on the way (process).
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "exact_match": exact_match_term,
+        "f1": f1_term,
+        "format_and_answer": format_and_answer_term,
+        "new_gold_passage": new_gold_passage_term,
+        "format": format_term,
+        "repeated_query": repeated_query_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {
+        "exact_match": 1.0,
+        "new_gold_passage": 0.2,
+        "format": 0.02,
+        "repeated_query": 0.05,
+    }
+    default_system_prompt: ClassVar[str] = (
+        "Answer the question. Search for what you need, one fact after the other; what you find "
+        "may tell you what to search for next."
+    )
+
+    def begin_episode(self) -> None:
+        """Forget what was searched and found."""
+        self._queries: set[str] = set()
+        self._found: set[str] = set()
+        self.num_repeated_queries = 0
+        self._forget_step()
+
+    def gold_keys(self) -> tuple[str, ...]:
+        """Return the keys of the passages that lead to the answer, without repetition."""
+        raise NotImplementedError
+
+    def passage_key(self, passage: Passage) -> str:
+        """Return what names a passage among the gold ones: its title."""
+        return passage.title
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one model turn; see `ToolEnv.step`."""
+        self._forget_step()
+        return super().step(action)
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note which gold passages a search found, and whether its query is an old one."""
+        if action.name != "search":
+            return
+        query = " ".join(str((action.arguments or {}).get("query", "")).casefold().split())
+        self.is_repeated_query = query in self._queries
+        self.num_repeated_queries += self.is_repeated_query
+        self._queries.add(query)
+        hits = result.data if isinstance(result.data, list) else []
+        found = {self.passage_key(hit.passage) for hit in hits if isinstance(hit, Hit)}
+        gold = self.gold_keys()
+        new = (found & set(gold)) - self._found
+        self._found |= new
+        self.new_gold_share = len(new) / len(gold) if gold else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        answer, gold = self.answer, self.gold_keys()
+        em = exact_match(answer, self.task.answers) if answer is not None else 0.0
+        return {
+            "exact_match": em,
+            "f1": f1(answer, self.task.answers) if answer is not None else 0.0,
+            "success": em,
+            "gold_passage_recall": len(self._found) / len(gold) if gold else 1.0,
+            **super().metrics(),
+            "num_repeated_queries": float(self.num_repeated_queries),
+        }
+
+    def _forget_step(self) -> None:
+        self.new_gold_share = 0.0
+        self.is_repeated_query = False

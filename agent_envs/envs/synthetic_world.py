@@ -1,0 +1,334 @@
+"""A made-up world of films, people, companies and cities, and questions that hop through it.
+
+A world is a list of one-sentence facts, one passage each. A question follows a chain of facts: the
+director of a film, the city where that person was born, its country. Every relation has an answer
+type of its own, so the words of a question say which fact to look for next.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
+from agent_envs.retrieval import Passage
+
+NUM_FILMS: Final = 40
+NUM_PEOPLE: Final = 60
+
+_FIRST_NAMES: Final = """
+    ada bruno clara dario elsa felix greta hugo ines jonas karin leo mira nico olga pavel
+    rosa stefan tilda victor
+""".split()
+_LAST_NAMES: Final = """
+    arden brandt castell dorn ekberg falk garnier holm ivanov jansen keller lund marek novak
+    orlov petrov quist rossi sandoval thorne
+""".split()
+_FILM_ADJECTIVES: Final = """
+    amber broken crimson distant empty frozen golden hidden iron jade last midnight northern
+    paper quiet silver
+""".split()
+_FILM_NOUNS: Final = """
+    anchor bridge canyon desert engine forest garden harbor island lantern mirror orchard
+    river station tower window
+""".split()
+_CITIES: Final = """
+    altona bergen cadiz delft evora fulda ghent havre izmir jena kazan lugano malmo nantes
+    oulu porto riga siena turku vigo
+""".split()
+_COUNTRIES: Final = """
+    arland borania cestia dalmor elvany fordia gallen hestria iberon jutia
+""".split()
+_COMPANIES: Final = """
+    acme bolt cobalt delta ember flux granite helix indigo juno krypton lumen
+""".split()
+_AWARDS: Final = """
+    laurel medallion orchid pearl quill ribbon sceptre trident
+""".split()
+_SCHOOLS: Final = """
+    academy birch cedar dune elm fir hawthorn juniper
+""".split()
+_INSTRUMENTS: Final = """
+    banjo cello drum flute harp oboe piano viola
+""".split()
+
+
+class Relation(NamedTuple):
+    """How one kind of fact is said and asked."""
+
+    subject: str
+    """The type of who or what the fact is about."""
+    object: str
+    """The type of the answer."""
+    fact: str
+    """The sentence of the fact, with {s} and {o}."""
+    noun: str
+    """How a longer question mentions the object, with {s}."""
+    question: str
+    """How it is asked for as the last hop, with {s}."""
+    query: str
+    """A search that finds the fact, with {s}."""
+
+
+_CORE: Final[Mapping[str, Relation]] = {
+    "director": Relation(
+        "film", "person", "the director of {s} is {o} .", "the director of {s}",
+        "who is the director of {s} ?", "director of {s}",
+    ),
+    "writer": Relation(
+        "film", "person", "the writer of {s} is {o} .", "the writer of {s}",
+        "who is the writer of {s} ?", "writer of {s}",
+    ),
+    "star": Relation(
+        "film", "person", "the star of {s} is {o} .", "the star of {s}",
+        "who is the star of {s} ?", "star of {s}",
+    ),
+    "birthplace": Relation(
+        "person", "city", "the birthplace of {s} is {o} .", "the birthplace of {s}",
+        "what is the birthplace of {s} ?", "birthplace of {s}",
+    ),
+    "employer": Relation(
+        "person", "company", "the employer of {s} is {o} .", "the employer of {s}",
+        "what is the employer of {s} ?", "employer of {s}",
+    ),
+    "award": Relation(
+        "person", "award", "the award of {s} is {o} .", "the award of {s}",
+        "what is the award of {s} ?", "award of {s}",
+    ),
+    "headquarters": Relation(
+        "company", "city", "the headquarters of {s} is {o} .", "the headquarters of {s}",
+        "what is the headquarters of {s} ?", "headquarters of {s}",
+    ),
+    "country": Relation(
+        "city", "country", "the country of {s} is {o} .", "the country of {s}",
+        "what is the country of {s} ?", "country of {s}",
+    ),
+}  # fmt: skip
+_PARAPHRASED: Final[Mapping[str, Relation]] = {
+    "director": Relation(
+        "film", "person", "{o} directed {s} .", "the person who directed {s}",
+        "which person directed {s} ?", "directed {s}",
+    ),
+    "writer": Relation(
+        "film", "person", "{o} wrote {s} .", "the person who wrote {s}",
+        "which person wrote {s} ?", "wrote {s}",
+    ),
+    "star": Relation(
+        "film", "person", "{o} starred in {s} .", "the person who starred in {s}",
+        "which person starred in {s} ?", "starred in {s}",
+    ),
+    "birthplace": Relation(
+        "person", "city", "{s} was born in {o} .", "the city where {s} was born",
+        "in which city was {s} born ?", "{s} was born in",
+    ),
+    "employer": Relation(
+        "person", "company", "{s} works for {o} .", "the company that {s} works for",
+        "which company does {s} work for ?", "{s} works for",
+    ),
+    "award": Relation(
+        "person", "award", "{s} won the {o} .", "the prize that {s} won",
+        "which prize has {s} won ?", "{s} won the",
+    ),
+    "headquarters": Relation(
+        "company", "city", "{s} is based in {o} .", "the city where {s} is based",
+        "in which city is {s} based ?", "{s} is based in",
+    ),
+    "country": Relation(
+        "city", "country", "{s} lies in {o} .", "the country where {s} lies",
+        "in which country lies {s} ?", "{s} lies in",
+    ),
+}  # fmt: skip
+_NOVEL: Final[Mapping[str, Relation]] = {
+    "composer": Relation(
+        "film", "person", "the composer of {s} is {o} .", "the composer of {s}",
+        "who is the composer of {s} ?", "composer of {s}",
+    ),
+    "editor": Relation(
+        "film", "person", "the editor of {s} is {o} .", "the editor of {s}",
+        "who is the editor of {s} ?", "editor of {s}",
+    ),
+    "producer": Relation(
+        "film", "person", "the producer of {s} is {o} .", "the producer of {s}",
+        "who is the producer of {s} ?", "producer of {s}",
+    ),
+    "school": Relation(
+        "person", "school", "the school of {s} is {o} .", "the school of {s}",
+        "what is the school of {s} ?", "school of {s}",
+    ),
+    "instrument": Relation(
+        "person", "instrument", "the instrument of {s} is {o} .", "the instrument of {s}",
+        "what is the instrument of {s} ?", "instrument of {s}",
+    ),
+    "residence": Relation(
+        "person", "city", "the residence of {s} is {o} .", "the residence of {s}",
+        "what is the residence of {s} ?", "residence of {s}",
+    ),
+    "location": Relation(
+        "school", "city", "the location of {s} is {o} .", "the location of {s}",
+        "what is the location of {s} ?", "location of {s}",
+    ),
+    "territory": Relation(
+        "city", "country", "the territory of {s} is {o} .", "the territory of {s}",
+        "what is the territory of {s} ?", "territory of {s}",
+    ),
+}  # fmt: skip
+
+VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
+    "default": _CORE,
+    "paraphrase": _PARAPHRASED,
+    "relations": _NOVEL,
+}
+"""``default`` is what the embedded policy learns; ``paraphrase`` says the same relations in other
+words; ``relations`` has other relations."""
+
+MAX_HOPS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A relation between two things."""
+
+    relation: str
+    """Key of the variant's relations."""
+    subject: str
+    """Who or what the fact is about."""
+    object: str
+    """The answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Facts and the passages that say them, in the same order."""
+
+    relations: Mapping[str, Relation]
+    """The relations of the variant."""
+    facts: tuple[Fact, ...]
+    """What is true."""
+    passages: tuple[Passage, ...]
+    """What can be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and the way to its answer."""
+
+    text: str
+    """What is asked."""
+    answer: str
+    """The answer."""
+    gold: tuple[int, ...]
+    """Numbers of the passages on the way, in the order of the hops."""
+    queries: tuple[str, ...]
+    """Searches that find them, in the same order."""
+
+
+def make_world(rng: np.random.Generator, *, variant: str = "default") -> World:
+    """Draw a world.
+
+    Args:
+        rng: Every draw comes from it.
+        variant: A key of `VARIANTS`.
+
+    Raises:
+        UnknownNameError: If there is no such variant.
+    """
+    relations = lookup(VARIANTS, variant, kind="variant")
+    things = _draw_things(rng)
+    facts = [
+        Fact(name, subject, str(rng.choice(things[relation.object])))
+        for name, relation in relations.items()
+        for subject in things[relation.subject]
+    ]
+    order = rng.permutation(len(facts)).tolist()
+    facts = [facts[i] for i in order]
+    passages = tuple(_passage(relations[fact.relation], fact) for fact in facts)
+    return World(relations, tuple(facts), passages)
+
+
+def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Question:
+    """Draw a question about a world.
+
+    Args:
+        world: What it is about.
+        rng: Every draw comes from it.
+        hops: How many facts lead to the answer, 1 to 4; the first is about a film.
+
+    Raises:
+        ConfigurationError: If `hops` is out of range.
+    """
+    if not 1 <= hops <= MAX_HOPS:
+        raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
+    number = {(fact.relation, fact.subject): i for i, fact in enumerate(world.facts)}
+    path = _draw_path(world.relations, rng, hops)
+    films = [fact.subject for fact in world.facts if fact.relation == path[0]]
+    subject = mention = str(rng.choice(films))
+    gold, queries = [], []
+    for depth, name in enumerate(path, start=1):
+        relation = world.relations[name]
+        gold.append(number[name, subject])
+        queries.append(relation.query.format(s=subject))
+        text = relation.question if depth == hops else relation.noun
+        mention = text.format(s=mention)
+        subject = world.facts[gold[-1]].object
+    return Question(mention, subject, tuple(gold), tuple(queries))
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Return every word that a world of any variant can hold, sorted."""
+    names = (
+        _FIRST_NAMES, _LAST_NAMES, _FILM_ADJECTIVES, _FILM_NOUNS, _CITIES, _COUNTRIES, _COMPANIES,
+        _AWARDS, _SCHOOLS, _INSTRUMENTS,
+    )  # fmt: skip
+    words = {word for group in names for word in group}
+    for relations in VARIANTS.values():
+        for relation in relations.values():
+            for text in (relation.fact, relation.noun, relation.question, relation.query):
+                words.update(text.format(s="", o="").split())
+    return tuple(sorted(words))
+
+
+def _draw_things(rng: np.random.Generator) -> dict[str, Sequence[str]]:
+    return {
+        "film": _draw_pairs(rng, _FILM_ADJECTIVES, _FILM_NOUNS, NUM_FILMS),
+        "person": _draw_pairs(rng, _FIRST_NAMES, _LAST_NAMES, NUM_PEOPLE),
+        "city": _CITIES,
+        "country": _COUNTRIES,
+        "company": _COMPANIES,
+        "award": _AWARDS,
+        "school": _SCHOOLS,
+        "instrument": _INSTRUMENTS,
+    }
+
+
+def _draw_pairs(
+    rng: np.random.Generator, first: Sequence[str], second: Sequence[str], count: int
+) -> list[str]:
+    """Draw `count` different combinations of a first and a second word."""
+    numbers = rng.choice(len(first) * len(second), size=count, replace=False).tolist()
+    return [f"{first[n // len(second)]} {second[n % len(second)]}" for n in numbers]
+
+
+def _draw_path(relations: Mapping[str, Relation], rng: np.random.Generator, hops: int) -> list[str]:
+    """Draw relations of which each is about the kind of thing that the one before leads to."""
+    kind, path = "film", []
+    for remaining in range(hops - 1, -1, -1):
+        choices = [
+            name
+            for name, relation in relations.items()
+            if relation.subject == kind and _reach(relations, relation.object) >= remaining
+        ]
+        path.append(str(rng.choice(choices)))
+        kind = relations[path[-1]].object
+    return path
+
+
+def _reach(relations: Mapping[str, Relation], kind: str) -> int:
+    """Return how many more hops can follow a thing of this kind."""
+    following = [r.object for r in relations.values() if r.subject == kind]
+    return 1 + max(_reach(relations, other) for other in following) if following else 0
+
+
+def _passage(relation: Relation, fact: Fact) -> Passage:
+    return Passage(fact.subject, relation.fact.format(s=fact.subject, o=fact.object))

@@ -1,0 +1,37 @@
+"""The exceptions of both packages.
+
+::
+
+    AgentEnvsError
+    ├── UnknownNameError (KeyError)      a name that no table holds; suggests the nearest one
+    ├── ConfigurationError (ValueError)  arguments that contradict each other or make no sense
+    ├── DataError (ValueError)           a source of tasks or passages that cannot be read
+    └── ActionTypeError (TypeError)      an action that is not text
+
+Each also derives from the built-in it specialises, so ``except ValueError`` still works. A model's
+bad output is never one of these: it is an observation.
+"""
+
+
+class AgentEnvsError(Exception):
+    """Base of every exception that this project raises on purpose."""
+
+
+class UnknownNameError(AgentEnvsError, KeyError):
+    """A name that is not in its table; the message lists what is."""
+
+    def __str__(self) -> str:
+        """Return the message as written (``KeyError`` would show its ``repr``)."""
+        return str(self.args[0])
+
+
+class ConfigurationError(AgentEnvsError, ValueError):
+    """Arguments that contradict each other or are out of range."""
+
+
+class DataError(AgentEnvsError, ValueError):
+    """A data source that is missing or malformed; the message names file, row and field."""
+
+
+class ActionTypeError(AgentEnvsError, TypeError):
+    """An action that is not a string: a programming error, not a model's mistake."""

@@ -1,0 +1,15 @@
+"""Passages and how to find them."""
+
+from agent_envs.retrieval.bm25 import RETRIEVERS, SMALL_CORPUS, build_retriever
+from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever, load_passages
+
+__all__ = [
+    "RETRIEVERS",
+    "SMALL_CORPUS",
+    "Corpus",
+    "Hit",
+    "Passage",
+    "Retriever",
+    "build_retriever",
+    "load_passages",
+]

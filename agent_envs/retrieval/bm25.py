@@ -1,0 +1,144 @@
+"""BM25: through ``rank-bm25`` for small corpora and through ``bm25s`` for large ones.
+
+Both score by Okapi BM25 (Robertson and Zaragoza, 2009; k1 = 1.5, b = 0.75) over the same words and
+with the same inverse document frequencies, so they find the same passages. ``rank-bm25`` needs no
+index to be built but looks at every passage for every query; ``bm25s`` is the other way round.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
+from agent_envs.retrieval.corpus import Corpus, Hit, Retriever
+
+K1: Final = 1.5
+B: Final = 0.75
+
+SMALL_CORPUS: Final = 1_000
+"""Up to this many passages ``"auto"`` takes ``rank_bm25``."""
+
+STOP_WORDS: Final = frozenset(
+    """
+    a an and are as at be been but by did do does for from had has have he her his how in is
+    it its of on or s she that the their they this to was were what when where which who
+    whom whose why will with
+    """.split()
+)
+"""Left out of queries: ``rank-bm25`` floors the weight of words that are everywhere, so they would
+outweigh words that say something."""
+
+_WORD = re.compile(r"\w+")
+
+
+def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
+    """Index a corpus.
+
+    Args:
+        corpus: What to search.
+        backend: ``"rank_bm25"``, ``"bm25s"``, or ``"auto"``: the first up to `SMALL_CORPUS`
+            passages, the second above.
+
+    Raises:
+        UnknownNameError: If there is no such backend.
+    """
+    if backend == "auto":
+        backend = "rank_bm25" if len(corpus) <= SMALL_CORPUS else "bm25s"
+    score = lookup(RETRIEVERS, backend, kind="retriever")(
+        [tokenize(f"{passage.title} {passage.text}") for passage in corpus.passages]
+    )
+    return BM25Retriever(corpus, score)
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a text into lower-case words of any script."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+Scores = Callable[[list[str]], npt.NDArray[np.float64]]
+
+
+class BM25Retriever:
+    """Finds the passages with the highest scores."""
+
+    def __init__(self, corpus: Corpus, score: Scores) -> None:
+        """Search `corpus` by `score`, which gives one score per passage for the query's words."""
+        self._corpus = corpus
+        self._score = score
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """Return at most `top_k` passages, best first; see `Retriever.search`."""
+        if top_k < 1:
+            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
+        words = tokenize(query)
+        words = [word for word in words if word not in STOP_WORDS] or words
+        if not words or not len(self._corpus):
+            return []
+        # Rounded, so that the last bits, which differ between the engines, decide no order.
+        scores = np.round(self._score(words), 4)
+        return [
+            Hit(self._corpus.passages[i], int(i), float(scores[i])) for i in _best(scores, top_k)
+        ]
+
+
+def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[int]:
+    """Return the numbers of the highest scores above 0; equal scores in order of number."""
+    found = np.flatnonzero(scores > 0)
+    if len(found) > top_k:
+        threshold = np.partition(scores[found], -top_k)[-top_k]
+        found = found[scores[found] >= threshold]
+    order = np.argsort(-scores[found], kind="stable")[:top_k]
+    best: list[int] = found[order].tolist()
+    return best
+
+
+def _rank_bm25(documents: list[list[str]]) -> Scores:
+    from rank_bm25 import BM25Okapi
+
+    if not any(documents):
+        return lambda words: np.zeros(len(documents))
+    engine = BM25Okapi(documents, k1=K1, b=B)
+    common = _common_words(documents)
+    return lambda words: np.asarray(
+        engine.get_scores([word for word in words if word not in common]), np.float64
+    )
+
+
+def _bm25s(documents: list[list[str]]) -> Scores:
+    import bm25s
+
+    if not any(documents):
+        return lambda words: np.zeros(len(documents))
+    engine = bm25s.BM25(method="robertson", k1=K1, b=B, dtype="float64")
+    engine.index(documents, show_progress=False, create_empty_token=False)
+    known = engine.vocab_dict.keys() - _common_words(documents)
+
+    def score(words: list[str]) -> npt.NDArray[np.float64]:
+        if not (kept := [word for word in words if word in known]):
+            return np.zeros(len(documents))
+        # Robertson's form leaves out the factor k1 + 1, which changes no order.
+        return np.asarray(engine.get_scores(kept), np.float64) * (K1 + 1)
+
+    return score
+
+
+def _common_words(documents: list[list[str]]) -> frozenset[str]:
+    """Return the words of more than half of the documents.
+
+    They say nothing: Okapi's formula gives them a weight below 0, which each engine mends in its
+    own way.
+    """
+    counts = Counter(word for document in documents for word in set(document))
+    return frozenset(word for word, count in counts.items() if count > len(documents) / 2)
+
+
+RETRIEVERS: Final[Mapping[str, Callable[[list[list[str]]], Scores]]] = {
+    "rank_bm25": _rank_bm25,
+    "bm25s": _bm25s,
+}

@@ -1,0 +1,26 @@
+"""The chance that at least one of k samples is right."""
+
+import math
+
+from agent_envs.errors import ConfigurationError
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Estimate pass@k without bias from `num_samples` samples of one task.
+
+    ``1 - C(n - c, k) / C(n, k)`` (Chen et al., 2021, arXiv 2107.03374, section 2.1).
+
+    Args:
+        num_samples: n, samples drawn.
+        num_correct: c, how many of them are right; 0 to n.
+        k: How many a user would draw; 1 to n.
+
+    Raises:
+        ConfigurationError: If the numbers do not fit each other.
+    """
+    if not (0 <= num_correct <= num_samples and 1 <= k <= num_samples):
+        raise ConfigurationError(
+            f"pass@{k} of {num_correct} right in {num_samples} samples is not defined: it takes "
+            "0 <= num_correct <= num_samples and 1 <= k <= num_samples."
+        )
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)

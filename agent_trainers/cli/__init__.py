@@ -1,0 +1,1 @@
+"""The commands ``agent-r1-train`` and ``agent-r1-eval``."""

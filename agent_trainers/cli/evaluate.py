@@ -1,0 +1,178 @@
+"""``agent-r1-eval``: measure a language model in an environment."""
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium as gym
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.cli.arguments import json_object, parse
+from agent_trainers.evaluation import Evaluation, evaluate_policy
+from agent_trainers.files import write_json
+from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.trajectory import save_trajectories
+
+TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
+
+
+@dataclass
+class EvaluateArguments:
+    """What to measure, and how."""
+
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Name or folder of a causal language model; the embedded policy if not "
+                  "given."},
+    )  # fmt: skip
+    env: str = field(
+        default="AgentR1/SyntheticMultiHop-v0", metadata={"help": "Gymnasium id to play."}
+    )
+    env_kwargs: str | None = field(
+        default=None,
+        metadata={"help": "Keyword arguments of the environment as JSON. The synthetic one plays "
+                  'held-out worlds unless they say otherwise: \'{"split": "test"}\'.'},
+    )  # fmt: skip
+    num_tasks: int = field(default=200, metadata={"help": "How many tasks, from the first."})
+    samples_per_task: int = field(default=1, metadata={"help": "Episodes of each task."})
+    pass_at: list[int] | None = field(
+        default=None,
+        metadata={"help": "The k of pass@k; 1 and samples_per_task if not given."},
+    )
+    greedy: bool = field(default=False, metadata={"help": "Take the most likely token."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling."})
+    top_k: int = field(default=0, metadata={"help": "Sample from this many tokens; 0 for all."})
+    max_completion_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest turn in tokens; 24 for the embedded policy, else 512."},
+    )
+    batch_size: int = field(default=64, metadata={"help": "Prompts sampled from at once."})
+    seed: int = field(default=0, metadata={"help": "Seed of every draw."})
+    output: str | None = field(default=None, metadata={"help": "JSON file to write."})
+    trajectories: str | None = field(
+        default=None, metadata={"help": "File for every episode: .jsonl, .jsonl.gz, .parquet."}
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    try:
+        run(list(sys.argv[1:] if arguments is None else arguments))
+    except AgentEnvsError as error:
+        sys.exit(f"agent-r1-eval: {error}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Measure the model and show how it did."""
+    (options,) = parse(
+        arguments,
+        (EvaluateArguments,),
+        program="agent-r1-eval",
+        description="Measure a language model in a Gymnasium environment.",
+    )
+    _check(options)
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    if options.env == "AgentR1/SyntheticMultiHop-v0":
+        env_kwargs = {"split": "test"} | env_kwargs
+    make_env = functools.partial(gym.make, options.env, **env_kwargs)
+    ks = options.pass_at or sorted({1, options.samples_per_task})
+    evaluation = evaluate_policy(
+        make_env,
+        _load_policy(options),
+        _tasks(make_env, options.num_tasks),
+        samples_per_task=options.samples_per_task,
+        ks=ks,
+        seed=options.seed,
+    )
+    if options.output:
+        write_json(options.output, _as_json(options, env_kwargs, evaluation))
+    if options.trajectories:
+        save_trajectories(options.trajectories, evaluation.trajectories)
+    _print_table(options, evaluation)
+
+
+def _check(options: EvaluateArguments) -> None:
+    for name in ("num_tasks", "samples_per_task", "batch_size"):
+        if (value := getattr(options, name)) < 1:
+            raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
+    if options.temperature < 0:
+        raise ConfigurationError(f"--temperature must not be negative: {options.temperature}.")
+    for k in options.pass_at or ():
+        if not 1 <= k <= options.samples_per_task:
+            raise ConfigurationError(
+                f"--pass_at {k} needs --samples_per_task {k} or more, not "
+                f"{options.samples_per_task}."
+            )
+
+
+def _load_policy(options: EvaluateArguments) -> Any:
+    name = options.model or str(TINY_POLICY)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--model {name}: could not be loaded ({error}).") from error
+    model.eval()
+    if options.model and torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    is_tiny = model.config.get_text_config().vocab_size < 1000
+    return transformers_policy(
+        model,
+        tokenizer,
+        max_new_tokens=options.max_completion_length or (24 if is_tiny else 512),
+        temperature=0.0 if options.greedy else options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        max_batch_size=options.batch_size,
+    )
+
+
+def _tasks(make_env: Any, num_tasks: int) -> list[int]:
+    env = make_env()
+    limit = getattr(env.unwrapped, "num_tasks", None)
+    env.close()
+    return list(range(min(num_tasks, limit or num_tasks)))
+
+
+def _as_json(
+    options: EvaluateArguments, env_kwargs: dict[str, Any], evaluation: Evaluation
+) -> dict[str, Any]:
+    return {
+        "model": options.model or "embedded policy",
+        "env": options.env,
+        "env_kwargs": env_kwargs,
+        "sampling": "greedy" if options.greedy else {"temperature": options.temperature,
+            "top_p": options.top_p, "top_k": options.top_k},
+        "seed": options.seed,
+        "num_tasks": len({t.group_id for t in evaluation.trajectories}),
+        "samples_per_task": options.samples_per_task,
+        "num_failed": evaluation.num_failed,
+        "metrics": evaluation.metrics,
+        "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
+    }  # fmt: skip
+
+
+def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
+    sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
+    table = Table(title=f"{options.model or 'embedded policy'} on {options.env}, {sampling}")
+    table.add_column("metric")
+    table.add_column("mean", justify="right")
+    for name, value in evaluation.metrics.items():
+        table.add_row(name, f"{value:.3f}")
+    for k, value in evaluation.pass_at_k.items():
+        table.add_row(f"pass@{k}", f"{value:.3f}")
+    table.caption = f"{len(evaluation.trajectories)} episodes, {evaluation.num_failed} failed"
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Start several processes where the options ask for them.
+
+``accelerate launch`` does it on accelerators. On a CPU it silently starts a single process whatever
+``--num_processes`` says, so ``torchrun`` does it there.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from accelerate.commands.launch import launch_command_parser
+
+from agent_envs.errors import ConfigurationError
+
+
+def split_launch_options(
+    arguments: Sequence[str], own_options: frozenset[str]
+) -> tuple[list[str], list[str]]:
+    """Tell Accelerate's options from the program's own.
+
+    Args:
+        arguments: The command line.
+        own_options: Options of the program; where both have a name, it is the program's.
+
+    Returns:
+        Accelerate's options with their values, and everything else.
+    """
+    table: dict[str, argparse.Action] = {
+        option: action
+        for action in launch_command_parser()._actions
+        for option in action.option_strings
+        if option.startswith("--") and option not in own_options and option != "--help"
+    }
+    launch: list[str] = []
+    rest: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        action = table.get(argument.split("=")[0].replace("-", "_").replace("__", "--", 1))
+        if action is None:
+            rest.append(argument)
+            continue
+        launch.append(argument)
+        if action.nargs != 0 and "=" not in argument and remaining:
+            launch.append(remaining.pop(0))
+    return launch, rest
+
+
+def launch_command(options: Sequence[str], module: str, rest: Sequence[str]) -> list[str] | None:
+    """Return the command that starts the processes, or None where this process will do.
+
+    Raises:
+        ConfigurationError: If the options ask for what a CPU cannot do.
+    """
+    if not options or "LOCAL_RANK" in os.environ:  # nothing asked for, or already started
+        return None
+    import torch
+
+    if torch.accelerator.is_available():
+        start = [sys.executable, "-m", "accelerate.commands.launch", *options]
+        return [*start, "--module", module, *rest]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
+    known, others = parser.parse_known_args(list(options))
+    if others:
+        raise ConfigurationError(
+            f"{others[0]} needs an accelerator; on a CPU only --num_processes is supported."
+        )
+    if known.num_processes < 1:
+        raise ConfigurationError(f"--num_processes must be at least 1, not {known.num_processes}.")
+    if known.num_processes == 1:
+        return None
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc_per_node", str(known.num_processes), "--module", module, *rest]

@@ -1,0 +1,230 @@
+"""``agent-r1-train``: train a language model in an environment.
+
+Without arguments it trains the embedded policy on the synthetic environment, on CPU.
+"""
+
+import functools
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium as gym
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers import AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
+
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.cli.arguments import json_object, parse
+from agent_trainers.cli.launch import launch_command, split_launch_options
+from agent_trainers.cli.results import SampleCollector, write_results
+from agent_trainers.files import write_json
+from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.progress import use_success_progress
+
+RECIPES: Final = Path(__file__).parent.parent / "recipes"
+TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
+ALGORITHMS: Final[dict[str, dict[str, Any]]] = {
+    "grpo": {"advantage_estimator": "grpo"},
+    "grpo_step": {"advantage_estimator": "grpo_step"},
+}
+"""What ``--algorithm`` sets; an option given by itself wins."""
+
+
+@dataclass
+class TrainArguments:
+    """What to train, where, and how it is measured."""
+
+    env: str = field(
+        default="AgentR1/SyntheticMultiHop-v0", metadata={"help": "Gymnasium id to train in."}
+    )
+    env_kwargs: str | None = field(
+        default=None,
+        metadata={"help": 'Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'.'},
+    )
+    eval_env_kwargs: str | None = field(
+        default=None,
+        metadata={"help": "Those that differ where it is evaluated, as JSON."},
+    )
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Name or folder of a causal language model; the embedded policy if not "
+                  "given."},
+    )  # fmt: skip
+    algorithm: str = field(default="grpo", metadata={"help": f"One of {', '.join(ALGORITHMS)}."})
+    num_eval_tasks: int = field(
+        default=200,
+        metadata={"help": "Tasks played once before and once after training; 0 for none."},
+    )
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Go on from the newest checkpoint in output_dir."},
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        launch, rest = split_launch_options(arguments, _own_options())
+        command = launch_command(launch, "agent_trainers.cli.train", rest)
+        if command is not None:
+            os.execv(command[0], command)  # noqa: S606 - the same interpreter
+        run(rest)
+    except AgentEnvsError as error:
+        sys.exit(f"agent-r1-train: {error}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Train in this process, alone or as one of several."""
+    started = time.perf_counter()
+    options, config = parse_arguments(arguments)
+    trainer = make_trainer(options, config)
+    use_success_progress(trainer)
+    collector = SampleCollector(trainer)
+    trainer.add_callback(collector)
+    checkpoint = _checkpoint(options, config)
+    before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
+    train_started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    train_seconds = time.perf_counter() - train_started
+    after = evaluate(trainer)
+    collector.collect("eval", "held out, after training")
+    trainer.save_model()
+    if trainer.accelerator.is_main_process:
+        write_results(
+            trainer,
+            collector.samples,
+            run={
+                "env": options.env,
+                "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
+                "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
+                "model": options.model or "embedded policy",
+                "algorithm": options.algorithm,
+                "command": shlex.join(["agent-r1-train", *arguments]),
+            },
+            before=before,
+            after=after,
+            seconds={
+                "seconds": round(train_seconds, 2),
+                "total_seconds": round(time.perf_counter() - started, 2),
+            },
+        )
+
+
+def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
+    """Play the evaluation tasks; return success, return and number of episodes.
+
+    Empty where there are none.
+    """
+    if trainer.eval_dataset is None:
+        return {}
+    trainer.forget_trajectories("eval")
+    trainer.evaluate()
+    episodes = [(t.success, t.return_) for t in trainer.trajectories["eval"]]
+    played = gather_object(episodes)
+    return {
+        "success": sum(success for success, _ in played) / len(played),
+        "return": sum(value for _, value in played) / len(played),
+        "num_episodes": len(played),
+    }
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
+    """Parse the command line and the settings file.
+
+    Without ``--config`` and ``--model``, the settings of the recipe ``default.yaml`` are the
+    defaults.
+    """
+    names = {argument.split("=")[0] for argument in arguments}
+    is_default = not names & {"--config", "--model"}
+    options, config = parse(
+        arguments,
+        (TrainArguments, StepGRPOConfig),
+        program="agent-r1-train",
+        description="Train a language model in a Gymnasium environment by step-level RL.",
+        default_config=RECIPES / "default.yaml" if is_default else None,
+    )
+    if "--advantage_estimator" not in names:
+        for name, value in lookup(ALGORITHMS, options.algorithm, kind="algorithm").items():
+            setattr(config, name, value)
+    return options, config
+
+
+def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTrainer:
+    """Load the model and set up the trainer.
+
+    Raises:
+        ConfigurationError: If the model cannot be loaded.
+    """
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    eval_env_kwargs = env_kwargs | json_object(options.eval_env_kwargs, "--eval_env_kwargs")
+    make_eval_env = functools.partial(gym.make, options.env, **eval_env_kwargs)
+    model = options.model or str(TINY_POLICY)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"--model {model}: no tokenizer could be loaded ({error}). Pass a name on the hub or a "
+            "folder that save_pretrained wrote."
+        ) from error
+    return StepGRPOTrainer(
+        model=model,
+        env=functools.partial(gym.make, options.env, **env_kwargs),
+        eval_env=make_eval_env,
+        args=config,
+        eval_dataset=_eval_tasks(make_eval_env, options.num_eval_tasks),
+        processing_class=tokenizer,
+    )
+
+
+def _eval_tasks(make_env: Callable[[], Any], num_tasks: int) -> Dataset | None:
+    if num_tasks == 0:
+        return None
+    env = make_env()
+    limit = getattr(env.unwrapped, "num_tasks", None)
+    env.close()
+    return Dataset.from_dict({"task": list(range(min(num_tasks, limit or num_tasks)))})
+
+
+def _checkpoint(options: TrainArguments, config: StepGRPOConfig) -> str | None:
+    if not options.resume:
+        return None
+    folder = config.output_dir
+    is_folder = Path(folder).is_dir()
+    checkpoint: str | None = get_last_checkpoint(folder) if is_folder else None
+    if checkpoint is None:
+        raise ConfigurationError(
+            f"--resume: there is no checkpoint in {folder}. Check --output_dir, or leave --resume "
+            "out to begin anew."
+        )
+    return checkpoint
+
+
+def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, float]:
+    """Measure the model before training, or read what was measured before the run was cut off."""
+    path = Path(trainer.args.output_dir) / "evaluation_before.json"
+    if is_resumed and path.exists():
+        measured: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        return measured
+    before = evaluate(trainer)
+    if trainer.accelerator.is_main_process:
+        write_json(path, before)
+    return before
+
+
+def _own_options() -> frozenset[str]:
+    names = [entry.name for kind in (TrainArguments, StepGRPOConfig) for entry in fields(kind)]
+    return frozenset(f"--{name}" for name in [*names, "config"])
+
+
+if __name__ == "__main__":
+    main()

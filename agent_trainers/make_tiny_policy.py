@@ -1,0 +1,276 @@
+"""Make the embedded policy from nothing: ``python -m agent_trainers.make_tiny_policy``.
+
+A word-level tokenizer, a Qwen3-type model of about 0.2 million parameters, and two rounds of
+supervised training on demonstrations in training worlds of `AgentR1/SyntheticMultiHop-v0`: clean
+ones, which teach it to write calls, copy names and read facts, then careless ones, which skip hops
+and answer too early. What is left is a policy that can do the task but rarely does: for
+reinforcement learning to mend.
+"""
+
+import argparse
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.messages import Message
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.envs.synthetic_world import Question, World, make_question, make_world, vocabulary
+from agent_envs.retrieval import Corpus, Retriever, build_retriever
+from agent_envs.tools.search import format_hits
+from agent_trainers.files import write_text
+from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.rollout import EpisodeSpec, Rollout
+
+DEFAULT_OUTPUT: Final = Path(__file__).parent / "tiny_policy"
+
+PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
+_MARKUP: Final = (
+    *("<tool_call>", "</tool_call>", "<answer>", "</answer>"),
+    *('{"name":', '"search",', '"arguments":', '{"query":', '"', '"}}'),
+    *("user", "assistant", "tool", "tools", "search", "[1]", "[2]", "[3]", "[4]", "[5]"),
+)
+_WORD: Final = r'</?\w+>|\{"name":|"search",|"arguments":|\{"query":|"\}\}|\[\d+\]|\w+|[^\w\s]'
+CHAT_TEMPLATE: Final = """\
+{%- if tools %}<|im_start|>tools
+{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages if message.role != "system" %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""ChatML with the names of the tools, and without system messages: the tiny policy has words for
+its world only."""
+
+TOOLS: Final = [{"type": "function", "function": {"name": "search"}}]
+FORMAT: Final = TOOL_FORMATS["hermes"]
+TOP_K: Final = 2
+
+
+class Round(NamedTuple):
+    """One round of supervised training."""
+
+    num_steps: int
+    learning_rate: float
+    care: float
+    """Chance of each query and each answer of a demonstration to be the right one."""
+    haste: float
+    """Chance to answer before the last hop."""
+
+
+ROUNDS: Final = (Round(500, 4e-3, 0.95, 0.02), Round(120, 1e-3, 0.55, 0.65))
+"""In the second round haste is the rule, so that what is left fails by habit, not by chance."""
+BATCH_SIZE: Final = 64
+QUESTIONS_PER_WORLD: Final = 8
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the word-level tokenizer with its chat template."""
+    words = dict.fromkeys([PAD, UNKNOWN, START, END, *_MARKUP, *vocabulary()])
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="removed", invert=True)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        bos_token=START,
+        eos_token=END,
+        padding_side="left",
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Return the model with random weights from torch's generator."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        max_position_embeddings=1024,
+        initializer_range=0.1,  # 0.02 suits wide models; at this width copying is never learned
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+# Demonstrations
+
+
+def demonstrate(
+    world: World, question: Question, retriever: Retriever, habits: Round, rng: np.random.Generator
+) -> list[Message]:
+    """Play a question with the care and haste of `habits`.
+
+    Careless decisions: a search for the wrong relation or the wrong thing, and an answer that is
+    something else the last search brought up. Hasty ones answer before the last hop.
+    """
+    messages: list[Message] = [{"role": "user", "content": question.text}]
+    seen = ""
+    for hop, query in enumerate(question.queries):
+        if hop > 0 and rng.random() < habits.haste:
+            break
+        if rng.random() >= habits.care:
+            query = _careless_query(world, question, hop, rng)
+        seen = format_hits(retriever.search(query, TOP_K))
+        call = FORMAT.write_call("search", {"query": query})
+        messages.append({"role": "assistant", "content": call})
+        messages.append({"role": "tool", "name": "search", "content": seen})
+    answer = question.answer
+    if answer not in seen.split() or rng.random() >= habits.care:
+        answer = _careless_answer(world, seen, rng)
+    messages.append({"role": "assistant", "content": FORMAT.write_answer(answer)})
+    return messages
+
+
+def _careless_query(world: World, question: Question, hop: int, rng: np.random.Generator) -> str:
+    """Return a query for a wrong relation, or about the thing of another hop."""
+    subject = world.facts[question.gold[hop if rng.random() < 0.5 else 0]].subject
+    relation = world.relations[str(rng.choice(list(world.relations)))]
+    return relation.query.format(s=subject)
+
+
+def _careless_answer(world: World, seen: str, rng: np.random.Generator) -> str:
+    shown = [fact.object for fact in world.facts if fact.subject in seen and fact.object in seen]
+    return str(rng.choice(shown)) if shown else world.facts[0].object
+
+
+def demonstrations(habits: Round, rng: np.random.Generator) -> Iterator[list[Message]]:
+    """Yield demonstrations in training worlds without end."""
+    while True:
+        world_rng = np.random.default_rng(int(rng.integers(ENDLESS)))
+        world = make_world(world_rng)
+        retriever = build_retriever(Corpus(world.passages))
+        for _ in range(QUESTIONS_PER_WORLD):
+            question = make_question(world, world_rng, hops=2)
+            yield demonstrate(world, question, retriever, habits, rng)
+
+
+def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    """Return the tokens of a conversation, and which of them the policy writes."""
+    ids: list[int] = tokenizer(f"{START}tools search{END}", add_special_tokens=False)["input_ids"]
+    written = [False] * len(ids)
+    for message in messages:
+        header = tokenizer(f"{START}{message['role']}", add_special_tokens=False)["input_ids"]
+        body = tokenizer(f"{message['content']}{END}", add_special_tokens=False)["input_ids"]
+        ids += header + body
+        written += [False] * len(header) + [message["role"] == "assistant"] * len(body)
+    return ids, written
+
+
+# Training
+
+
+def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> None:
+    """Train `model` on demonstrations, round after round."""
+    for number, habits in enumerate(ROUNDS, start=1):
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=habits.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+        )
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, habits.learning_rate, total_steps=habits.num_steps, pct_start=0.1
+        )
+        stream = demonstrations(habits, rng)
+        label = f"round {number} of {len(ROUNDS)}"
+        progress = tqdm(range(habits.num_steps), desc=label, unit="step")
+        for _ in progress:
+            batch = [encode(tokenizer, next(stream)) for _ in range(BATCH_SIZE)]
+            loss = _loss(model, batch, tokenizer.pad_token_id)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            progress.set_postfix(loss=f"{loss.item():.3f}")
+
+
+def _loss(
+    model: Qwen3ForCausalLM, batch: list[tuple[list[int], list[bool]]], pad_token_id: int
+) -> torch.Tensor:
+    width = max(len(ids) for ids, _ in batch)
+    ids = torch.full((len(batch), width), pad_token_id)
+    labels = torch.full((len(batch), width), -100)
+    for row, (tokens, written) in enumerate(batch):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        is_written = torch.tensor(written)
+        labels[row, : len(tokens)][is_written] = torch.tensor(tokens)[is_written]
+    loss: torch.Tensor = model(input_ids=ids, labels=labels).loss
+    return loss
+
+
+def measure(model: Any, tokenizer: Any, *, temperature: float, num_tasks: int = 500) -> float:
+    """Return the success of a policy in held-out worlds, one episode each."""
+    policy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=temperature)
+    make_env = functools.partial(gym.make, "AgentR1/SyntheticMultiHop-v0", split="test")
+    specs = [
+        EpisodeSpec(task=i, seed=i, group_id=str(i), rng=np.random.default_rng([1, i]))
+        for i in range(num_tasks)
+    ]
+    trajectories = Rollout(make_env, policy).collect(specs)
+    return float(np.mean([trajectory.success for trajectory in trajectories]))
+
+
+def write_card(output: Path, model: Any, sampled: float, greedy: float) -> None:
+    """Write the model card: how the policy was made and how well it does."""
+    write_text(
+        output / "README.md",
+        f"""---
+license: apache-2.0
+---
+# The embedded policy of Agent-R1 Gym
+
+A Qwen3-type model of {model.num_parameters():,} parameters with a word-level vocabulary, made from
+nothing by `python -m agent_trainers.make_tiny_policy`: supervised training on clean, then on hasty
+and careless demonstrations in training worlds of `AgentR1/SyntheticMultiHop-v0` (2 hops, variant
+`default`). It knows the words of these worlds only.
+
+Success in 500 held-out worlds before any reinforcement learning: {sampled:.1%} sampled at
+temperature 1, {greedy:.1%} greedy.
+""",
+    )
+
+
+def main() -> None:
+    """Make the policy, measure it, and save it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    train(model, tokenizer, np.random.default_rng(options.seed))
+    model.eval()
+    sampled = measure(model, tokenizer, temperature=1.0)
+    greedy = measure(model, tokenizer, temperature=0.0)
+    model.save_pretrained(options.output)
+    tokenizer.save_pretrained(options.output)
+    write_card(options.output, model, sampled, greedy)
+    tqdm.write(
+        f"{options.output}: {model.num_parameters():,} parameters, success {sampled:.1%} sampled, "
+        f"{greedy:.1%} greedy"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Sample with ``model.generate``, every draw from the episode's own generator.
+
+A token is drawn by inverting the cumulative distribution at one uniform number. The numbers come
+from the caller, row by row, so what an episode samples depends neither on which other episodes
+share its batch nor on the number of processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """How tokens are drawn."""
+
+    max_new_tokens: int
+    """Longest turn, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a turn."""
+    pad_token_id: int
+    """Fills rows that ended early."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_p: float = 1.0
+    """Nucleus: keeps the smallest set of tokens with this probability."""
+    top_k: int = 0
+    """Keeps this many most likely tokens; 0 keeps all."""
+    min_p: float | None = None
+    """Drops tokens less likely than this share of the most likely one."""
+    repetition_penalty: float = 1.0
+    """Penalty on tokens already seen; 1.0 for none."""
+
+    def warpers(self) -> LogitsProcessorList:
+        """Return what shapes the distribution before a token is drawn."""
+        warpers = LogitsProcessorList()
+        if self.temperature not in (0.0, 1.0):
+            warpers.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_k > 0:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        if self.min_p is not None:
+            warpers.append(MinPLogitsWarper(self.min_p))
+        return warpers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What was sampled after one prompt."""
+
+    token_ids: list[int]
+    """Sampled tokens, the end-of-turn token included."""
+    logprobs: npt.NDArray[np.float32]
+    """Log-probability of each under the distribution it was drawn from."""
+
+
+class SeededSampling(LogitsProcessor):  # type: ignore[misc]
+    """Draws the next token itself and leaves ``generate``'s argmax no other choice.
+
+    Must be the last processor. Relies on ``generate`` calling the processors once per new token.
+    """
+
+    def __init__(self, uniforms: torch.Tensor | None) -> None:
+        """Draw at `uniforms`, shape (B, T) in [0, 1), or take the most likely token if None."""
+        self._uniforms = uniforms
+        self.logprobs: list[torch.Tensor] = []  # one (B,) per new token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores (B, V) that are finite at the drawn token only."""
+        logprobs = scores.double().log_softmax(dim=-1)
+        if self._uniforms is None:
+            tokens = scores.argmax(dim=-1, keepdim=True)
+        else:
+            # double: float32 sums over a large vocabulary would favour its first tokens
+            cumulative = logprobs.exp().cumsum(dim=-1)
+            points = self._uniforms[:, len(self.logprobs), None] * cumulative[:, -1:]
+            tokens = torch.searchsorted(cumulative, points, right=True)
+            tokens.clamp_(max=scores.size(-1) - 1)
+        self.logprobs.append(logprobs.gather(-1, tokens).squeeze(-1))
+        return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, 0.0)
+
+
+@torch.no_grad()
+def sample(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    rngs: Sequence[np.random.Generator],
+    settings: SamplingSettings,
+) -> list[Completion]:
+    """Sample one completion per prompt.
+
+    Args:
+        model: A causal language model with ``generate``.
+        prompts: Token ids of each prompt.
+        rngs: One generator per prompt; each is asked for `max_new_tokens` numbers.
+        settings: How tokens are drawn.
+    """
+    if not prompts:
+        return []
+    device = model.device
+    width = max(len(prompt) for prompt in prompts)
+    input_ids = torch.full((len(prompts), width), settings.pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        attention_mask[row, width - len(prompt) :] = 1
+    uniforms = None
+    if settings.temperature > 0:
+        draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
+        uniforms = torch.from_numpy(draws).to(device)
+    sampling = SeededSampling(uniforms)
+    output = model.generate(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        generation_config=_generation_config(settings),
+        logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
+    )
+    token_ids = output[:, width:].cpu()  # (B, T)
+    logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
+    return [
+        _completion(ids, logp, settings)
+        for ids, logp in zip(token_ids.tolist(), logprobs, strict=True)
+    ]
+
+
+def _generation_config(settings: SamplingSettings) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=False,  # SeededSampling draws
+        eos_token_id=list(settings.eos_token_ids),
+        pad_token_id=settings.pad_token_id,
+        repetition_penalty=settings.repetition_penalty,
+        disable_compile=True,
+    )
+
+
+def _completion(
+    ids: list[int], logprobs: npt.NDArray[np.float32], settings: SamplingSettings
+) -> Completion:
+    ends = (i for i, token in enumerate(ids, start=1) if token in settings.eos_token_ids)
+    length = next(ends, len(ids))
+    return Completion(token_ids=ids[:length], logprobs=logprobs[:length].copy())

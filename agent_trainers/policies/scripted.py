@@ -1,0 +1,42 @@
+"""A policy that follows a script: for tests, demonstrations and upper bounds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_envs.core.messages import Message
+from agent_trainers.policies.policy import Generation, GenerationRequest
+
+
+class ScriptedPolicy:
+    """Acts by a function of the request. Its tokens are the UTF-8 bytes of the text."""
+
+    def __init__(self, act: Callable[[GenerationRequest], str]) -> None:
+        """Follow `act`, which returns the text of one turn."""
+        self._act = act
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Return one generation per request, in order."""
+        return [self._generation(request) for request in requests]
+
+    def count_tokens(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
+    ) -> int:
+        """Count the bytes of a state."""
+        return sum(len(_tokens(message["content"])) for message in messages)
+
+    def _generation(self, request: GenerationRequest) -> Generation:
+        text = self._act(request)
+        completion_ids = _tokens(text)
+        return Generation(
+            prompt_ids=[token for m in request.messages for token in _tokens(m["content"])],
+            completion_ids=completion_ids,
+            logprobs=np.zeros(len(completion_ids), np.float32),
+            text=text,
+            finish_reason="stop",
+        )
+
+
+def _tokens(text: str) -> list[int]:
+    return list(text.encode("utf-8", "surrogatepass"))

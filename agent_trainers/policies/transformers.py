@@ -1,0 +1,138 @@
+"""Policies that sample tokens: a chat template in front of something that completes prompts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_envs.core.messages import Message
+from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.rendering import ChatRenderer, Schemas
+from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
+
+Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
+
+
+class TokenPolicy:
+    """Renders states to tokens and lets `complete` sample after them."""
+
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        complete: Complete,
+        *,
+        eos_token_ids: Sequence[int],
+        max_prompt_tokens: int,
+    ) -> None:
+        """Put a chat template in front of `complete`.
+
+        Args:
+            renderer: Turns messages into tokens.
+            complete: Samples one completion per prompt; called once per `generate`, also with no
+                prompts, so that collective backends stay in step.
+            eos_token_ids: Tokens that end a turn; a completion without one was cut off.
+            max_prompt_tokens: Longer states are not sampled from: ``overflow``.
+        """
+        self._renderer = renderer
+        self._complete = complete
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_prompt_tokens = max_prompt_tokens
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Return one generation per request, in order."""
+        prompts = [
+            self._renderer.prompt_ids(request.messages, request.tools, request.previous)
+            for request in requests
+        ]
+        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= self._max_prompt_tokens]
+        completions = self._complete(
+            [prompts[i] for i in fitting], [requests[i].rng for i in fitting]
+        )
+        sampled = dict(zip(fitting, completions, strict=True))
+        return [self._generation(prompt, sampled.get(i)) for i, prompt in enumerate(prompts)]
+
+    def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
+        """Count the tokens of a state."""
+        return self._renderer.count_tokens(messages, tools)
+
+    def _generation(self, prompt: list[int], completion: Completion | None) -> Generation:
+        if completion is None:
+            return Generation(
+                prompt_ids=prompt,
+                completion_ids=[],
+                logprobs=np.zeros(0, np.float32),
+                text="",
+                finish_reason="overflow",
+            )
+        is_finished = completion.token_ids[-1:] and completion.token_ids[-1] in self._eos_token_ids
+        return Generation(
+            prompt_ids=prompt,
+            completion_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=self._renderer.decode(completion.token_ids),
+            finish_reason="stop" if is_finished else "length",
+        )
+
+
+def transformers_policy(
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    max_batch_size: int = 64,
+) -> TokenPolicy:
+    """Make a policy of a transformers model that is not being trained.
+
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer, with a chat template.
+        max_new_tokens: Longest turn.
+        temperature: 0 takes the most likely token.
+        top_p: Nucleus sampling.
+        top_k: 0 for all tokens.
+        chat_template_kwargs: Passed on to the template.
+        max_batch_size: Prompts sampled from at once.
+    """
+    eos_token_ids = eos_ids(model, tokenizer)
+    settings = SamplingSettings(
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=eos_token_ids,
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+    )
+
+    def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
+        chunks = range(0, len(prompts), max_batch_size)
+        return [
+            completion
+            for i in chunks
+            for completion in sample(
+                model, prompts[i : i + max_batch_size], rngs[i : i + max_batch_size], settings
+            )
+        ]
+
+    return TokenPolicy(
+        ChatRenderer(tokenizer, chat_template_kwargs),
+        complete,
+        eos_token_ids=eos_token_ids,
+        max_prompt_tokens=context_length(model) - max_new_tokens,
+    )
+
+
+def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that end a turn: the tokenizer's and those the model declares."""
+    declared = model.generation_config.eos_token_id
+    ids = [declared] if isinstance(declared, int) else list(declared or ())
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *ids]))
+
+
+def context_length(model: Any) -> int:
+    """Return how many tokens the model can attend to."""
+    config = model.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or 2**20)

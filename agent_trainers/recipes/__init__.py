@@ -1,0 +1,1 @@
+"""Complete, runnable settings, one YAML file each."""

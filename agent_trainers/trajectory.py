@@ -1,0 +1,244 @@
+"""What was played: pure data, without models or tensors, and its way to files and back.
+
+Tokens that were sampled are kept as they were sampled, with their log-probabilities: they are the
+tokens that are trained.
+"""
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_envs.core.messages import Message
+from agent_envs.core.records import read_records
+from agent_envs.errors import DataError
+from agent_trainers.files import atomic_path
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered"
+    """The environment said so: the agent answered, or the task is done."""
+    TURN_LIMIT = "turn_limit"
+    """Truncated: no turns were left."""
+    TOKEN_LIMIT = "token_limit"  # noqa: S105 - not a password
+    """Truncated: a turn was cut off for its length."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """Truncated: the state no longer fitted the policy."""
+    TIMEOUT = "timeout"
+    """Failed: the environment did not reply in time."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """Failed: the environment raised, or gave a reward that is no number."""
+
+
+_FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One environment step: a state, the action taken in it, and what came of it."""
+
+    messages: list[Message]
+    """The state ``s_t``."""
+    prompt_ids: list[int]
+    """The state's tokens."""
+    completion_ids: list[int]
+    """The action's tokens, as sampled."""
+    logprobs: npt.NDArray[np.float32]
+    """Log-probability of each sampled token, shape (len(completion_ids),)."""
+    action: str
+    """The action ``a_t`` as text."""
+    reward: float
+    """The reward ``r_t``."""
+    reward_terms: dict[str, float]
+    """Contribution of each reward term; they sum to `reward`."""
+    terminated: bool
+    """Whether the task is over."""
+    truncated: bool
+    """Whether the episode was cut off here."""
+    info: dict[str, Any]
+    """What else the environment said about the step, without messages and tools."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare every field, log-probabilities bit by bit."""
+        if not isinstance(other, Transition):
+            return NotImplemented
+        mine, theirs = (
+            json.dumps(_transition_record(t), default=_plain, sort_keys=True) for t in (self, other)
+        )
+        return mine == theirs
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One episode."""
+
+    task_id: str
+    """The environment's id of the task."""
+    group_id: str
+    """Episodes with the same id are compared with each other."""
+    transitions: list[Transition]
+    """The steps, in order."""
+    metrics: dict[str, float]
+    """What the environment measured at the end."""
+    timings: dict[str, float]
+    """Seconds by kind of work."""
+    stop_reason: StopReason
+    """Why the episode ended."""
+    error: str | None = None
+    """The error, where the episode could not end."""
+
+    @property
+    def rewards(self) -> list[float]:
+        """Reward of each step, shape (S,)."""
+        return [transition.reward for transition in self.transitions]
+
+    @property
+    def return_(self) -> float:
+        """Sum of the rewards, not discounted."""
+        return float(sum(self.rewards))
+
+    @property
+    def success(self) -> bool:
+        """Whether the environment counts the episode as a success."""
+        return self.metrics.get("success", 0.0) > 0.0
+
+    @property
+    def is_scorable(self) -> bool:
+        """Whether the episode says anything about the policy: it was played, and did not fail."""
+        return bool(self.transitions) and self.stop_reason not in _FAILURES
+
+
+SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write trajectories to a file, whole or not at all.
+
+    Args:
+        path: A ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file.
+        trajectories: What to write, one row each.
+
+    Raises:
+        DataError: If the suffix is another.
+    """
+    _check_suffix(path)
+    records = [_trajectory_record(trajectory) for trajectory in trajectories]
+    with atomic_path(path) as temporary:
+        if temporary.suffix == ".parquet":
+            _write_parquet(temporary, records)
+            return
+        # ASCII, so that lone surrogates survive
+        lines = "".join(json.dumps(record, default=_plain) + "\n" for record in records).encode()
+        temporary.write_bytes(gzip.compress(lines) if temporary.suffix == ".gz" else lines)
+
+
+def load_trajectories(path: str | Path) -> list[Trajectory]:
+    """Read what `save_trajectories` wrote; equal to what was written, bit by bit.
+
+    Raises:
+        DataError: If the file cannot be read or a row is no trajectory; names file and row.
+    """
+    _check_suffix(path)
+    decode = _decode_columns if str(path).endswith(".parquet") else dict
+    trajectories = []
+    for number, record in enumerate(read_records(path), start=1):
+        try:
+            trajectories.append(_trajectory(decode(record)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}, row {number}: is no trajectory ({type(error).__name__}: {error})."
+            ) from None
+    return trajectories
+
+
+def _check_suffix(path: str | Path) -> None:
+    if not str(path).endswith(SUFFIXES):
+        raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
+
+
+def _trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
+    fields = (field.name for field in dataclasses.fields(Trajectory))
+    record = {name: getattr(trajectory, name) for name in fields}
+    record["transitions"] = [_transition_record(t) for t in trajectory.transitions]
+    return record
+
+
+def _transition_record(transition: Transition) -> dict[str, Any]:
+    fields = (field.name for field in dataclasses.fields(Transition))
+    record = {name: getattr(transition, name) for name in fields}
+    # float32 -> float64 -> JSON -> float64 -> float32 loses nothing
+    record["logprobs"] = np.asarray(transition.logprobs, np.float32).astype(float).tolist()
+    return record
+
+
+def _trajectory(record: Mapping[str, Any]) -> Trajectory:
+    transitions = [_transition(item) for item in record["transitions"]]
+    stop_reason = StopReason(record["stop_reason"])
+    return Trajectory(**{**record, "transitions": transitions, "stop_reason": stop_reason})
+
+
+def _transition(record: Mapping[str, Any]) -> Transition:
+    return Transition(**{**record, "logprobs": np.array(record["logprobs"], np.float32)})
+
+
+def _plain(value: Any) -> Any:
+    """Return what `value` is in JSON; environments put numpy numbers and dataclasses into info."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return repr(value)
+
+
+# In Parquet, tokens and flags are columns; what an environment or a model may fill as it likes is
+# JSON text, because Parquet's strings hold no lone surrogates and its structs no free keys.
+_COLUMNS: Final = ("prompt_ids", "completion_ids", "logprobs", "terminated", "truncated")
+
+
+def _encode_columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: [_encode_columns(item) for item in value]
+        if key == "transitions"
+        else value
+        if key in _COLUMNS
+        else json.dumps(value, default=_plain)
+        for key, value in record.items()
+    }
+
+
+def _decode_columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: [_decode_columns(item) for item in value]
+        if key == "transitions"
+        else value
+        if key in _COLUMNS
+        else json.loads(value)
+        for key, value in record.items()
+    }
+
+
+def _write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    integers, reals, flag = pa.list_(pa.int64()), pa.list_(pa.float32()), pa.bool_()
+    kinds = dict(zip(_COLUMNS, (integers, integers, reals, flag, flag), strict=True))
+    names = [field.name for field in dataclasses.fields(Transition)]
+    transition = pa.struct([(name, kinds.get(name, pa.string())) for name in names])
+    fields = [
+        (field.name, pa.list_(transition) if field.name == "transitions" else pa.string())
+        for field in dataclasses.fields(Trajectory)
+    ]
+    table = pa.Table.from_pylist([_encode_columns(r) for r in records], schema=pa.schema(fields))
+    pyarrow.parquet.write_table(table, path)

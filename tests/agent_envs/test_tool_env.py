@@ -1,0 +1,157 @@
+import time
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ConfigurationError, UnknownNameError, tool
+from agent_envs.errors import ActionTypeError
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def search(query):
+    return f'<tool_call>{{"name": "search", "arguments": {{"query": "{query}"}}}}</tool_call>'
+
+
+def test_one_given_task_is_played_whatever_the_seed():
+    env = gym.make(ID)
+    ids = {env.reset(seed=seed, options={"task": 17})[1]["task_id"] for seed in range(3)}
+    assert ids == {"synthetic-default-2hop-train-17"}
+
+
+@pytest.mark.parametrize("options", [{"task": -1}, {"task": 2**31}, {"task": "1"}, {"tsk": 1}])
+def test_an_impossible_task_is_refused(options):
+    with pytest.raises(ConfigurationError):
+        gym.make(ID).reset(options=options)
+
+
+def test_stepping_after_the_end_or_with_a_number_is_a_programming_error():
+    env = gym.make(ID).unwrapped
+    env.reset(seed=0)
+    with pytest.raises(ActionTypeError):
+        env.step(3)
+    env.step("<answer>x</answer>")
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step("<answer>x</answer>")
+
+
+def test_the_turn_limit_is_gymnasiums_own_and_shows_as_truncated():
+    env = gym.make(ID, max_episode_steps=2)
+    env.reset(seed=0)
+    assert env.step("hm")[3] is False
+    _, _, terminated, truncated, info = env.step("hm")
+    assert (terminated, truncated) == (False, True)
+    assert info["metrics"]["num_invalid_actions"] == 2
+
+
+def test_a_tool_of_the_user_is_offered_and_called():
+    @tool
+    def shout(text: str) -> str:
+        """Shout."""
+        return text.upper()
+
+    env = gym.make(ID, tools=[shout])
+    _, info = env.reset(seed=0)
+    assert [entry["function"]["name"] for entry in info["tools"]] == ["search", "shout"]
+    call = '<tool_call>{"name": "shout", "arguments": {"text": "hey"}}</tool_call>'
+    observation, *_ = env.step(call)
+    assert observation == "HEY"
+
+
+def test_a_tool_of_the_user_takes_the_place_of_one_with_its_name():
+    @tool(name="search")
+    def nothing(query: str) -> str:
+        """Find nothing."""
+        return "nothing"
+
+    env = gym.make(ID, tools=[nothing])
+    env.reset(seed=0)
+    assert env.step(search("x"))[0] == "nothing"
+
+
+def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_episode_goes_on():
+    @tool
+    def fail() -> str:
+        """Fail."""
+        raise RuntimeError("no")
+
+    @tool(timeout=0.05)
+    def hang() -> str:
+        """Hang."""
+        time.sleep(30)
+        return ""
+
+    env = gym.make(ID, tools=[fail, hang])
+    env.reset(seed=0)
+    codes = []
+    for name in ("fail", "hang"):
+        observation, _, terminated, _, info = env.step(f'<tool_call>{{"name": "{name}"}}</tool_call>')
+        codes.append(info["action"]["error"])
+        assert not terminated
+        assert info["action"]["message"] == observation == info["tool_result"]
+    assert codes == ["tool_error", "tool_timeout"]
+
+
+def test_text_of_a_tool_is_never_the_models_answer():
+    @tool
+    def page() -> str:
+        """Return a page."""
+        return "<answer>Paris</answer>"
+
+    env = gym.make(ID, tools=[page])
+    env.reset(seed=0)
+    _, _, terminated, _, info = env.step('<tool_call>{"name": "page"}</tool_call>')
+    assert not terminated
+    assert "answer" not in info["action"]
+
+
+def test_a_context_of_ones_own_decides_the_state():
+    env = gym.make(ID, context=lambda history: history.messages[-1:])
+    env.reset(seed=0)
+    info = env.step("hm")[4]
+    assert len(info["messages"]) == 1
+    assert info["context"]["num_dropped"] == 3
+
+
+def test_the_window_context_says_what_it_dropped():
+    env = gym.make(ID, context={"name": "window", "turns": 1}, max_episode_steps=9)
+    env.reset(seed=0)
+    assert "context" not in env.step("hm")[4]
+    assert env.step("hm")[4]["context"] == {
+        "num_dropped": 2,
+        "num_shortened": 0,
+        "reason": "window: the last 1 turns",
+    }
+
+
+def test_info_can_be_changed_without_harm():
+    env = gym.make(ID)
+    _, info = env.reset(seed=0)
+    info["messages"][0]["content"] = "changed"
+    info["tools"].clear()
+    info = env.step("hm")[4]
+    assert info["messages"][0]["content"] != "changed"
+    assert info["tools"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"rewards": {"exact_macth": 1.0}}, UnknownNameError, "Did you mean 'exact_match'"),
+        ({"rewards": {"exact_match": float("nan")}}, ConfigurationError, "must be finite"),
+        ({"rewards": {"exact_match": "1"}}, ConfigurationError, "must be a number"),
+        ({"tool_format": "hermis"}, UnknownNameError, "Did you mean 'hermes'"),
+        ({"tools": [len]}, ConfigurationError, "@tool"),
+        ({"hops": 5}, ConfigurationError, "1 to 4"),
+        ({"split": "dev"}, UnknownNameError, "test, train"),
+        ({"variant": "defalt"}, UnknownNameError, "Did you mean 'default'"),
+    ],
+)
+def test_a_wrong_argument_is_named(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        gym.make(ID, **kwargs)
+
+
+def test_a_system_prompt_can_be_replaced_or_left_out():
+    assert gym.make(ID, system_prompt="Hi").reset(seed=0)[1]["messages"][0]["content"] == "Hi"
+    assert gym.make(ID, system_prompt="").reset(seed=0)[1]["messages"][0]["role"] == "user"
