@@ -75,6 +75,7 @@ class ToolEnv(gym.Env[str, str]):
         self._weights = check_weights(weights, self.reward_functions)
         self._system_prompt = self._full_prompt() if system_prompt is None else system_prompt
         self._count_tokens: TokenCounter = estimate_tokens
+        self.max_turns: int | None = None  # gym.make's max_episode_steps; see wrappers.turn_limit
         self._task: Task | None = None
         self._is_over = True
 
@@ -189,11 +190,6 @@ class ToolEnv(gym.Env[str, str]):
     def tools(self) -> Mapping[str, Tool]:
         """The tools by name."""
         return self._tools
-
-    @property
-    def max_turns(self) -> int | None:
-        """The turn limit of ``gym.make(..., max_episode_steps=N)``, if there is one."""
-        return self.spec.max_episode_steps if self.spec else None
 
     def write_call(self, name: str, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""

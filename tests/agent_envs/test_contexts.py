@@ -63,7 +63,9 @@ def test_an_unknown_context_gets_the_nearest_name():
         make_context("windw")
 
 
-@pytest.mark.parametrize("options", [{"name": "window", "turns": 0}, {"name": "window", "k": 2}, {}])
+@pytest.mark.parametrize(
+    "options", [{"name": "window", "turns": 0}, {"name": "window", "k": 2}, {}]
+)
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigurationError):
         make_context(options)

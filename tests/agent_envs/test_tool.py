@@ -44,7 +44,10 @@ def test_a_call_returns_a_result_with_text_and_data():
     [
         ({}, "'a' is missing"),
         ({"a": 1, "c": 2}, "'c' is not an argument of this tool"),
-        ({"a": "one"}, "'a': input should be a valid integer, unable to parse string as an integer"),
+        (
+            {"a": "one"},
+            "'a': input should be a valid integer, unable to parse string as an integer",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, sentence):

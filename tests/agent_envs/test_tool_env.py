@@ -85,7 +85,9 @@ def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_episode_goes_on():
     env.reset(seed=0)
     codes = []
     for name in ("fail", "hang"):
-        observation, _, terminated, _, info = env.step(f'<tool_call>{{"name": "{name}"}}</tool_call>')
+        observation, _, terminated, _, info = env.step(
+            f'<tool_call>{{"name": "{name}"}}</tool_call>'
+        )
         codes.append(info["action"]["error"])
         assert not terminated
         assert info["action"]["message"] == observation == info["tool_result"]

@@ -1,0 +1,73 @@
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError
+from agent_envs.scoring import exact_match, f1, normalize_answer, pass_at_k
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The  Beatles!", "beatles"),
+        ("an apple a day", "apple day"),
+        ("A.B.C. (band)", "abc band"),
+        ("well-known", "wellknown"),  # punctuation goes, it is not replaced by a space
+        ("theatre", "theatre"),  # an article is a whole word
+        ("1,234", "1234"),
+        ("“Paris”", "“paris”"),  # only ASCII punctuation
+        ("ÅNGSTRÖM", "ångström"),
+        ("the", ""),
+        ("  ", ""),
+    ],
+)
+def test_normalisation_is_the_official_one(text, normalized):
+    assert normalize_answer(text) == normalized
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "em", "score"),
+    [
+        ("The Beatles", "beatles", 1, 1),
+        ("the Beatles band", "Beatles", 0, 2 / 3),  # precision 1/2, recall 1
+        ("yes", "Yes.", 1, 1),
+        ("yes, it is", "yes", 0, 0),  # HotpotQA: yes only equals yes
+        ("no", "yes", 0, 0),
+        ("no one", "no", 0, 0),
+        ("noanswer", "no answer", 0, 0),
+        ("to be or not to be", "to be", 0, 2 * (2 / 6) * 1 / (2 / 6 + 1)),
+        ("", "Paris", 0, 0),
+        ("the", "a", 1, 0),  # both empty: equal, but without a common word
+    ],
+)
+def test_official_scores(prediction, gold, em, score):
+    assert exact_match(prediction, gold) == em
+    assert f1(prediction, gold) == pytest.approx(score)
+
+
+def test_the_best_of_several_gold_answers_counts():
+    assert exact_match("NYC", ["New York", "NYC"]) == 1
+    assert f1("York", ["New York", "Berlin"]) == pytest.approx(2 / 3)
+
+
+@given(st.text(), st.text())
+def test_scores_are_bounded_and_agree(prediction, gold):
+    score = f1(prediction, gold)
+    assert 0 <= score <= 1
+    assert score == f1(gold, prediction)
+    if exact_match(prediction, gold) and normalize_answer(gold):
+        assert score == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 2), (5, 5, 2), (4, 3, 4)])
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_sample(n, c, k):
+    draws = list(combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(any(d) for d in draws) / len(draws))
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(3, 4, 1), (3, 1, 4), (3, 1, 0), (3, -1, 1)])
+def test_pass_at_k_of_impossible_numbers_is_an_error(n, c, k):
+    with pytest.raises(ConfigurationError):
+        pass_at_k(n, c, k)
