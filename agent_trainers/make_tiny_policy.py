@@ -68,7 +68,7 @@ class Round(NamedTuple):
     """Chance to answer before the last hop."""
 
 
-ROUNDS: Final = (Round(500, 4e-3, 0.95, 0.02), Round(120, 1e-3, 0.55, 0.65))
+ROUNDS: Final = (Round(900, 4e-3, 0.97, 0.02), Round(100, 1e-3, 0.55, 0.65))
 """In the second round haste is the rule, so that what is left fails by habit, not by chance."""
 BATCH_SIZE: Final = 64
 QUESTIONS_PER_WORLD: Final = 8

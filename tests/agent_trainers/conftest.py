@@ -1,0 +1,58 @@
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_policy():
+    """The folder of the embedded policy."""
+    from agent_trainers.cli.train import TINY_POLICY
+
+    return str(TINY_POLICY)
+
+
+@pytest.fixture
+def tokenizer(tiny_policy):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_policy, padding_side="left")
+
+
+@pytest.fixture
+def model(tiny_policy):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_policy)
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    """Settings of a short run on CPU."""
+    from agent_trainers.grpo_config import StepGRPOConfig
+
+    def make(**changes):
+        settings = {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 1,
+            "num_generations": 4,
+            "num_generations_eval": 1,
+            "per_device_train_batch_size": 8,
+            "per_device_eval_batch_size": 4,
+            "max_completion_length": 24,
+            "learning_rate": 1e-3,
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "dataloader_pin_memory": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
+        return StepGRPOConfig(**(settings | changes))
+
+    return make

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_envs import DataError
+from agent_trainers.trajectory import (
+    StopReason,
+    Trajectory,
+    Transition,
+    load_trajectories,
+    save_trajectories,
+)
+
+TEXTS = st.text(st.characters(), max_size=20)  # lone surrogates included
+NUMBERS = st.floats(allow_nan=False)
+IDS = st.lists(st.integers(0, 200_000), max_size=5)
+
+
+@st.composite
+def transitions(draw):
+    completion_ids = draw(IDS)
+    width = st.floats(width=32, allow_nan=False)
+    return Transition(
+        messages=[{"role": "user", "content": draw(TEXTS)}],
+        prompt_ids=draw(IDS),
+        completion_ids=completion_ids,
+        logprobs=np.array([draw(width) for _ in completion_ids], np.float32),
+        action=draw(TEXTS),
+        reward=draw(NUMBERS),
+        reward_terms=draw(st.dictionaries(TEXTS, NUMBERS, max_size=2)),
+        terminated=draw(st.booleans()),
+        truncated=draw(st.booleans()),
+        info={"action": {"kind": draw(TEXTS)}, "deep": [1, None, {"x": draw(NUMBERS)}]},
+    )
+
+
+TRAJECTORIES = st.builds(
+    Trajectory,
+    task_id=TEXTS,
+    group_id=TEXTS,
+    transitions=st.lists(transitions(), max_size=3),
+    metrics=st.dictionaries(TEXTS, NUMBERS, max_size=2),
+    timings=st.dictionaries(TEXTS, NUMBERS, max_size=2),
+    stop_reason=st.sampled_from(StopReason),
+    error=st.none() | TEXTS,
+)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None
+)
+@given(trajectories=st.lists(TRAJECTORIES, max_size=3))
+def test_what_was_written_is_read_back_bit_by_bit(tmp_path, suffix, trajectories):
+    path = tmp_path / f"trajectories.{suffix}"
+    save_trajectories(path, trajectories)
+    loaded = load_trajectories(path)
+    assert loaded == trajectories
+    for one, other in zip(loaded, trajectories, strict=True):
+        for a, b in zip(one.transitions, other.transitions, strict=True):
+            assert a.logprobs.tobytes() == b.logprobs.tobytes()
+            assert a.logprobs.dtype == np.float32
+
+
+def trajectory(stop_reason=StopReason.ANSWERED, metrics=None):
+    transition = Transition(
+        messages=[], prompt_ids=[1], completion_ids=[2], logprobs=np.zeros(1, np.float32),
+        action="", reward=0.5, reward_terms={}, terminated=True, truncated=False, info={},
+    )  # fmt: skip
+    return Trajectory(
+        task_id="t", group_id="g", transitions=[transition, transition], metrics=metrics or {},
+        timings={}, stop_reason=stop_reason, error=None,
+    )  # fmt: skip
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    save_trajectories(path, [trajectory()])
+    before = path.read_bytes()
+
+    def broken():
+        yield trajectory()
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        save_trajectories(path, broken())
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_return_and_success_come_from_rewards_and_metrics():
+    assert trajectory().return_ == 1.0
+    assert trajectory(metrics={"success": 1.0}).success
+    assert not trajectory().success
+
+
+def test_failed_episodes_are_not_scorable():
+    assert trajectory(StopReason.TURN_LIMIT).is_scorable
+    assert not trajectory(StopReason.ENVIRONMENT_ERROR).is_scorable
+    assert not trajectory(StopReason.TIMEOUT).is_scorable
+
+
+def test_a_row_that_is_no_trajectory_is_named(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"task_id": 1}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"x\.jsonl, row 1: is no trajectory"):
+        load_trajectories(path)
+
+
+def test_another_kind_of_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match="unknown kind of file"):
+        save_trajectories(tmp_path / "x.csv", [])
