@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     try:
         run(list(sys.argv[1:] if arguments is None else arguments))
-    except AgentEnvsError as error:
+    except (AgentEnvsError, gym.error.Error) as error:
         sys.exit(f"agent-r1-eval: {error}")
 
 

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -73,13 +74,15 @@ class TrainArguments:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
     try:
         launch, rest = split_launch_options(arguments, _own_options())
         command = launch_command(launch, "agent_trainers.cli.train", rest)
         if command is not None:
             os.execv(command[0], command)  # noqa: S606 - the same interpreter
         run(rest)
-    except AgentEnvsError as error:
+    except (AgentEnvsError, gym.error.Error) as error:
         sys.exit(f"agent-r1-train: {error}")
 
 

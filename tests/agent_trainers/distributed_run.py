@@ -1,0 +1,42 @@
+"""Train for a few steps and save the weights; started by test_distributed with torchrun."""
+
+import json
+import sys
+
+import gymnasium as gym
+import torch
+from transformers import AutoTokenizer
+
+from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.grpo_config import StepGRPOConfig
+
+
+def main(output, settings):
+    context = settings.pop("context")
+    config = StepGRPOConfig(
+        f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
+        learning_rate=0.3, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
+        dataloader_pin_memory=False, logging_steps=1, save_strategy="no", report_to="none",
+        disable_tqdm=True, **settings,
+    )  # fmt: skip
+    trainer = StepGRPOTrainer(
+        str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0", context=context), config,
+        processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),
+    )  # fmt: skip
+    trainer.train()
+    lengths = [len(t.transitions) for t in trainer.trajectories["train"]]
+    everything = [None] * trainer.accelerator.num_processes
+    if trainer.accelerator.num_processes > 1:
+        torch.distributed.all_gather_object(everything, lengths)
+    else:
+        everything = [lengths]
+    if trainer.accelerator.is_main_process:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        log = [entry for entry in trainer.state.log_history if "loss" in entry]
+        torch.save({"weights": model.state_dict(), "lengths": everything, "log": log}, output)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,185 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from agent_envs import ConfigurationError, DataError, UnknownNameError
+from agent_trainers.cli import evaluate, train
+from agent_trainers.cli.launch import launch_command, split_launch_options
+from agent_trainers.trajectory import load_trajectories
+
+SHORT = ["--max_steps", "2", "--num_eval_tasks", "4", "--per_device_train_batch_size", "8",
+         "--num_generations", "4", "--per_device_eval_batch_size", "4"]  # fmt: skip
+
+
+def run_train(output, *arguments):
+    train.run([*SHORT, "--output_dir", str(output), *arguments])
+
+
+def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path, capsys):
+    run_train(tmp_path / "run")
+    folder = tmp_path / "run"
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert 0 <= results["success_before"] <= 1
+    assert 0 <= results["success_after"] <= 1
+    assert results["num_eval_episodes"] == 4
+    assert results["steps"] == 2
+    assert results["seconds"] > 0
+    assert set(results["versions"]) >= {"agent-r1", "torch", "trl", "transformers"}
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "Step 1" in (folder / "trajectories.html").read_text(encoding="utf-8")
+    assert load_trajectories(folder / "trajectories.jsonl.gz")
+    shown = capsys.readouterr().out
+    assert "success" in shown
+    assert "results.json" in shown.replace("\n", "")
+
+    output, episodes = tmp_path / "eval.json", tmp_path / "episodes.parquet"
+    evaluate.run(["--model", str(folder), "--num_tasks", "3", "--samples_per_task", "2",
+                  "--output", str(output), "--trajectories", str(episodes)])  # fmt: skip
+    measured = json.loads(output.read_text(encoding="utf-8"))
+    assert measured["num_tasks"] == 3
+    assert set(measured["pass_at_k"]) == {"1", "2"}
+    assert measured["env_kwargs"] == {"split": "test"}
+    assert len(load_trajectories(episodes)) == 6
+    assert "pass@2" in capsys.readouterr().out
+
+
+def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_train(whole, "--max_steps", "4", "--save_steps", "2")
+    run_train(cut, "--max_steps", "4", "--save_steps", "2", "--num_eval_tasks", "4")
+    # as if killed after the third step: the checkpoint of the second is the newest
+    for name in ("checkpoint-4", "results.json"):
+        subprocess.run(["rm", "-r", str(cut / name)], check=True)
+    run_train(cut, "--max_steps", "4", "--save_steps", "2", "--resume")
+    one, other = (json.loads((f / "results.json").read_text()) for f in (whole, cut))
+    for name in ("success_before", "success_after", "return_after", "steps"):
+        assert one[name] == other[name]
+
+
+def test_resuming_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(ConfigurationError, match="there is no checkpoint"):
+        run_train(tmp_path / "new", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "right"),
+    [
+        (train, "--learning_rat", "--learning_rate"),
+        (train, "--num_generation", "--num_generations"),
+        (train, "--advantage_estimater=grpo", "--advantage_estimator"),
+        (evaluate, "--num_task", "--num_tasks"),
+    ],
+)
+def test_a_mistyped_option_gets_the_nearest_right_name(module, option, right, capsys):
+    with pytest.raises(SystemExit) as exit_status:
+        module.run([option, "1"])
+    assert exit_status.value.code == 2
+    assert f"Did you mean {right}?" in capsys.readouterr().err
+
+
+def test_a_mistyped_setting_in_a_file_gets_the_nearest_right_name(tmp_path, capsys):
+    path = tmp_path / "settings.yaml"
+    path.write_text("learning_rte: 1.0\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        train.parse_arguments(["--config", str(path)])
+    error = capsys.readouterr().err
+    assert "Did you mean --learning_rate?" in error
+    assert str(path) in error
+
+
+def test_options_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
+    path = tmp_path / "settings.yaml"
+    settings = {"learning_rate": "1e-4", "num_generations": 4, "per_device_train_batch_size": 8,
+                "env_kwargs": {"hops": 3}, "use_cpu": True, "bf16": False}  # fmt: skip
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    options, config = train.parse_arguments(["--config", str(path), "--num_generations", "2"])
+    assert config.learning_rate == 1e-4
+    assert config.num_generations == 2
+    assert json.loads(options.env_kwargs) == {"hops": 3}
+
+
+def test_an_algorithm_sets_the_estimator_unless_it_is_given():
+    assert train.parse_arguments(["--algorithm", "grpo"])[1].advantage_estimator == "grpo"
+    assert train.parse_arguments([])[1].advantage_estimator == "grpo_step"
+    both = ["--algorithm", "grpo", "--advantage_estimator", "grpo_step"]
+    assert train.parse_arguments(both)[1].advantage_estimator == "grpo_step"
+    with pytest.raises(UnknownNameError, match="Did you mean 'grpo"):
+        train.parse_arguments(["--algorithm", "grpoo"])
+
+
+def test_the_recipe_holds_the_first_papers_settings():
+    path = str(train.RECIPES / "hotpotqa_grpo.yaml")
+    options, config = train.parse_arguments(["--config", path, "--use_cpu", "--bf16", "false"])
+    assert options.model == "Qwen/Qwen2.5-3B-Instruct"
+    assert (config.learning_rate, config.beta, config.num_generations) == (1e-6, 0.001, 5)
+    assert config.max_completion_length == 1024
+    assert json.loads(options.env_kwargs)["max_episode_steps"] == 5
+    # 8 processes x batch size x accumulation = 128 questions in groups of 5
+    per_step = 8 * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    assert per_step == 128 * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--env_kwargs", "{hops: 2}"], ConfigurationError, "--env_kwargs is not valid JSON"),
+        (["--env_kwargs", "[1]"], ConfigurationError, "must be a JSON object"),
+        (["--model", "nowhere/at-all", "--max_steps", "1", "--use_cpu", "--bf16", "false",
+          "--per_device_train_batch_size", "8"], ConfigurationError, "--model nowhere/at-all"),
+        (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "none.jsonl"}',
+          "--eval_env_kwargs", "{}"], DataError, "none.jsonl"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_named(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        train.run([*arguments, "--output_dir", str(tmp_path)])
+
+
+def test_an_environment_that_does_not_exist_is_one_line_on_the_terminal(tmp_path):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", "--env", "AgentR1/HotpotQ-v0"]
+    result = subprocess.run(
+        [*command, "--output_dir", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "HotpotQA" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_options_of_accelerate_are_told_from_our_own():
+    own = frozenset({"--learning_rate", "--bf16"})
+    launch, rest = split_launch_options(
+        ["--num_processes", "2", "--learning_rate", "1", "--mixed_precision=bf16", "--bf16"], own
+    )
+    assert launch == ["--num_processes", "2", "--mixed_precision=bf16"]
+    assert rest == ["--learning_rate", "1", "--bf16"]
+
+
+def test_several_processes_on_a_cpu_are_started_by_torchrun(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    command = launch_command(["--num_processes", "2"], "module", ["--x"])
+    assert command[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+                           "--module", "module", "--x"]  # fmt: skip
+    assert launch_command(["--num_processes", "1"], "module", []) is None
+    with pytest.raises(ConfigurationError, match="--use_fsdp needs an accelerator"):
+        launch_command(["--use_fsdp"], "module", [])
+
+
+def test_several_processes_on_accelerators_are_started_by_accelerate(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    command = launch_command(["--num_processes", "8", "--use_fsdp"], "module", ["--x"])
+    assert command[1:] == ["-m", "accelerate.commands.launch", "--num_processes", "8",
+                           "--use_fsdp", "--module", "module", "--x"]  # fmt: skip
+
+
+def test_two_processes_really_train_together(tmp_path):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", "--num_processes", "2", *SHORT]
+    subprocess.run(
+        [*command, "--output_dir", str(tmp_path)], capture_output=True, timeout=200, check=True
+    )
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert results["num_processes"] == 2

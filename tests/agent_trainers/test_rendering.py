@@ -1,0 +1,108 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.trajectory import Transition
+from tests.agent_trainers.real_models import make_tokenizer
+
+TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507"]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+        },
+    }
+]
+STATE = [
+    {"role": "system", "content": "Answer."},
+    {"role": "user", "content": "Where is Oslo?"},
+]
+ACTION = '<tool_call>{"name": "search", "arguments": {"query": "Oslo"}}</tool_call>'
+REPLY = {"role": "tool", "name": "search", "content": "[1] Oslo\nOslo is in Norway."}
+
+
+@pytest.fixture(params=TEMPLATES)
+def renderer(request):
+    return ChatRenderer(make_tokenizer(request.param))
+
+
+def acted(renderer, messages, tools, action=ACTION, previous=None):
+    """The transition of a model that wrote `action` in a state."""
+    prompt_ids = renderer.prompt_ids(messages, tools, previous)
+    completion_ids = renderer.tokenizer(action + "<|im_end|>", add_special_tokens=False)[
+        "input_ids"
+    ]
+    return Transition(
+        messages=messages, prompt_ids=prompt_ids, completion_ids=completion_ids,
+        logprobs=np.zeros(len(completion_ids), np.float32), action=action, reward=0.0,
+        reward_terms={}, terminated=False, truncated=False, info={},
+    )  # fmt: skip
+
+
+def test_tools_are_shown_by_the_template(renderer):
+    assert '"name": "search"' in renderer.render(STATE, TOOLS)
+    renderer.check_tools(TOOLS)
+
+
+def test_a_state_that_extends_the_last_begins_with_its_very_tokens(renderer):
+    first = acted(renderer, STATE, TOOLS)
+    messages = [*STATE, {"role": "assistant", "content": ACTION}, REPLY]
+    ids = renderer.prompt_ids(messages, TOOLS, first)
+    prefix = [*first.prompt_ids, *first.completion_ids]
+    assert ids[: len(prefix)] == prefix
+    text = renderer.tokenizer.decode(ids)
+    assert text.endswith("</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    assert text.count("Oslo is in Norway.") == 1
+
+
+def test_what_is_added_is_what_the_template_would_have_written():
+    # Qwen2.5's template keeps earlier turns as they are, so both ways must agree to the letter.
+    renderer = ChatRenderer(make_tokenizer("qwen2_5"))
+    messages, previous = list(STATE), None
+    for _ in range(3):
+        previous = acted(renderer, messages, TOOLS, previous=previous)
+        messages = [*messages, {"role": "assistant", "content": ACTION}, REPLY]
+        ids = renderer.prompt_ids(messages, TOOLS, previous)
+        assert renderer.tokenizer.decode(ids) == renderer.render(messages, TOOLS)
+
+
+def test_sampled_tokens_are_never_encoded_again(renderer):
+    first = acted(renderer, STATE, TOOLS)
+    # the same text in other tokens: one byte each, as a model might sample it
+    letters = [renderer.tokenizer(c, add_special_tokens=False)["input_ids"][0] for c in "ab"]
+    completion_ids = [*letters, renderer.tokenizer.eos_token_id]
+    odd = replace(first, completion_ids=completion_ids, action="ab")
+    messages = [*STATE, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "no"}]
+    ids = renderer.prompt_ids(messages, TOOLS, odd)
+    assert ids[: len(first.prompt_ids) + 3] == [*first.prompt_ids, *odd.completion_ids]
+
+
+def test_a_state_that_does_not_extend_the_last_is_rendered_afresh(renderer):
+    first = acted(renderer, STATE, TOOLS)
+    messages = [STATE[1], {"role": "assistant", "content": ACTION}, REPLY]
+    fresh = renderer.prompt_ids(messages, TOOLS, None)
+    assert renderer.prompt_ids(messages, TOOLS, first) == fresh
+
+
+def test_lone_surrogates_of_a_tool_do_no_harm(renderer):
+    assert renderer.prompt_ids([{"role": "user", "content": "\ud800 x"}], None, None)
+
+
+def test_a_template_that_ignores_tools_is_refused():
+    tokenizer = make_tokenizer("qwen2_5")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigurationError, match='tool_format="tags"'):
+        ChatRenderer(tokenizer).check_tools(TOOLS)
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    tokenizer = make_tokenizer("qwen2_5")
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        ChatRenderer(tokenizer)
