@@ -79,9 +79,9 @@ def plot_learning_curve(
         steps, values = zip(*held_out, strict=True)
         axes.scatter(steps, values, color="#16a34a", zorder=3, s=60, label="success, held out")
         for step, value in held_out:
-            offset = (8, -14) if value > 0.5 else (8, 6)
+            offset = (0, -18) if value > 0.5 else (0, 8)
             axes.annotate(f"{value:.1%}", (step, value), offset, textcoords="offset points",
-                          ha="right" if step else "left", color="#15803d")  # fmt: skip
+                          ha="center", color="#15803d")  # fmt: skip
     axes.set(xlabel="optimiser step", ylabel="success, return")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(alpha=0.25)
