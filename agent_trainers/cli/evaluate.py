@@ -163,7 +163,8 @@ def _as_json(
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    table = Table(title=f"{options.model or 'embedded policy'} on {options.env}, {sampling}")
+    title = f"{options.model or 'embedded policy'} on {options.env}, {sampling}"
+    table = Table(title=title, min_width=60)
     table.add_column("metric")
     table.add_column("mean", justify="right")
     for name, value in evaluation.metrics.items():

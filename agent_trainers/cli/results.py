@@ -90,7 +90,7 @@ def write_results(
 
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
-    table = Table(title=f"{results['algorithm']} on {results['env']}")
+    table = Table(title=f"{results['algorithm']} on {results['env']}", min_width=60)
     table.add_column("")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")

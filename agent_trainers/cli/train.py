@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> None:
     """Train in this process, alone or as one of several."""
     started = time.perf_counter()
+    disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
     trainer = make_trainer(options, config)
     use_success_progress(trainer)
@@ -132,12 +134,17 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
         return {}
     trainer.forget_trajectories("eval")
     trainer.evaluate()
-    episodes = [(t.success, t.return_) for t in trainer.trajectories["eval"]]
-    played = gather_object(episodes)
+    played: dict[str, list[tuple[bool, float]]] = {}
+    episodes = [(t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
+    for task_id, success, value in gather_object(episodes):
+        # Accelerate plays the first tasks again to fill the last batch: they count once.
+        if len(samples := played.setdefault(task_id, [])) < trainer.num_generations_eval:
+            samples.append((success, value))
+    counted = [sample for samples in played.values() for sample in samples]
     return {
-        "success": sum(success for success, _ in played) / len(played),
-        "return": sum(value for _, value in played) / len(played),
-        "num_episodes": len(played),
+        "success": sum(success for success, _ in counted) / len(counted),
+        "return": sum(value for _, value in counted) / len(counted),
+        "num_episodes": len(counted),
     }
 
 

@@ -38,6 +38,6 @@ def test_two_processes_give_the_result_of_one_with_the_same_global_batch(tmp_pat
         assert entry["success"] == pytest.approx(other["success"])
     start = AutoModelForCausalLM.from_pretrained(TINY_POLICY).state_dict()
     weights = one["weights"].items()
-    assert max((weight - start[name]).abs().max() for name, weight in weights) > 0.01
+    assert max((weight - start[name]).abs().max() for name, weight in weights) > 1e-3
     for name, weight in weights:
-        assert torch.allclose(weight, two["weights"][name], atol=1e-5), name
+        assert torch.allclose(weight, two["weights"][name], atol=1e-6), name
