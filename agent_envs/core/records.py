@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
@@ -28,9 +29,11 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
         if path.suffix == ".parquet":
             return _read_parquet(path)
         with _open(path) as file:
-            if ".jsonl" in path.suffixes:
+            if path.name.endswith((".jsonl", ".jsonl.gz")):
                 return list(_read_lines(file, path))
             return _read_list(file, path)
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: is not a sound gzip file ({error}). Copy it again.") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path}: cannot be read ({reason}). Check the path.") from None
@@ -41,9 +44,10 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _open(path: Path) -> IO[str]:
+    # utf-8-sig also reads files without the mark that some editors put first.
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
 
 
 def _read_lines(file: IO[str], path: Path) -> Iterator[dict[str, Any]]:
@@ -73,7 +77,9 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
     try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        # Opened here: given a folder, pyarrow would return no rows, or those of all its files.
+        with path.open("rb") as file:
+            rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{path}: is not a Parquet file ({error}).") from None
     return rows

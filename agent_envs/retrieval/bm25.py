@@ -5,6 +5,7 @@ with the same inverse document frequencies, so they find the same passages. ``ra
 index to be built but looks at every passage for every query; ``bm25s`` is the other way round.
 """
 
+import logging
 import re
 import unicodedata
 from collections import Counter
@@ -113,6 +114,8 @@ def _rank_bm25(documents: list[list[str]]) -> Scores:
 def _bm25s(documents: list[list[str]]) -> Scores:
     import bm25s
 
+    # Its import sets DEBUG, and so logs each index even where the application asked for INFO.
+    logging.getLogger("bm25s").setLevel(logging.NOTSET)
     if not any(documents):
         return lambda words: np.zeros(len(documents))
     engine = bm25s.BM25(method="robertson", k1=K1, b=B, dtype="float64")

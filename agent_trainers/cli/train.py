@@ -123,6 +123,9 @@ def run(arguments: Sequence[str]) -> None:
                 "total_seconds": round(time.perf_counter() - started, 2),
             },
         )
+    # A process that leaves its group to the interpreter's exit is sometimes aborted there (gloo).
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:

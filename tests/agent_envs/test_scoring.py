@@ -19,6 +19,12 @@ from agent_envs.scoring import exact_match, f1, normalize_answer, pass_at_k
         ("1,234", "1234"),
         ("“Paris”", "“paris”"),  # only ASCII punctuation
         ("ÅNGSTRÖM", "ångström"),
+        ("Cafe\u0301", "cafe\u0301"),  # Unicode forms stay as they are
+        ("1963\u20131970", "1963\u20131970"),  # nor is a dash ASCII
+        ("3.14", "314"),
+        ("\tNew\u00a0York\n City ", "new york city"),
+        ("Vitamin A", "vitamin"),  # a letter is taken for an article
+        ("a-ha", "aha"),  # punctuation goes first, so no article is left
         ("the", ""),
         ("  ", ""),
     ],
@@ -39,6 +45,10 @@ def test_normalisation_is_the_official_one(text, normalized):
         ("noanswer", "no answer", 0, 0),
         ("to be or not to be", "to be", 0, 2 * (2 / 6) * 1 / (2 / 6 + 1)),
         ("", "Paris", 0, 0),
+        ("1,234 people", "1234", 0, 2 / 3),  # precision 1/2, recall 1
+        ("well known", "well-known", 0, 0),
+        ("YES!", "yes", 1, 1),
+        ("Yes and no", "no", 0, 0),
         ("the", "a", 1, 0),  # both empty: equal, but without a common word
     ],
 )
@@ -52,7 +62,16 @@ def test_the_best_of_several_gold_answers_counts():
     assert f1("York", ["New York", "Berlin"]) == pytest.approx(2 / 3)
 
 
-@given(st.text(), st.text())
+def test_without_a_gold_answer_nothing_is_right():
+    assert exact_match("Paris", []) == f1("Paris", []) == 0
+
+
+ANSWERS = st.text() | st.lists(
+    st.sampled_from(["the", "a", "Yes", "no", "red", "Red.", "-", "1,0"]), max_size=5
+).map(" ".join)
+
+
+@given(ANSWERS, ANSWERS)
 def test_scores_are_bounded_and_agree(prediction, gold):
     score = f1(prediction, gold)
     assert 0 <= score <= 1

@@ -35,6 +35,8 @@ def main(output, settings):
         model = trainer.accelerator.unwrap_model(trainer.model)
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
         torch.save({"weights": model.state_dict(), "lengths": everything, "log": log}, output)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":
