@@ -105,6 +105,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self.advantages: dict[str, list[Any]] = {"train": [], "eval": []}
+        self._last_evaluated_step: int | None = None
         policy = self._make_policy(probe)
         self._rollouts = {"train": self._make_rollout(make_env, policy)}
         self._rollouts["eval"] = (
@@ -117,10 +118,12 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def forget_trajectories(self, mode: str) -> None:
         """Drop what `trajectories` and `advantages` hold.
 
-        They hold this process's episodes: the last batch in ``"train"``, and in ``"eval"`` all
-        since they were forgotten last.
+        They hold this process's episodes: the last batch in ``"train"``, and in ``"eval"`` all of
+        the evaluations at the last optimiser step that had any.
         """
         self.trajectories[mode], self.advantages[mode] = [], []
+        if mode == "eval":
+            self._last_evaluated_step = self.state.global_step
 
     # What is overridden
 
@@ -156,7 +159,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         start = self._num_before(len(trajectories))
         advantages = everything[start : start + len(trajectories)]
-        if mode == "train":
+        if mode == "train" or self._last_evaluated_step != self.state.global_step:
             self.forget_trajectories(mode)
         self.trajectories[mode] += trajectories
         self.advantages[mode] += advantages

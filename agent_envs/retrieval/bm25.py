@@ -1,11 +1,12 @@
 """BM25: through ``rank-bm25`` for small corpora and through ``bm25s`` for large ones.
 
-Both score by Okapi BM25 (Robertson and Zaragoza, 2009; k1 = 1.5, b = 0.75) over the same words and
-with the same inverse document frequencies, so they find the same passages. ``rank-bm25`` needs no
+Both score by BM25 (Robertson and Zaragoza, 2009; k1 = 1.5, b = 0.75) over the same words and with
+the same inverse document frequencies (Lucene's), so they find the same passages. ``rank-bm25`` needs no
 index to be built but looks at every passage for every query; ``bm25s`` is the other way round.
 """
 
 import logging
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -32,8 +33,7 @@ STOP_WORDS: Final = frozenset(
     whom whose why will with
     """.split()
 )
-"""Left out of queries: ``rank-bm25`` floors the weight of words that are everywhere, so they would
-outweigh words that say something."""
+"""Left out of queries that hold other words: they say nothing about what is looked for."""
 
 _WORD = re.compile(r"\w+")
 
@@ -105,10 +105,14 @@ def _rank_bm25(documents: list[list[str]]) -> Scores:
     if not any(documents):
         return lambda words: np.zeros(len(documents))
     engine = BM25Okapi(documents, k1=K1, b=B)
-    common = _common_words(documents)
-    return lambda words: np.asarray(
-        engine.get_scores([word for word in words if word not in common]), np.float64
-    )
+    # Okapi's weight of a word that is in half of the passages or more is not above 0, so in a
+    # small corpus nothing would be found. Lucene's is, and both engines can have it.
+    counts = Counter(word for document in documents for word in set(document))
+    engine.idf = {
+        word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
+        for word, count in counts.items()
+    }
+    return lambda words: np.asarray(engine.get_scores(words), np.float64)
 
 
 def _bm25s(documents: list[list[str]]) -> Scores:
@@ -118,27 +122,16 @@ def _bm25s(documents: list[list[str]]) -> Scores:
     logging.getLogger("bm25s").setLevel(logging.NOTSET)
     if not any(documents):
         return lambda words: np.zeros(len(documents))
-    engine = bm25s.BM25(method="robertson", k1=K1, b=B, dtype="float64")
+    engine = bm25s.BM25(method="lucene", k1=K1, b=B, dtype="float64")
     engine.index(documents, show_progress=False, create_empty_token=False)
-    known = engine.vocab_dict.keys() - _common_words(documents)
 
     def score(words: list[str]) -> npt.NDArray[np.float64]:
-        if not (kept := [word for word in words if word in known]):
+        if not (known := [word for word in words if word in engine.vocab_dict]):
             return np.zeros(len(documents))
-        # Robertson's form leaves out the factor k1 + 1, which changes no order.
-        return np.asarray(engine.get_scores(kept), np.float64) * (K1 + 1)
+        # Lucene's form leaves out the factor k1 + 1, which changes no order.
+        return np.asarray(engine.get_scores(known), np.float64) * (K1 + 1)
 
     return score
-
-
-def _common_words(documents: list[list[str]]) -> frozenset[str]:
-    """Return the words of more than half of the documents.
-
-    They say nothing: Okapi's formula gives them a weight below 0, which each engine mends in its
-    own way.
-    """
-    counts = Counter(word for document in documents for word in set(document))
-    return frozenset(word for word, count in counts.items() if count > len(documents) / 2)
 
 
 RETRIEVERS: Final[Mapping[str, Callable[[list[list[str]]], Scores]]] = {

@@ -157,7 +157,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOC
     Without ``--config`` and ``--model``, the settings of the recipe ``default.yaml`` are the
     defaults.
     """
-    names = {argument.split("=")[0] for argument in arguments}
+    names = {f"--{a[2:].split('=')[0].replace('-', '_')}" for a in arguments}
     is_default = not names & {"--config", "--model"}
     options, config = parse(
         arguments,
@@ -169,6 +169,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOC
     if "--advantage_estimator" not in names:
         for name, value in lookup(ALGORITHMS, options.algorithm, kind="algorithm").items():
             setattr(config, name, value)
+    if config.num_generations_eval is None:
+        config.num_generations_eval = 1  # each evaluation task once
     return options, config
 
 
@@ -210,7 +212,8 @@ def _eval_tasks(make_env: Callable[[], Any], num_tasks: int) -> Dataset | None:
 
 def _checkpoint(options: TrainArguments, config: StepGRPOConfig) -> str | None:
     if not options.resume:
-        return None
+        given: str | None = config.resume_from_checkpoint
+        return given
     folder = config.output_dir
     is_folder = Path(folder).is_dir()
     checkpoint: str | None = get_last_checkpoint(folder) if is_folder else None

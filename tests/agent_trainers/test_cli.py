@@ -59,6 +59,16 @@ def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
         assert one[name] == other[name]
 
 
+def test_a_given_checkpoint_is_gone_on_from(tmp_path):
+    run_train(tmp_path / "first", "--max_steps", "2", "--save_steps", "1")
+    checkpoint = str(tmp_path / "first" / "checkpoint-1")
+    run_train(tmp_path / "second", "--max_steps", "2", "--resume_from_checkpoint", checkpoint)
+    one, other = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("first", "second")
+    )
+    assert one["return_after"] == other["return_after"]
+
+
 def test_resuming_without_a_checkpoint_says_so(tmp_path):
     with pytest.raises(ConfigurationError, match="there is no checkpoint"):
         run_train(tmp_path / "new", "--resume")

@@ -179,6 +179,9 @@ def test_evaluation_plays_held_out_tasks_and_repeats_itself(make_trainer):
     assert first["eval_success"] == second["eval_success"]
     assert first["eval_reward"] == second["eval_reward"]
     assert len({t.task_id for t in trainer.trajectories["eval"]}) == 6
+    trainer.state.global_step += 1
+    trainer.evaluate()
+    assert len(trainer.trajectories["eval"]) == 6  # those of the last evaluation only
 
 
 def test_a_resumed_run_ends_where_the_whole_run_ends(make_trainer, tmp_path):
