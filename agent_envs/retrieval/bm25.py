@@ -1,8 +1,8 @@
 """BM25: through ``rank-bm25`` for small corpora and through ``bm25s`` for large ones.
 
 Both score by BM25 (Robertson and Zaragoza, 2009; k1 = 1.5, b = 0.75) over the same words and with
-the same inverse document frequencies (Lucene's), so they find the same passages. ``rank-bm25`` needs no
-index to be built but looks at every passage for every query; ``bm25s`` is the other way round.
+the same inverse document frequencies (Lucene's), so they find the same passages. ``rank-bm25`` is
+indexed at once but looks at every passage for every query; ``bm25s`` is the other way round.
 """
 
 import logging
