@@ -37,7 +37,7 @@ from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.transformers import TokenPolicy, context_length
-from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
@@ -183,8 +183,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _make_policy(self, probe: TextEnv) -> TokenPolicy:
         renderer = ChatRenderer(self._tokenizer, self.chat_template_kwargs)
         _, info = probe.reset(seed=0)
-        if info.get("tool_format") == "hermes":
-            renderer.check_tools(info["tools"])
+        if tools := template_tools(info):
+            renderer.check_tools(tools)
         limit = context_length(self.model)
         if self.use_vllm and self.args.vllm_max_model_length:
             limit = min(limit, self.args.vllm_max_model_length)

@@ -137,7 +137,7 @@ class Rollout:
         """Let the context policy count in the policy's own tokens."""
         env = episode.env.unwrapped
         if hasattr(env, "set_token_counter"):
-            tools = _template_tools(episode.info)
+            tools = template_tools(episode.info)
             env.set_token_counter(lambda messages: self._policy.count_tokens(messages, tools))
 
     def _play_wave(self, active: Sequence[_Episode]) -> None:
@@ -190,14 +190,14 @@ def _step_call(episode: _Episode, generation: Generation) -> Callable[[], Any]:
 def _request(episode: _Episode) -> GenerationRequest:
     return GenerationRequest(
         messages=episode.info["messages"],
-        tools=_template_tools(episode.info),
+        tools=template_tools(episode.info),
         previous=episode.transitions[-1] if episode.transitions else None,
         rng=episode.spec.rng,
     )
 
 
-def _template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the tools that the chat template is to describe."""
+def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the tools that the chat template is to describe; None where the state does."""
     is_native = TOOL_FORMATS[info["tool_format"]].is_native if "tool_format" in info else True
     tools: list[dict[str, Any]] = info.get("tools") or []
     return tools if is_native else None
