@@ -56,8 +56,8 @@ def plot_learning_curve(
     Args:
         path: The PNG file to write.
         history: The trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-        before: Held-out ``success`` before training; may be empty.
-        after: Held-out ``success`` after training; may be empty.
+        before: Evaluated ``success`` before training; may be empty.
+        after: Evaluated ``success`` after training; may be empty.
     """
     from matplotlib.figure import Figure
 
@@ -74,11 +74,11 @@ def plot_learning_curve(
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
             axes.plot(steps, _smooth(values), color=colour, linewidth=2, label=label)
     last = max((entry["step"] for entry in entries), default=0)
-    held_out = [(s, m["success"]) for s, m in ((0, before), (last, after)) if "success" in m]
-    if held_out:
-        steps, values = zip(*held_out, strict=True)
-        axes.scatter(steps, values, color="#16a34a", zorder=3, s=60, label="success, held out")
-        for step, value in held_out:
+    measured = [(s, m["success"]) for s, m in ((0, before), (last, after)) if "success" in m]
+    if measured:
+        steps, values = zip(*measured, strict=True)
+        axes.scatter(steps, values, color="#16a34a", zorder=3, s=60, label="success in evaluation")
+        for step, value in measured:
             offset = (0, -18) if value > 0.5 else (0, 8)
             axes.annotate(f"{value:.1%}", (step, value), offset, textcoords="offset points",
                           ha="center", color="#15803d")  # fmt: skip
@@ -86,7 +86,7 @@ def plot_learning_curve(
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if entries or held_out:
+    if entries or measured:
         axes.legend(frameon=False, loc="best")
     with atomic_path(path) as temporary:
         figure.savefig(temporary)

@@ -98,8 +98,8 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
     table.caption = (
-        f"{results['num_eval_episodes']} held-out episodes; {results['steps']} optimiser steps in "
-        f"{results['seconds']:.0f} s ({results['total_seconds']:.0f} s in all)"
+        f"{results['num_eval_episodes']} evaluation episodes; {results['steps']} optimiser steps "
+        f"in {results['seconds']:.0f} s ({results['total_seconds']:.0f} s in all)"
     )
     console = Console()
     console.print(table)

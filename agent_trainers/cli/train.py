@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> None:
     trainer.train(resume_from_checkpoint=checkpoint)
     train_seconds = time.perf_counter() - train_started
     after = evaluate(trainer)
-    collector.collect("eval", "held out, after training")
+    collector.collect("eval", "evaluation, after training")
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         write_results(
