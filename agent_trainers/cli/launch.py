@@ -5,10 +5,12 @@
 """
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
 
+from accelerate import PartialState
 from accelerate.commands.launch import launch_command_parser
 
 from agent_envs.errors import ConfigurationError
@@ -73,3 +75,16 @@ def launch_command(options: Sequence[str], module: str, rest: Sequence[str]) -> 
         return None
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*torchrun, "--nproc_per_node", str(known.num_processes), "--module", module, *rest]
+
+
+def leave_process_group() -> None:
+    """Wait for the other processes and stop the group's threads; call it when no trainer is left.
+
+    DDP's reducer keeps the group alive after it was destroyed: gloo's threads run on until the
+    trainer is collected, and one that frees a tensor while the interpreter ends aborts the process
+    ("terminate called without an active exception").
+    """
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
+    gc.collect()

@@ -40,6 +40,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             outcome: [i for i, t in enumerate(trajectories) if t.success is outcome]
             for outcome in (False, True)
         }
+        training = mode == "train"
         chosen: list[int] = []
         while len(chosen) < SAMPLES_PER_BATCH and any(by_outcome.values()):
             chosen += [indices.pop(0) for indices in by_outcome.values() if indices]
@@ -47,7 +48,10 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             TrajectorySample(
                 label=label,
                 trajectory=trajectories[i],
-                advantages=[float(a) for a in advantages[i]] if mode == "train" else None,
+                # A trajectory that cannot be scored was not trained on.
+                advantages=[float(a) for a in advantages[i]]
+                if training and trajectories[i].is_scorable
+                else None,
             )
             for i in chosen[:SAMPLES_PER_BATCH]
         ]

@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import json_object, parse
-from agent_trainers.cli.launch import launch_command, split_launch_options
+from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
 from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if command is not None:
             os.execv(command[0], command)  # noqa: S606 - the same interpreter
         run(rest)
+        leave_process_group()
     except (AgentEnvsError, gym.error.Error) as error:
         sys.exit(f"agent-r1-train: {error}")
 
@@ -123,9 +124,6 @@ def run(arguments: Sequence[str]) -> None:
                 "total_seconds": round(time.perf_counter() - started, 2),
             },
         )
-    # A process that leaves its group to the interpreter's exit is sometimes aborted there (gloo).
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import torch
 from transformers import AutoTokenizer
 
+from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.grpo_config import StepGRPOConfig
@@ -35,10 +37,17 @@ def main(output, settings):
         model = trainer.accelerator.unwrap_model(trainer.model)
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
         torch.save({"weights": model.state_dict(), "lengths": everything, "log": log}, output)
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
+
+
+def gloo_threads():
+    """Return the names of gloo's threads in this process; Linux only."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(sys.argv[1], json.loads(sys.argv[2]))
+    leave_process_group()
+    if remaining := gloo_threads():  # one of them may abort the process at its end
+        sys.exit(f"threads of the process group still run: {remaining}")
