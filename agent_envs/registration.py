@@ -22,6 +22,13 @@ ENVIRONMENTS: Final = (
         max_episode_steps=4,
         additional_wrappers=_WRAPPERS,
     ),
+    EnvSpec(
+        "AgentR1/SyntheticLongHorizon-v0",
+        "agent_envs.envs.synthetic:SyntheticMultiHopEnv",
+        max_episode_steps=10,
+        kwargs={"questions": 3},
+        additional_wrappers=_WRAPPERS,
+    ),
 )
 
 
@@ -33,5 +40,6 @@ def register_all() -> None:
                 spec.id,
                 spec.entry_point,
                 max_episode_steps=spec.max_episode_steps,
+                kwargs=spec.kwargs,
                 additional_wrappers=spec.additional_wrappers,
             )

@@ -38,6 +38,7 @@ class ToolEnv(gym.Env[str, str]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
     default_rewards: ClassVar[Mapping[str, float]] = {}
+    outcome_terms: ClassVar[frozenset[str]] = frozenset()
     default_system_prompt: ClassVar[str] = ""
 
     def __init__(
@@ -94,6 +95,13 @@ class ToolEnv(gym.Env[str, str]):
         """Return actions that solve the current task, where the data allow it."""
         raise NotImplementedError
 
+    def next_question(self) -> str | None:
+        """Return what is asked after the answer just given; None, as here, ends the episode.
+
+        The next question begins a new conversation: what came before is not part of the state.
+        """
+        return None
+
     def begin_episode(self) -> None:
         """Forget the last episode; `task` is already the new one."""
 
@@ -128,11 +136,7 @@ class ToolEnv(gym.Env[str, str]):
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
         self.begin_episode()
-        system: list[Message] = []
-        if self._system_prompt:
-            system = [{"role": "system", "content": self._system_prompt}]
-        self._initial = (*system, Message(role="user", content=self._task.question))
-        self._turns: list[tuple[Message, ...]] = []
+        self._begin_conversation(self._task.question)
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -158,18 +162,22 @@ class ToolEnv(gym.Env[str, str]):
         self.num_turns += 1
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)
+        following = self.next_question() if parsed.kind == "answer" else None
+        self._is_over = parsed.kind == "answer" and following is None
         event = StepEvent(
             action=parsed,
             result=result,
-            is_last=parsed.kind == "answer" or self.num_turns == self.max_turns,
+            is_last=self._is_over or self.num_turns == self.max_turns,
         )
         terms = {
             name: weight * float(self.reward_functions[name](self, event))
             for name, weight in self._weights.items()
         }
-        self._is_over = parsed.kind == "answer"
         self._turns.append(({"role": "assistant", "content": action}, *reply))
         observation = reply[0]["content"] if reply else ""
+        if following is not None:
+            self._begin_conversation(following)
+            observation = following
         info = self._info(parsed, result, terms)
         return observation, float(sum(terms.values())), self._is_over, False, info
 
@@ -190,6 +198,11 @@ class ToolEnv(gym.Env[str, str]):
     def tools(self) -> Mapping[str, Tool]:
         """The tools by name."""
         return self._tools
+
+    @property
+    def reward_weights(self) -> Mapping[str, float]:
+        """The weight of each reward term that is on."""
+        return self._weights
 
     def write_call(self, name: str, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""
@@ -223,6 +236,13 @@ class ToolEnv(gym.Env[str, str]):
         if not 0 <= index < limit:
             raise ConfigurationError(f"There is no task {index}: tasks are 0 to {limit - 1}.")
         return int(index)
+
+    def _begin_conversation(self, question: str) -> None:
+        system: list[Message] = []
+        if self._system_prompt:
+            system = [{"role": "system", "content": self._system_prompt}]
+        self._initial = (*system, Message(role="user", content=question))
+        self._turns: list[tuple[Message, ...]] = []
 
     def _act(self, parsed: ParsedAction) -> tuple[tuple[Message, ...], ToolResult | None]:
         """Carry the action out; return what the environment says to it, and the tool's result."""

@@ -37,7 +37,7 @@ def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
     answer_format = float(env.answer is not None)
     tool_format = float(env.num_invalid_actions == 0)
     r_format = (answer_format + tool_format) / 2
-    return exact_match_term(env, event) if r_format == 1 else r_format - 1
+    return env.metrics()["exact_match"] if r_format == 1 else r_format - 1
 
 
 def new_gold_passage_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
@@ -65,6 +65,7 @@ class RetrievalQAEnv(ToolEnv):
         "format": format_term,
         "repeated_query": repeated_query_term,
     }
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match", "f1", "format_and_answer"})
     default_rewards: ClassVar[Mapping[str, float]] = {
         "exact_match": 1.0,
         "new_gold_passage": 0.2,

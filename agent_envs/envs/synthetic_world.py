@@ -200,14 +200,14 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Facts and the passages that say them, in the same order."""
+    """Facts and the passages that say them."""
 
     relations: Mapping[str, Relation]
     """The relations of the variant."""
     facts: tuple[Fact, ...]
     """What is true."""
     passages: tuple[Passage, ...]
-    """What can be found."""
+    """What can be found: a passage per fact in the same order, then outdated ones, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +224,15 @@ class Question:
     """Searches that find them, in the same order."""
 
 
-def make_world(rng: np.random.Generator, *, variant: str = "default") -> World:
+def make_world(
+    rng: np.random.Generator, *, variant: str = "default", outdated: bool = False
+) -> World:
     """Draw a world.
 
     Args:
         rng: Every draw comes from it.
         variant: A key of `VARIANTS`.
+        outdated: Put beside each fact a passage that looks like it but says what was true once.
 
     Raises:
         UnknownNameError: If there is no such variant.
@@ -243,8 +246,12 @@ def make_world(rng: np.random.Generator, *, variant: str = "default") -> World:
     ]
     order = rng.permutation(len(facts)).tolist()
     facts = [facts[i] for i in order]
-    passages = tuple(_passage(relations[fact.relation], fact) for fact in facts)
-    return World(relations, tuple(facts), passages)
+    passages = [_passage(relations[fact.relation], fact) for fact in facts]
+    if outdated:
+        passages += [
+            _outdated(fact, things[relations[fact.relation].object], rng) for fact in facts
+        ]
+    return World(relations, tuple(facts), tuple(passages))
 
 
 def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Question:
@@ -328,6 +335,13 @@ def _reach(relations: Mapping[str, Relation], kind: str) -> int:
     """Return how many more hops can follow a thing of this kind."""
     following = [r.object for r in relations.values() if r.subject == kind]
     return 1 + max(_reach(relations, other) for other in following) if following else 0
+
+
+def _outdated(fact: Fact, objects: Sequence[str], rng: np.random.Generator) -> Passage:
+    """Return what `fact` was before; one word tells it from what is."""
+    others = [thing for thing in objects if thing != fact.object]
+    text = f"the {fact.relation} of {fact.subject} was {rng.choice(others)} ."
+    return Passage(fact.subject, text)
 
 
 def _passage(relation: Relation, fact: Fact) -> Passage:

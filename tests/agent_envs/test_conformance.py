@@ -7,6 +7,7 @@ from tests.conformance import check_conformance
 ARGUMENTS = {
     "AgentR1/HotpotQA-v0": lambda file: {"data": file},
     "AgentR1/SyntheticMultiHop-v0": lambda file: {},
+    "AgentR1/SyntheticLongHorizon-v0": lambda file: {},
 }
 
 

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_envs import ConfigurationError
 from agent_envs.envs.synthetic_world import VARIANTS, make_question, make_world, vocabulary
 from agent_envs.retrieval import Corpus, build_retriever
 
@@ -91,3 +92,81 @@ def test_an_episode_is_the_same_bytes_in_processes_with_other_hash_seeds():
     }
     assert len(digests) == 1
     assert len(digests.pop().strip()) == hashlib.sha256().digest_size * 2
+
+
+LONG = "AgentR1/SyntheticLongHorizon-v0"
+
+
+def test_several_questions_are_asked_each_in_a_conversation_of_its_own():
+    env = gym.make(LONG)
+    env.reset(options={"task": 5})
+    questions = env.unwrapped.task.data["questions"]
+    rewards = []
+    for action in env.unwrapped.reference_actions():
+        observation, reward, terminated, truncated, info = env.step(action)
+        rewards.append(reward)
+        if len(rewards) == 3:
+            assert observation == questions[1].text
+            assert [m["role"] for m in info["messages"]] == ["system", "user"]
+            assert info["messages"][1]["content"] == questions[1].text
+            assert not terminated
+    assert terminated
+    assert not truncated
+    assert info["metrics"]["success"] == 1.0
+    assert rewards[2] == rewards[5] == pytest.approx(1 / 3)
+    assert sum(rewards) == pytest.approx(1.2)
+
+
+def test_one_wrong_answer_costs_the_sparse_reward_and_only_a_third_of_the_other():
+    for rewards, expected in (({"all_correct": 1.0}, 0.0), ({"exact_match": 1.0}, 2 / 3)):
+        env = gym.make(LONG, rewards=rewards)
+        env.reset(options={"task": 5})
+        actions = env.unwrapped.reference_actions()
+        actions[2] = env.unwrapped.write_answer("nobody")
+        total = sum(env.step(action)[1] for action in actions)
+        assert total == pytest.approx(expected)
+        assert env.unwrapped.metrics()["success"] == 0.0
+        assert env.unwrapped.metrics()["exact_match"] == pytest.approx(2 / 3)
+
+
+def test_outdated_passages_look_like_the_gold_ones_but_say_what_was():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", outdated=True)
+    env.reset(options={"task": 1})
+    plain = gym.make("AgentR1/SyntheticMultiHop-v0")
+    plain.reset(options={"task": 1})
+    for action in env.unwrapped.reference_actions():
+        *_, info = env.step(action)
+        if info["tool_result"]:
+            assert " was " in info["tool_result"]
+    assert info["metrics"]["success"] == 1.0
+    assert "-outdated-" in info["task_id"]
+
+
+def test_a_budget_of_searches_ends_with_an_observation():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", max_searches=1)
+    env.reset(options={"task": 1})
+    first, second, _ = env.unwrapped.reference_actions()
+    assert "error" not in env.step(first)[4]["action"]
+    observation, *_, info = env.step(second)
+    assert info["action"]["error"] == "tool_error"
+    assert "no search left" in observation
+    env.reset(options={"task": 1})
+    assert "error" not in env.step(first)[4]["action"]
+
+
+def test_of_several_lengths_each_task_draws_one():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", hops=[1, 2])
+    lengths = []
+    for task in range(40):
+        env.reset(options={"task": task})
+        lengths.append(len(env.unwrapped.reference_actions()) - 1)
+    assert set(lengths) == {1, 2}
+    assert 10 < lengths.count(1) < 30
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"questions": 0}, {"max_searches": 0}, {"hops": []}, {"hops": [2, 9]}]
+)
+def test_arguments_out_of_range_are_refused_by_name(arguments):
+    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
+        gym.make("AgentR1/SyntheticMultiHop-v0", **arguments)

@@ -1,0 +1,62 @@
+import gymnasium as gym
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError
+from agent_envs.wrappers.potential_shaping import PotentialShaping, found_gold
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def play(env, actions, task=3):
+    env.reset(options={"task": task})
+    steps = []
+    for action in actions:
+        steps.append(env.step(action))
+        if steps[-1][2] or steps[-1][3]:
+            break
+    return steps
+
+
+def reference(task=3):
+    env = gym.make(ID)
+    env.reset(options={"task": task})
+    return env.unwrapped.reference_actions()
+
+
+def test_progress_is_paid_when_it_is_made_and_taken_back_at_the_end():
+    env = PotentialShaping(gym.make(ID, rewards={"exact_match": 1.0}), found_gold)
+    steps = play(env, reference())
+    assert [info["reward_terms"]["shaping"] for *_, info in steps] == [0.5, 0.5, -1.0]
+    assert [reward for _, reward, *_ in steps] == [0.5, 0.5, 0.0]
+    for _, reward, _, _, info in steps:
+        assert reward == pytest.approx(sum(info["reward_terms"].values()))
+
+
+WORDS = st.sampled_from(["director of amber anchor", "x", "award of ada dorn"])
+SEARCH = WORDS.map(
+    lambda w: f'<tool_call>{{"name": "search", "arguments": {{"query": "{w}"}}}}</tool_call>'
+)
+ACTIONS = st.one_of(SEARCH, st.sampled_from(["nonsense", "<answer>acme</answer>", *reference()]))
+
+
+@given(st.lists(ACTIONS, min_size=1, max_size=4), st.floats(0, 1), st.floats(-3, 3))
+def test_whatever_is_done_the_additions_sum_to_the_first_potential(actions, gamma, offset):
+    """The discounted sum over a finished episode does not depend on what was done."""
+
+    def potential(env):
+        return offset + found_gold(env) + 0.3 * env.num_turns
+
+    env = PotentialShaping(gym.make(ID), potential, gamma)
+    steps = play(env, actions)
+    total = sum(gamma**t * info["reward_terms"]["shaping"] for t, (*_, info) in enumerate(steps))
+    expected = -offset
+    if not steps[-1][2]:  # not over: the last state keeps its potential, as it keeps its value
+        expected += gamma ** len(steps) * potential(env.unwrapped)
+    assert total == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_discount_out_of_range_is_refused():
+    with pytest.raises(ConfigurationError, match="gamma must be in"):
+        PotentialShaping(gym.make(ID), found_gold, 1.5)
