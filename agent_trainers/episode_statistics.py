@@ -1,7 +1,8 @@
 """What a batch of episodes looked like, in numbers small enough to send between processes."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,12 @@ class EpisodeSummary:
     """Episodes with the same id are compared with each other."""
     rewards: tuple[float, ...]
     """Reward of each step."""
+    lengths: tuple[int, ...]
+    """Number of action tokens of each step."""
+    anchors: tuple[bytes, ...]
+    """A digest of the observation before each step."""
+    is_truncated: bool
+    """Whether the episode was cut off."""
     is_scorable: bool
     """Whether the episode counts."""
     reward_terms: dict[str, float]
@@ -38,19 +45,34 @@ class EpisodeSummary:
     """Seconds by kind of work."""
 
 
-def summarise(trajectory: Trajectory) -> EpisodeSummary:
-    """Reduce a trajectory to its numbers."""
+def summarise(
+    trajectory: Trajectory, reward_factors: Mapping[str, float] | None = None
+) -> EpisodeSummary:
+    """Reduce a trajectory to its numbers.
+
+    Args:
+        trajectory: What was played.
+        reward_factors: What the reward terms are multiplied with now; 1 where not named.
+    """
+    factors = reward_factors or {}
     terms: Counter[str] = Counter()
-    codes = []
+    codes, rewards = [], []
     for transition in trajectory.transitions:
+        reward = transition.reward
         for name, value in transition.reward_terms.items():
-            terms[name] += value  # type: ignore[assignment]
+            factor = factors.get(name, 1.0)
+            terms[name] += factor * value  # type: ignore[assignment]
+            reward += (factor - 1.0) * value
+        rewards.append(reward)
         if code := transition.info.get("action", {}).get("error"):
             codes.append(code)
     last = trajectory.transitions[-1] if trajectory.transitions else None
     return EpisodeSummary(
         group_id=trajectory.group_id,
-        rewards=tuple(trajectory.rewards),
+        rewards=tuple(rewards),
+        lengths=tuple(trajectory.lengths),
+        anchors=tuple(_digest(anchor) for anchor in trajectory.anchors),
+        is_truncated=trajectory.is_truncated,
         is_scorable=trajectory.is_scorable,
         reward_terms=dict(terms),
         metrics=dict(trajectory.metrics),
@@ -64,11 +86,14 @@ def summarise(trajectory: Trajectory) -> EpisodeSummary:
 
 
 def trainer_metrics(
-    episodes: Sequence[EpisodeSummary], advantages: Sequence[Any]
+    episodes: Sequence[EpisodeSummary],
+    advantages: Sequence[Any],
+    outcome_terms: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the metrics of a batch under the names that TRL's loggers show.
 
-    ``reward``, ``reward_std`` and ``frac_reward_zero_std`` as in TRL; ``rewards/<term>``;
+    ``reward``, ``reward_std`` and ``frac_reward_zero_std`` as in TRL; ``rewards/<term>``, and
+    where `outcome_terms` are known ``reward/outcome`` and ``reward/process``, their sums;
     ``metrics/<metric>`` of the environment, and ``success`` by itself; ``episodes/<stop reason>``
     and ``actions/<error code>`` as shares; ``completions/…`` in tokens; ``time/…`` in seconds of
     the batch (generation is shared out, environments add up).
@@ -88,7 +113,12 @@ def trainer_metrics(
     metrics["reward"] = float(np.mean(returns))
     metrics["reward_std"] = float(np.std(returns))
     metrics["frac_reward_zero_std"] = _share_without_signal(episodes, advantages)
-    metrics |= {f"rewards/{k}": v for k, v in _means([e.reward_terms for e in scored]).items()}
+    terms = [episode.reward_terms for episode in scored]
+    metrics |= {f"rewards/{name}": value for name, value in _means(terms).items()}
+    if outcome_terms:
+        outcomes = [sum(t.get(name, 0.0) for name in outcome_terms) for t in terms]
+        metrics["reward/outcome"] = float(np.mean(outcomes))
+        metrics["reward/process"] = metrics["reward"] - metrics["reward/outcome"]
     measured = _means([episode.metrics for episode in scored])
     metrics |= {f"metrics/{name}": value for name, value in measured.items()}
     if "success" in measured:
@@ -100,6 +130,10 @@ def trainer_metrics(
     metrics["completions/max_length"] = float(max(e.num_sampled_tokens for e in scored))
     metrics["episodes/mean_turns"] = num_steps / len(scored)
     return metrics
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _means(records: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,16 +1,18 @@
 """`StepGRPOTrainer`: GRPO on environment steps, on top of ``trl.GRPOTrainer``.
 
-Three methods of TRL are overridden, all here; ``tests/agent_trainers/test_trl_contract.py`` watches
-what they rely on. TRL keeps doing models, PEFT, vLLM, reference models, the loss, optimisation,
-logging, checkpoints and callbacks.
+Four methods of TRL are overridden, all here; ``tests/agent_trainers/test_trl_contract.py`` watches
+what they rely on. TRL keeps doing models, PEFT, vLLM, reference models, log-probabilities,
+optimisation, logging, checkpoints and callbacks.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
@@ -21,22 +23,27 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
-from agent_trainers.advantages import estimate
+from agent_trainers.advantages import TOKEN_LEVEL, Array, estimate
 from agent_trainers.batching import (
     Row,
     collate,
+    loss_weights,
     make_rows,
     num_rows_per_rank,
+    pad_right,
     padding_row,
     trim,
 )
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
 from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.transformers import TokenPolicy, context_length
+from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
 from agent_trainers.trajectory import Trajectory
 
@@ -103,6 +110,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         if self._is_vlm:
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
+        self._outcome_terms: frozenset[str] = getattr(probe.unwrapped, "outcome_terms", frozenset())
+        _check_schedules(args, probe)
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self.advantages: dict[str, list[Any]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -149,34 +158,191 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         mode = "train" if self.model.training else "eval"
         specs = self._episode_specs(inputs, mode)
         trajectories = self._rollouts[mode].collect(specs)
-        # Groups may be spread over processes, so credit is assigned over the whole batch.
-        episodes: list[EpisodeSummary] = gather_object([summarise(t) for t in trajectories])
-        everything = estimate(
-            self.args.advantage_estimator,
-            episodes,
-            gamma=self.args.gamma,
-            scale=self.args.scale_rewards,
-        )
-        start = self._num_before(len(trajectories))
-        advantages = everything[start : start + len(trajectories)]
+        rows = self._make_rows(trajectories)
+        batch = self._to_batch(rows, mode)
+        factors = self._reward_factors() if mode == "train" else {}
+        own = [summarise(trajectory, factors) for trajectory in trajectories]
+        advantages = self._assign_credit(batch, rows, trajectories, own, mode)
+        batch["advantages"] = self._per_token(rows, advantages, batch)
         if mode == "train" or self._last_evaluated_step != self.state.global_step:
             self.forget_trajectories(mode)
         self.trajectories[mode] += trajectories
         self.advantages[mode] += advantages
-        rows = [
-            row
-            for trajectory, advantage in zip(trajectories, advantages, strict=True)
-            if trajectory.is_scorable
-            for row in make_rows(
+        self._log_episodes(mode, trajectories, own, advantages)
+        self._log_reward_factors(factors)
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the policy loss of a micro-batch: clipped policy gradient, or CISPO, and KL.
+
+        TRL's own knows a ratio per token or per row, and a mean over tokens or rows; ours also
+        knows steps and trajectories. Where both know a setting they agree, and a test says so.
+        Relies on: called for each micro-batch that `_prepare_inputs` returned, in training and in
+        evaluation; the gradients of an accumulation window and of all processes are summed and
+        divided by the number of processes.
+        """
+        mask, actions = inputs["tool_mask"], inputs["action_mask"]
+        logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),  # (B, P + T)
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+        )
+        advantages = inputs["advantages"]
+        old = inputs.get("old_per_token_logps")
+        log_ratio = importance_log_ratio(
+            logprobs - (logprobs.detach() if old is None else old),
+            mask,
+            inputs["steps"],
+            inputs["trajectory_lengths"],
+            self.args.importance_sampling_level,
+        )
+        if self.args.loss_type == "cispo":
+            policy = cispo_loss(log_ratio, logprobs, advantages, epsilon_high=self.epsilon_high)
+        else:
+            policy = policy_loss(
+                log_ratio,
+                advantages,
+                epsilon_low=self.epsilon_low,
+                epsilon_high=self.epsilon_high,
+                delta=self.args.delta,
+            )
+        loss = policy.loss
+        if (correction := inputs.get("importance_sampling_ratio")) is not None:
+            loss = loss * correction
+        if (reference := inputs.get("ref_per_token_logps")) is not None:
+            divergence = kl_divergence(logprobs, reference)
+            self._log_mean("kl", divergence, actions)
+            if self.args.kl_placement == "loss":
+                if self.args.use_bias_correction_kl:
+                    divergence = divergence * log_ratio.exp()
+                loss = loss + self.beta * divergence * actions
+        self._log_mean("entropy", entropies, actions)
+        self._log_mean("clip_ratio/low_mean", policy.is_clipped_low, mask)
+        self._log_mean("clip_ratio/high_mean", policy.is_clipped_high, mask)
+        self._log_mean(
+            "clip_ratio/region_mean", policy.is_clipped_low | policy.is_clipped_high, mask
+        )
+        total = self._reduce_loss(loss, inputs["loss_weights"])
+        if self.aux_loss_enabled:
+            window = self.current_gradient_accumulation_steps if self.model.training else 1
+            total = total + self.router_aux_loss_coef * aux_loss / window
+        return total
+
+    def _reduce_loss(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum a loss per token so that an optimiser step gets its mean over the whole batch.
+
+        The weights of a generation batch sum to 1 over all processes; the gradients of processes
+        are averaged, and a generation batch may be spread over several optimiser steps.
+        """
+        factor = float(self.accelerator.num_processes)
+        if self.model.training:
+            window = self.current_gradient_accumulation_steps
+            factor *= self.args.steps_per_generation / window
+        return (loss * weights).sum() * factor
+
+    def _log_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Log a mean over the tokens in `mask`, over all processes."""
+        sums = torch.stack([(values.detach() * mask).sum(), mask.sum()]).float()
+        total, count = self.accelerator.reduce(sums, reduction="sum")
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode][name].append((total / count.clamp(min=1.0)).item())
+
+    # Credit
+
+    def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
+        rows: list[Row] = []
+        for i, trajectory in enumerate(trajectories):
+            if not trajectory.is_scorable:
+                continue
+            own = make_rows(
                 trajectory,
-                advantage,
+                i,
                 merge=self.args.merge_steps,
                 train_truncated=not self.args.mask_truncated_completions,
+                train_observations=not self.args.loss_mask,
             )
+            if len(own) > 1 and self.args.importance_sampling_level == "sequence":
+                raise ConfigurationError(
+                    "importance_sampling_level='sequence' needs whole trajectories in a row, but "
+                    "a state did not extend the one before (see the context of the environment, "
+                    "and its chat template). Use 'step', or context='full'."
+                )
+            rows += own
+        return rows
+
+    def _assign_credit(
+        self,
+        batch: dict[str, Any],
+        rows: Sequence[Row],
+        trajectories: Sequence[Trajectory],
+        own: Sequence[EpisodeSummary],
+        mode: str,
+    ) -> list[Array]:
+        """Return the advantages of this process's trajectories."""
+        return self._estimate(self._with_kl_in_reward(batch, rows, own))
+
+    def _estimate(self, own: Sequence[EpisodeSummary], **options: Any) -> list[Array]:
+        """Estimate advantages over the whole batch; return those of this process's episodes.
+
+        Groups may be spread over processes, and some statistics are those of the batch.
+        """
+        episodes: list[EpisodeSummary] = gather_object(list(own))
+        everything = estimate(
+            self.args.advantage_estimator, episodes, **self.args.estimator_settings, **options
+        )
+        start = self._num_before(len(own))
+        return everything[start : start + len(own)]
+
+    def _with_kl_in_reward(
+        self, batch: Mapping[str, torch.Tensor], rows: Sequence[Row], own: Sequence[EpisodeSummary]
+    ) -> list[EpisodeSummary]:
+        """Take beta times the divergence from the reference off each step's reward, if asked to.
+
+        Per step ``sum_j log pi_old - log pi_ref`` over its sampled tokens (Ouyang et al., 2022,
+        arXiv 2203.02155, eq. 2).
+        """
+        if self.args.kl_placement != "reward":
+            return list(own)
+        old = batch.get("old_per_token_logps", batch["sampling_per_token_logps"])
+        divergence = ((old - batch["ref_per_token_logps"]) * batch["action_mask"]).cpu().numpy()
+        rewards = [np.array(episode.rewards, float) for episode in own]
+        for row, values in zip(rows, divergence, strict=False):  # padding rows come last
+            np.subtract.at(rewards[row.episode], row.steps, self.beta * values[: len(row.steps)])
+        return [
+            dataclasses.replace(episode, rewards=tuple(values.tolist()))
+            for episode, values in zip(own, rewards, strict=True)
         ]
-        batch = self._to_batch(rows, mode)
-        self._log_episodes(mode, trajectories, episodes, everything)
-        return batch
+
+    def _per_token(
+        self, rows: Sequence[Row], values: Sequence[Array], batch: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Spread a value per step, or per token, over the tokens of the rows; shape (B, T)."""
+        is_per_token = self.args.advantage_estimator in TOKEN_LEVEL
+        position = [0] * len(values)
+        spread = []
+        for row in rows:
+            if not is_per_token:
+                spread.append(values[row.episode][row.steps])
+                continue
+            takes_part = self._has_credit(row)
+            start, count = position[row.episode], int(takes_part.sum())
+            position[row.episode] += count
+            tokens = np.zeros(len(takes_part), np.float32)
+            tokens[takes_part] = values[row.episode][start : start + count]
+            spread.append(tokens)
+        return _fill_up(spread, batch)
+
+    def _has_credit(self, row: Row) -> npt.NDArray[np.bool_]:
+        """Return which tokens of a row have credit of their own, shape (T,)."""
+        is_action = np.array(row.is_action, bool)
+        return is_action if self.args.advantage_mask else np.ones_like(is_action)
+
+    def _reward_factors(self) -> dict[str, float]:
+        progress = self.state.global_step / max(1, self.state.max_steps)
+        return reward_factors(self.args.schedules, progress, self.state.log_history)
 
     # Playing
 
@@ -299,8 +465,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             name: tensor.to(self.accelerator.device)
             for name, tensor in collate(rows, pad_token_id, self.pad_to_multiple_of).items()
         }
-        num_trained = self.accelerator.gather(batch["tool_mask"].sum()).sum()
-        batch["num_items_in_batch"] = num_trained
+        batch["loss_weights"] = self._weights(loss_weights(rows, self.args.loss_denominator), batch)
         with (
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
@@ -309,6 +474,15 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if self.beta != 0.0:
                 batch["ref_per_token_logps"] = self._reference_logprobs(batch, mode)
         return batch
+
+    def _weights(
+        self, weights: Sequence[npt.NDArray[np.float64]], batch: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return weights per token that sum to 1 over all processes, shape (B, T)."""
+        tensor = _fill_up(weights, batch)
+        total = self.accelerator.reduce(tensor.sum(), reduction="sum")
+        weighed: torch.Tensor = tensor / total.clamp(min=1.0)
+        return weighed
 
     def _add_old_logprobs(self, batch: dict[str, Any], mode: str) -> None:
         """Add what TRL's loss needs where the policy that sampled is not the one that trains."""
@@ -370,11 +544,13 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self,
         mode: str,
         trajectories: Sequence[Trajectory],
-        episodes: Sequence[EpisodeSummary],
-        advantages: Sequence[Any],
+        own: Sequence[EpisodeSummary],
+        own_advantages: Sequence[Array],
     ) -> None:
         """Put the statistics of the whole batch where TRL's `log` finds them."""
-        for name, value in trainer_metrics(episodes, advantages).items():
+        episodes: list[EpisodeSummary] = gather_object(list(own))
+        advantages: list[Array] = gather_object(list(own_advantages))
+        for name, value in trainer_metrics(episodes, advantages, self._outcome_terms).items():
             self._metrics[mode][name].append(value)
         if mode == "train":
             self.state.num_input_tokens_seen += sum(episode.num_tokens for episode in episodes)
@@ -388,6 +564,10 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for name in sorted({name for episode in episodes for name in episode.reward_terms}):
             values = [episode.reward_terms.get(name, 0.0) for episode in episodes]
             self._logs["rewards"][name].extend(values)
+
+    def _log_reward_factors(self, factors: Mapping[str, float]) -> None:
+        for name, factor in factors.items():
+            self._metrics["train"][f"reward_factor/{name}"].append(factor)
 
 
 def environment_reward(**_: Any) -> list[float]:
@@ -427,6 +607,21 @@ def _check_tasks(name: str, dataset: Any) -> None:
             f"{', '.join(dataset.column_names)}). Example: "
             "Dataset.from_dict({'task': list(range(100))})."
         )
+
+
+def _check_schedules(args: StepGRPOConfig, env: TextEnv) -> None:
+    weights = getattr(env.unwrapped, "reward_weights", None)
+    if weights is not None:
+        for name in args.schedules:
+            lookup(weights, name, kind="scheduled reward term")
+
+
+def _fill_up(values: Sequence[npt.NDArray[Any]], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return values per token of the first rows as (B, T); 0 for padding and for padding rows."""
+    tokens = batch["completion_ids"]
+    rows = [row.tolist() for row in values]
+    padding: list[list[float]] = [[]] * (tokens.size(0) - len(rows))
+    return pad_right([*rows, *padding], tokens.size(1)).to(tokens.device)
 
 
 def _seed(*entropy: int) -> int:

@@ -7,7 +7,10 @@ from trl import GRPOConfig
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_trainers.advantages import ADVANTAGE_ESTIMATORS
+from agent_trainers.advantages import ADVANTAGE_ESTIMATORS, estimator_options, needs_values
+from agent_trainers.batching import DENOMINATORS
+from agent_trainers.losses import RATIO_LEVELS
+from agent_trainers.reward_schedules import parse_schedules
 
 
 class _Refusal(NamedTuple):
@@ -23,12 +26,7 @@ _REFUSALS: Final = (
         "loss_type",
         ("dapo", "cispo"),
         "the others average over rows or micro-batches, so the loss would change with merging, "
-        "padding and micro-batch size",
-    ),
-    _Refusal(
-        "importance_sampling_level",
-        ("token",),
-        "a row may hold several steps, so a ratio per row would change with merging",
+        "padding and micro-batch size; loss_denominator says what is averaged over",
     ),
     _Refusal(
         "vllm_importance_sampling_mode",
@@ -64,23 +62,84 @@ _REFUSALS: Final = (
 )
 
 
+ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_advantage_weight")
+"""Settings handed on to the advantage estimator, where given."""
+KL_PLACEMENTS: Final = ("loss", "reward")
+
+
 @dataclass
 class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     """Settings of `StepGRPOTrainer`, on top of ``trl.GRPOConfig``.
 
-    ``max_completion_length`` is the length of one turn. ``loss_type`` is ``"dapo"`` or ``"cispo"``:
-    their denominator is the number of trained tokens of the whole batch, over all processes.
+    ``max_completion_length`` is the length of one turn. ``loss_type`` is ``"dapo"`` (clipped policy
+    gradient) or ``"cispo"``; what the loss is averaged over is ``loss_denominator``, always of the
+    whole batch, over all processes. ``importance_sampling_level`` is ``"token"``, ``"step"`` (mean
+    of the step's log-ratios), ``"product"`` (their sum) or ``"sequence"`` (mean over the
+    trajectory).
     """
 
     advantage_estimator: str = field(
         default="grpo",
         metadata={
-            "help": "How rewards become advantages: 'grpo' (group-normalised return, the same for "
-            "every step) or 'grpo_step' (group-normalised return-to-go of each step)."
+            "help": "How rewards become advantages: one of " + ", ".join(ADVANTAGE_ESTIMATORS) + "."
         },
     )
     gamma: float = field(
-        default=1.0, metadata={"help": "Discount per step (one model turn), in [0, 1]."}
+        default=1.0,
+        metadata={"help": "Discount in [0, 1], per step (one model turn); per token in gae_token."},
+    )
+    lam: float | None = field(
+        default=None,
+        metadata={"help": "Lambda of generalised advantages, in [0, 1]. Default: 1."},
+    )
+    token_gamma: float | None = field(
+        default=None,
+        metadata={"help": "gae_bilevel: discount per token inside a step. Default: 1."},
+    )
+    token_lam: float | None = field(
+        default=None,
+        metadata={"help": "gae_bilevel: lambda per token inside a step. Default: 1."},
+    )
+    step_advantage_weight: float | None = field(
+        default=None,
+        metadata={"help": "gigpo: weight of the step's part of the advantage. Default: 1."},
+    )
+    loss_denominator: str = field(
+        default="token",
+        metadata={
+            "help": "What the loss is a mean over: every trained 'token' of the batch, every "
+            "'step' (the mean of its tokens), or every 'trajectory' (the mean of its tokens)."
+        },
+    )
+    loss_mask: bool = field(
+        default=True,
+        metadata={
+            "help": "Train sampled tokens only. Off, observations inside a row are trained with "
+            "the advantage of the action before them: to show what the mask is good for."
+        },
+    )
+    advantage_mask: bool = field(
+        default=True,
+        metadata={
+            "help": "gae_token: credit runs over sampled tokens only. Off, observation tokens "
+            "advance and decay it too: to show what the mask is good for."
+        },
+    )
+    kl_placement: str = field(
+        default="loss",
+        metadata={
+            "help": "Where beta weighs the divergence from the reference: in the 'loss' (low-"
+            "variance estimate per token), or taken off the 'reward' of each step (sum over its "
+            "tokens). Sampled tokens only, either way."
+        },
+    )
+    reward_schedules: str | None = field(
+        default=None,
+        metadata={
+            "help": "What reward terms are multiplied with over the run, as JSON: "
+            '\'{"new_gold_passage": {"kind": "linear", "start": 1, "end": 0}}\'. Kinds: constant, '
+            "linear, cosine, adaptive (start until 'metric' reaches 'target', then end)."
+        },
     )
     merge_steps: bool = field(
         default=True,
@@ -112,8 +171,16 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         """Check our own settings, and refuse by name what would break the loss."""
         super().__post_init__()
         lookup(ADVANTAGE_ESTIMATORS, self.advantage_estimator, kind="advantage estimator")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigurationError(f"gamma must be in [0, 1], not {self.gamma}.")
+        for option, names in (
+            ("importance_sampling_level", RATIO_LEVELS),
+            ("loss_denominator", DENOMINATORS),
+            ("kl_placement", KL_PLACEMENTS),
+        ):
+            lookup(dict.fromkeys(names), getattr(self, option), kind=option)
+        for option in ("gamma", "lam", "token_gamma", "token_lam"):
+            value = getattr(self, option)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ConfigurationError(f"{option} must be in [0, 1], not {value}.")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise ConfigurationError(
                 f"max_prompt_length must be at least 1, not {self.max_prompt_length}."
@@ -126,4 +193,56 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 raise ConfigurationError(
                     f"{option}={value!r} is not supported with step rows: {reason}. "
                     f"Set {option}={allowed}."
+                )
+        self._refuse_what_would_do_nothing()
+        if not self.merge_steps:
+            self._refuse_what_needs_merged_rows()
+        self.schedules = parse_schedules(self.reward_schedules)
+
+    @property
+    def estimator_settings(self) -> dict[str, Any]:
+        """The options of the advantage estimator that do not depend on the batch."""
+        known = estimator_options(self.advantage_estimator)
+        given: dict[str, Any] = {
+            name: getattr(self, name) for name in ESTIMATOR_OPTIONS if name in known
+        }
+        if "scale" in known:
+            given["scale"] = self.scale_rewards
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _refuse_what_would_do_nothing(self) -> None:
+        estimator = self.advantage_estimator
+        known = estimator_options(estimator)
+        unused = [
+            name
+            for name in ESTIMATOR_OPTIONS
+            if name not in known and getattr(self, name) is not None and name != "gamma"
+        ]
+        if self.scale_rewards != "group" and "scale" not in known:
+            unused.append("scale_rewards")
+        if not self.advantage_mask and estimator != "gae_token":
+            unused.append("advantage_mask")
+        if unused:
+            raise ConfigurationError(
+                f"{unused[0]} does nothing with advantage_estimator={estimator!r}. Leave it out, "
+                "or choose an estimator that has it."
+            )
+        if self.kl_placement == "reward" and self.beta == 0.0:
+            raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
+        if needs_values(estimator) and not hasattr(self, "value_coef"):
+            raise ConfigurationError(
+                f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "
+                "StepPPOConfig, or agent-r1-train --algorithm ppo."
+            )
+
+    def _refuse_what_needs_merged_rows(self) -> None:
+        needs = {
+            "importance_sampling_level='sequence'": self.importance_sampling_level == "sequence",
+            "loss_mask=False": not self.loss_mask,
+            "advantage_mask=False": not self.advantage_mask,
+        }
+        for setting, is_set in needs.items():
+            if is_set:
+                raise ConfigurationError(
+                    f"{setting} needs whole trajectories in a row; set merge_steps=True."
                 )

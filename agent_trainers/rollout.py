@@ -47,6 +47,7 @@ class _Episode:
     transitions: list[Transition] = field(default_factory=list)
     stop_reason: StopReason | None = None
     error: str | None = None
+    final_prompt_ids: list[int] = field(default_factory=list)
     generate_seconds: float = 0.0
     environment_seconds: float = 0.0
 
@@ -104,6 +105,8 @@ class Rollout:
             if not self._is_any_active(bool(active)):
                 break
             self._play_wave(active)
+        for episode in episodes:
+            self._note_final_state(episode)
         self._keep_envs(episodes)
         return [_trajectory(episode) for episode in episodes]
 
@@ -156,6 +159,16 @@ class Rollout:
         for (episode, generation), outcome in zip(acting, outcomes, strict=True):
             if episode.stop_reason is None:
                 _advance(episode, generation, outcome)
+
+    def _note_final_state(self, episode: _Episode) -> None:
+        """Note the state in which an episode was cut off."""
+        if not episode.transitions or not episode.transitions[-1].truncated:
+            return
+        ids = None
+        if episode.stop_reason is StopReason.TURN_LIMIT:
+            ids = self._policy.encode(_request(episode))
+        last = episode.transitions[-1]
+        episode.final_prompt_ids = ids or [*last.prompt_ids, *last.completion_ids]
 
     def _run(self, episodes: Sequence[_Episode], calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run one call per episode; note failures in the episodes."""
@@ -266,4 +279,5 @@ def _trajectory(episode: _Episode) -> Trajectory:
         },
         stop_reason=episode.stop_reason,
         error=episode.error,
+        final_prompt_ids=list(episode.final_prompt_ids),
     )

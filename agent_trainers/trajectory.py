@@ -8,7 +8,7 @@ import dataclasses
 import gzip
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,11 @@ class StopReason(StrEnum):
 
 
 _FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR)
+_TRUNCATIONS: Final = (
+    StopReason.TURN_LIMIT,
+    StopReason.TOKEN_LIMIT,
+    StopReason.CONTEXT_OVERFLOW,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +102,24 @@ class Trajectory:
     """Why the episode ended."""
     error: str | None = None
     """The error, where the episode could not end."""
+    final_prompt_ids: list[int] = field(default_factory=list)
+    """Tokens of the state after the last step, where the episode was truncated: a critic says what
+    it was still worth. Where that state did not fit or was cut off, up to the last action."""
 
     @property
     def rewards(self) -> list[float]:
         """Reward of each step, shape (S,)."""
         return [transition.reward for transition in self.transitions]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of action tokens of each step, shape (S,)."""
+        return [len(transition.completion_ids) for transition in self.transitions]
+
+    @property
+    def anchors(self) -> list[str]:
+        """The observation before each step, shape (S,): the last message of its state."""
+        return [str(transition.messages[-1]["content"]) for transition in self.transitions]
 
     @property
     def return_(self) -> float:
@@ -112,6 +130,11 @@ class Trajectory:
     def success(self) -> bool:
         """Whether the environment counts the episode as a success."""
         return self.metrics.get("success", 0.0) > 0.0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the episode was cut off, and might have gone on."""
+        return self.stop_reason in _TRUNCATIONS
 
     @property
     def is_scorable(self) -> bool:

@@ -20,6 +20,7 @@ def parse(
     program: str,
     description: str,
     default_config: Path | None = None,
+    presets: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:
     """Parse command-line options into one object per dataclass.
 
@@ -29,6 +30,7 @@ def parse(
         program: The program's name, for its help.
         description: What it does, for its help.
         default_config: The settings where ``--config`` is not given.
+        presets: Other defaults than the dataclasses' own; settings from a file win over them.
 
     Raises:
         SystemExit: On ``--help``, or if an option is unknown; the message has the nearest one.
@@ -42,10 +44,9 @@ def parse(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--config", help="YAML file of settings; options on the command line win.")
-    known, _ = _config_parser().parse_known_args(list(arguments))
-    config = known.config or default_config
-    if config is not None:
-        _apply_config(parser, Path(config))
+    _set_defaults(parser, presets or {}, "presets")
+    if (path := _config_path(arguments, default_config)) is not None:
+        _set_defaults(parser, read_config(path), str(path))
     try:
         *parsed, _, unknown = parser.parse_args_into_dataclasses(
             list(arguments), return_remaining_strings=True
@@ -91,21 +92,38 @@ def json_object(value: str | Mapping[str, Any] | None, option: str) -> dict[str,
     return parsed
 
 
-def _config_parser() -> argparse.ArgumentParser:
+def peek(arguments: Sequence[str], option: str, default_config: Path | None = None) -> str | None:
+    """Return what one option is set to, on the command line or in the file, before all are parsed.
+
+    Raises:
+        ConfigurationError: If the settings file is wrong.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    return parser
+    parser.add_argument(f"--{option}")
+    known, _ = parser.parse_known_args(list(arguments))
+    value: str | None = getattr(known, option)
+    if value is None and (path := _config_path(arguments, default_config)) is not None:
+        value = read_config(path).get(option)
+    return value
 
 
-def _apply_config(parser: HfArgumentParser, path: Path) -> None:
-    """Make the settings of a file the parser's defaults."""
-    actions = {action.dest: action for action in parser._actions}
-    for name, value in read_config(path).items():
-        if name not in actions:
-            parser.error(f"{path}: {_unknown_option(parser, f'--{name}')}")
-        is_text = isinstance(value, dict)  # as on the command line
-        actions[name].default = json.dumps(value) if is_text else value
-        actions[name].required = False
+def _config_path(arguments: Sequence[str], default: Path | None) -> Path | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, default=default)
+    known, _ = parser.parse_known_args(list(arguments))
+    path: Path | None = known.config
+    return path
+
+
+def _set_defaults(parser: HfArgumentParser, settings: Mapping[str, Any], source: str) -> None:
+    """Make settings the parser's defaults."""
+    for name, value in settings.items():
+        actions = [action for action in parser._actions if action.dest == name]
+        if not actions:
+            parser.error(f"{source}: {_unknown_option(parser, f'--{name}')}")
+        for action in actions:  # a flag that is on by default has two: --name and --no_name
+            action.default = json.dumps(value) if isinstance(value, dict) else value
+            action.required = False
 
 
 def _unknown_option(parser: argparse.ArgumentParser, option: str) -> str:

@@ -24,21 +24,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.cli.arguments import json_object, parse
+from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
 from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.ppo_config import StepPPOConfig
+from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_class
 from agent_trainers.progress import use_success_progress
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
-ALGORITHMS: Final[dict[str, dict[str, Any]]] = {
-    "grpo": {"advantage_estimator": "grpo"},
-    "grpo_step": {"advantage_estimator": "grpo_step"},
-}
-"""What ``--algorithm`` sets; an option given by itself wins."""
 
 
 @dataclass
@@ -61,7 +58,7 @@ class TrainArguments:
         metadata={"help": "Name or folder of a causal language model; the embedded policy if not "
                   "given."},
     )  # fmt: skip
-    algorithm: str = field(default="grpo", metadata={"help": f"One of {', '.join(ALGORITHMS)}."})
+    algorithm: str = field(default="grpo", metadata={"help": f"One of {', '.join(PRESETS)}."})
     num_eval_tasks: int = field(
         default=200,
         metadata={"help": "Tasks played once before and once after training; 0 for none."},
@@ -153,20 +150,23 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOC
     """Parse the command line and the settings file.
 
     Without ``--config`` and ``--model``, the settings of the recipe ``default.yaml`` are the
-    defaults.
+    defaults, and with a critic those of ``default_critic.yaml``.
     """
     names = {f"--{a[2:].split('=')[0].replace('-', '_')}" for a in arguments}
     is_default = not names & {"--config", "--model"}
+    default_config = RECIPES / "default.yaml" if is_default else None
+    algorithm = peek(arguments, "algorithm", default_config) or TrainArguments.algorithm
+    presets = dict(lookup(PRESETS, algorithm, kind="algorithm"))
+    if is_default and has_critic(algorithm):
+        presets |= read_config(RECIPES / "default_critic.yaml")
     options, config = parse(
         arguments,
-        (TrainArguments, StepGRPOConfig),
+        (TrainArguments, config_class(algorithm)),
         program="agent-r1-train",
         description="Train a language model in a Gymnasium environment by step-level RL.",
-        default_config=RECIPES / "default.yaml" if is_default else None,
+        default_config=default_config,
+        presets=presets,
     )
-    if "--advantage_estimator" not in names:
-        for name, value in lookup(ALGORITHMS, options.algorithm, kind="algorithm").items():
-            setattr(config, name, value)
     if config.num_generations_eval is None:
         config.num_generations_eval = 1  # each evaluation task once
     return options, config
@@ -189,7 +189,7 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTra
             f"--model {model}: no tokenizer could be loaded ({error}). Pass a name on the hub or a "
             "folder that save_pretrained wrote."
         ) from error
-    return StepGRPOTrainer(
+    return trainer_class(options.algorithm)(
         model=model,
         env=functools.partial(gym.make, options.env, **env_kwargs),
         eval_env=make_eval_env,
@@ -236,7 +236,7 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
 
 
 def _own_options() -> frozenset[str]:
-    names = [entry.name for kind in (TrainArguments, StepGRPOConfig) for entry in fields(kind)]
+    names = [entry.name for kind in (TrainArguments, StepPPOConfig) for entry in fields(kind)]
     return frozenset(f"--{name}" for name in [*names, "config"])
 
 

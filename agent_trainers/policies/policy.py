@@ -54,3 +54,6 @@ class Policy(Protocol):
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
     ) -> int:
         """Count the tokens of a state."""
+
+    def encode(self, request: GenerationRequest) -> list[int] | None:
+        """Return the tokens of a state; None where it does not fit."""

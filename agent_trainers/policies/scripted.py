@@ -26,11 +26,15 @@ class ScriptedPolicy:
         """Count the bytes of a state."""
         return sum(len(_tokens(message["content"])) for message in messages)
 
+    def encode(self, request: GenerationRequest) -> list[int]:
+        """Return the bytes of a state."""
+        return [token for message in request.messages for token in _tokens(message["content"])]
+
     def _generation(self, request: GenerationRequest) -> Generation:
         text = self._act(request)
         completion_ids = _tokens(text)
         return Generation(
-            prompt_ids=[token for m in request.messages for token in _tokens(m["content"])],
+            prompt_ids=self.encode(request),
             completion_ids=completion_ids,
             logprobs=np.zeros(len(completion_ids), np.float32),
             text=text,

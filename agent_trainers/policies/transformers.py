@@ -55,6 +55,11 @@ class TokenPolicy:
         """Count the tokens of a state."""
         return self._renderer.count_tokens(messages, tools)
 
+    def encode(self, request: GenerationRequest) -> list[int] | None:
+        """Return the tokens of a state; None where it does not fit."""
+        ids = self._renderer.prompt_ids(request.messages, request.tools, request.previous)
+        return ids if len(ids) <= self._max_prompt_tokens else None
+
     def _generation(self, prompt: list[int], completion: Completion | None) -> Generation:
         if completion is None:
             return Generation(

@@ -34,7 +34,7 @@ def make_config(tmp_path):
     """Settings of a short run on CPU."""
     from agent_trainers.grpo_config import StepGRPOConfig
 
-    def make(**changes):
+    def make(_kind=StepGRPOConfig, **changes):
         settings = {
             "output_dir": str(tmp_path / "run"),
             "max_steps": 1,
@@ -53,6 +53,6 @@ def make_config(tmp_path):
             "report_to": "none",
             "disable_tqdm": True,
         }
-        return StepGRPOConfig(**(settings | changes))
+        return _kind(**(settings | changes))
 
     return make

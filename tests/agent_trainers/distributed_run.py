@@ -10,19 +10,19 @@ from transformers import AutoTokenizer
 
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.cli.train import TINY_POLICY
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.presets import PRESETS, config_class, trainer_class
 
 
 def main(output, settings):
-    context = settings.pop("context")
-    config = StepGRPOConfig(
+    context, algorithm = settings.pop("context"), settings.pop("algorithm")
+    config = config_class(algorithm)(
         f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
         learning_rate=0.3, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
         dataloader_pin_memory=False, logging_steps=1, save_strategy="no", report_to="none",
-        disable_tqdm=True, **settings,
+        disable_tqdm=True,
+        **PRESETS[algorithm], **settings,
     )  # fmt: skip
-    trainer = StepGRPOTrainer(
+    trainer = trainer_class(algorithm)(
         str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0", context=context), config,
         processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),
     )  # fmt: skip
@@ -36,7 +36,11 @@ def main(output, settings):
     if trainer.accelerator.is_main_process:
         model = trainer.accelerator.unwrap_model(trainer.model)
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
-        torch.save({"weights": model.state_dict(), "lengths": everything, "log": log}, output)
+        weights = dict(model.state_dict())
+        if hasattr(trainer, "critic"):
+            critic = trainer.accelerator.unwrap_model(trainer.critic)
+            weights |= {f"critic.{name}": v for name, v in critic.state_dict().items()}
+        torch.save({"weights": weights, "lengths": everything, "log": log}, output)
 
 
 def gloo_threads():

@@ -6,8 +6,11 @@ import pytest
 import yaml
 
 from agent_envs import ConfigurationError, DataError, UnknownNameError
+from agent_trainers.advantages import needs_values
 from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.launch import launch_command, split_launch_options
+from agent_trainers.ppo_config import StepPPOConfig
+from agent_trainers.presets import PRESETS
 from agent_trainers.trajectory import load_trajectories
 
 SHORT = ["--max_steps", "2", "--num_eval_tasks", "4", "--per_device_train_batch_size", "8",
@@ -118,6 +121,40 @@ def test_an_algorithm_sets_the_estimator_unless_it_is_given():
     assert train.parse_arguments(both)[1].advantage_estimator == "grpo_step"
     with pytest.raises(UnknownNameError, match="Did you mean 'grpo"):
         train.parse_arguments(["--algorithm", "grpoo"])
+
+
+def test_a_file_can_switch_off_what_is_on_by_default(tmp_path):
+    path = tmp_path / "settings.yaml"
+    settings = {"merge_steps": False, "max_steps": 1, "use_cpu": True, "bf16": False}
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    assert train.parse_arguments(["--config", str(path)])[1].merge_steps is False
+    both = ["--config", str(path), "--merge_steps", "true"]
+    assert train.parse_arguments(both)[1].merge_steps is True
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_every_algorithm_is_a_few_settings_of_one_of_the_trainers(algorithm):
+    _, config = train.parse_arguments(["--algorithm", algorithm])
+    assert {name: getattr(config, name) for name in PRESETS[algorithm]} == PRESETS[algorithm]
+    assert isinstance(config, StepPPOConfig) == needs_values(config.advantage_estimator)
+    if isinstance(config, StepPPOConfig):
+        assert not config.bootstrap_truncated  # see recipes/default_critic.yaml
+
+
+def test_settings_of_the_critic_are_refused_without_one(capsys):
+    with pytest.raises(SystemExit):
+        train.parse_arguments(["--algorithm", "rloo", "--critic_warmup_steps", "3"])
+    assert "unknown option --critic_warmup_steps" in capsys.readouterr().err
+
+
+def test_a_file_can_name_the_algorithm_and_win_over_its_settings(tmp_path):
+    path = tmp_path / "settings.yaml"
+    settings = {"algorithm": "step_ppo", "gamma": 0.5, "use_cpu": True, "bf16": False}
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    options, config = train.parse_arguments(["--config", str(path)])
+    assert options.algorithm == "step_ppo"
+    assert (config.gamma, config.importance_sampling_level) == (0.5, "step")
+    assert config.bootstrap_truncated
 
 
 def test_the_recipe_holds_the_first_papers_settings():

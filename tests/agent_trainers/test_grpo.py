@@ -12,6 +12,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers.episode_statistics import summarise
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
 
@@ -64,13 +65,18 @@ def played(make_trainer):
     return trainer._rollouts["train"].collect(specs)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "grpo_step"])
+@pytest.mark.parametrize("denominator", ["token", "step", "trajectory"])
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_merged_rows_give_the_gradient_of_a_row_per_step(
-    make_trainer, played, estimator, loss_type, beta
+    make_trainer, played, denominator, loss_type, beta
 ):
-    trainer = make_trainer(advantage_estimator=estimator, loss_type=loss_type, beta=beta)
+    trainer = make_trainer(
+        advantage_estimator="grpo_step",
+        loss_denominator=denominator,
+        loss_type=loss_type,
+        beta=beta,
+    )
     merged = rows_of(trainer, played, merge_steps=True)
     merged_gradient = gradient(trainer, merged)
     separate = rows_of(trainer, played, merge_steps=False)
@@ -245,7 +251,20 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"loss_type": "grpo"}, "loss_type"),
         ({"loss_type": "bnpo"}, "loss_type"),
         ({"loss_type": "dr_grpo"}, "loss_type"),
-        ({"importance_sampling_level": "sequence"}, "importance_sampling_level"),
+        (
+            {"importance_sampling_level": "sequence", "loss_mask": False, "merge_steps": False},
+            "merge_steps",
+        ),
+        ({"importance_sampling_level": "sequence", "merge_steps": False}, "merge_steps"),
+        ({"loss_mask": False, "merge_steps": False}, "merge_steps"),
+        ({"kl_placement": "reward"}, "beta"),
+        ({"lam": 0.9}, "lam does nothing"),
+        ({"lam": 2.0}, "lam must be in"),
+        ({"step_advantage_weight": 0.5}, "step_advantage_weight does nothing"),
+        ({"advantage_mask": False}, "advantage_mask does nothing"),
+        ({"advantage_estimator": "rloo", "scale_rewards": "none"}, "scale_rewards does nothing"),
+        ({"advantage_estimator": "gae_step"}, "needs a critic"),
+        ({"reward_schedules": "{"}, "reward_schedules"),
         ({"vllm_importance_sampling_mode": "sequence_mask"}, "vllm_importance_sampling_mode"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
@@ -260,6 +279,76 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
 def test_what_is_not_supported_is_refused_by_name(make_config, changes, name):
     with pytest.raises(ConfigurationError, match=name):
         make_config(**changes)
+
+
+def test_a_ratio_per_trajectory_refuses_states_that_break_the_row(make_trainer):
+    make_env = lambda: gym.make(ID, context={"name": "window", "turns": 1})  # noqa: E731
+    trainer = make_trainer(env=make_env, importance_sampling_level="sequence")
+    with pytest.raises(ConfigurationError, match="needs whole trajectories in a row"):
+        trainer.train()
+
+
+def test_divergence_in_the_reward_is_taken_off_each_steps_reward(make_trainer, played):
+    trainer = make_trainer(
+        advantage_estimator="grpo_step", scale_rewards="none", beta=0.5, kl_placement="reward"
+    )
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    rows = trainer._make_rows(played)
+    batch = trainer._to_batch(rows, "train")
+    own = [summarise(trajectory) for trajectory in played]
+    shaped = trainer._with_kl_in_reward(batch, rows, own)
+    reference = batch["ref_per_token_logps"]
+    for i, row in enumerate(rows):
+        for step, transition in enumerate(played[row.episode].transitions):
+            places = [j for j, s in enumerate(row.steps) if s == step and row.is_action[j]]
+            divergence = sum(row.logprobs[j] - reference[i, j].item() for j in places)
+            expected = transition.reward - 0.5 * divergence
+            assert shaped[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
+    trainer.train()
+    assert any("kl" in entry for entry in trainer.state.log_history)
+
+
+def test_reward_terms_follow_their_schedule(make_trainer):
+    schedules = {"new_gold_passage": {"kind": "linear", "start": 1.0, "end": 0.0}}
+    trainer = make_trainer(max_steps=2, reward_schedules=json.dumps(schedules))
+    trainer.train()
+    first, second = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert first["reward_factor/new_gold_passage"] == 1.0
+    assert second["reward_factor/new_gold_passage"] == 0.5
+    for entry in (first, second):
+        assert entry["reward"] == pytest.approx(entry["reward/outcome"] + entry["reward/process"])
+    terms = [
+        t.reward_terms["new_gold_passage"]
+        for e in trainer.trajectories["train"]
+        for t in e.transitions
+    ]
+    mean = sum(terms) / len(trainer.trajectories["train"])
+    assert second["rewards/new_gold_passage"] == pytest.approx(0.5 * mean)
+
+
+def test_a_schedule_for_a_term_that_is_off_is_refused(make_trainer):
+    with pytest.raises(UnknownNameError, match="Did you mean 'new_gold_passage'"):
+        make_trainer(reward_schedules='{"new_gold_pasage": {"kind": "constant"}}')
+
+
+def test_without_the_loss_mask_observations_have_a_gradient(make_trainer, played):
+    masked = make_trainer()
+    with_mask = gradient(masked, rows_of(masked, played))
+    unmasked = make_trainer(loss_mask=False)
+    (batch,) = rows_of(unmasked, played)
+    assert (batch["tool_mask"].sum(), batch["action_mask"].sum()) > (0, 0)
+    assert batch["tool_mask"].sum() > batch["action_mask"].sum()
+    assert (gradient(unmasked, [batch]) - with_mask).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "option", ["importance_sampling_level", "loss_denominator", "kl_placement"]
+)
+def test_an_unknown_choice_gets_those_there_are(make_config, option):
+    with pytest.raises(UnknownNameError, match=f"Unknown {option} 'row'. Available:"):
+        make_config(**{option: "row"})
 
 
 def test_a_mistyped_estimator_gets_the_nearest_name(make_config):

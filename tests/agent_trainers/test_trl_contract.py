@@ -3,7 +3,9 @@
 import inspect
 from importlib.metadata import version
 
+import pytest
 import torch
+from transformers import Trainer
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
@@ -11,12 +13,22 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict, use_adapter
 
 from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.ppo import StepPPOTrainer
 
 OVERRIDDEN = {
     "__init__",
     "_set_signature_columns_if_needed",
     "_prepare_inputs",
     "_generate_and_score_completions",
+    "_compute_loss",
+}
+OVERRIDDEN_FOR_THE_CRITIC = {
+    "__init__",
+    "create_optimizer",
+    "_clip_grad_norm",
+    "_save",
+    "_load_from_checkpoint",
+    "_compute_loss",
 }
 
 
@@ -29,8 +41,12 @@ def test_trl_is_the_minor_version_that_was_tested():
 
 
 def test_no_more_of_trl_is_overridden_than_was_meant():
-    own = {name for name, value in vars(StepGRPOTrainer).items() if callable(value)}
-    assert {name for name in own if hasattr(GRPOTrainer, name)} == OVERRIDDEN
+    for kind, expected in (
+        (StepGRPOTrainer, OVERRIDDEN),
+        (StepPPOTrainer, OVERRIDDEN_FOR_THE_CRITIC),
+    ):
+        own = {name for name, value in vars(kind).items() if callable(value)}
+        assert {name for name in own if hasattr(GRPOTrainer, name)} == expected
 
 
 def test_the_methods_that_are_called_or_overridden_take_what_they_took():
@@ -51,13 +67,65 @@ def test_the_methods_that_are_called_or_overridden_take_what_they_took():
     assert parameters(use_adapter) == ["model", "adapter_name"]
 
 
-def test_the_loss_takes_advantages_per_token_and_the_mask_of_trained_tokens():
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    assert 'completion_mask * inputs["tool_mask"]' in source
-    assert "if advantages.dim() == 1" in source
-    assert 'inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes' in source
-    for name in ("old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"):
-        assert f'"{name}"' in source
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beta": 0.1},
+        {"beta": 0.1, "use_bias_correction_kl": False},
+        {"loss_type": "cispo", "epsilon_high": 2.0},
+        {"delta": 1.5, "epsilon_high": 0.28},
+        {"importance_sampling_level": "sequence"},
+    ],
+    ids=str,
+)
+def test_our_loss_is_trls_where_trl_has_it(tiny_policy, tokenizer, make_config, changes):
+    """TRL's ratio per row is ours per trajectory; its denominator is ours by token."""
+    trainer = StepGRPOTrainer(
+        tiny_policy,
+        "AgentR1/SyntheticMultiHop-v0",
+        make_config(
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            num_iterations=2,
+            **changes,
+        ),
+        processing_class=tokenizer,
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 2
+    batch = trainer._prepare_inputs([{"task": i // 4} for i in range(8)])
+    with torch.no_grad():  # so that ratios differ from 1 and some are clipped
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.03 * torch.randn_like(parameter))
+    losses, gradients = [], []
+    trained = sum(b["tool_mask"].sum() for b in trainer._buffered_inputs)
+    for compute in (GRPOTrainer._compute_loss, StepGRPOTrainer._compute_loss):
+        trainer.model.zero_grad()
+        loss = compute(trainer, trainer.model, batch | {"num_items_in_batch": trained})
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert gradients[0].abs().max() > 1e-3
+    assert torch.allclose(*gradients, atol=1e-6)
+    logged = trainer._metrics["train"]
+    assert logged["entropy"][0] == pytest.approx(logged["entropy"][1])
+    if not trainer.args.use_bias_correction_kl and "beta" in changes:
+        assert logged["kl"][0] == pytest.approx(logged["kl"][1])
+
+
+def test_the_loss_is_what_compute_loss_asks_for():
+    source = inspect.getsource(GRPOTrainer.compute_loss)
+    assert "self._compute_loss(model, inputs)" in source
+
+
+def test_a_critic_finds_the_hooks_it_needs_in_the_trainer():
+    assert parameters(Trainer.create_optimizer) == ["self", "model"]
+    assert parameters(Trainer._clip_grad_norm) == ["self", "model"]
+    assert parameters(Trainer._save) == ["self", "output_dir", "state_dict"]
+    assert parameters(Trainer._load_from_checkpoint) == ["self", "resume_from_checkpoint", "model"]
+    assert "self._clip_grad_norm(model)" in inspect.getsource(Trainer)
 
 
 def test_a_generation_batch_is_shuffled_and_split_by_rows_and_its_tail_floored():

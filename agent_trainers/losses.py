@@ -1,0 +1,131 @@
+"""The losses, as functions of tensors: clipped policy gradient, and a clipped critic.
+
+Every token comes with a weight; over the whole batch, all processes and micro-batches together,
+weights sum to 1. That makes a loss independent of how rows are cut, merged, padded and spread.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+
+RATIO_LEVELS: Final = ("token", "step", "product", "sequence")
+
+
+class PolicyLoss(NamedTuple):
+    """Loss of each token, and where the ratio was clipped; each of shape (B, T)."""
+
+    loss: torch.Tensor
+    """Not yet weighed, float."""
+    is_clipped_low: torch.Tensor
+    """Where a bad token's probability has fallen far enough, bool."""
+    is_clipped_high: torch.Tensor
+    """Where a good token's probability has risen far enough, bool."""
+
+
+def importance_log_ratio(
+    log_ratio: torch.Tensor,
+    mask: torch.Tensor,
+    steps: torch.Tensor,
+    trajectory_lengths: torch.Tensor,
+    level: str,
+) -> torch.Tensor:
+    """Return the logarithm of the importance ratio that each token is weighed with.
+
+    ``token``: its own (PPO, GRPO). ``step``: the mean over its step's tokens, which is the
+    geometric mean of ratios (StepPPO). ``product``: the sum over its step's tokens, the ratio of
+    the whole step (Turn-PPO). ``sequence``: the mean over its trajectory's tokens (GSPO, arXiv
+    2507.18071); tokens in other rows of the trajectory count as unchanged.
+
+    Args:
+        log_ratio: New less old log-probability, (B, T), float.
+        mask: 1 where a token is trained, (B, T).
+        steps: Number of each token's step in its row, from 0, (B, T), int64.
+        trajectory_lengths: Trained tokens of the row's trajectory, (B,).
+        level: One of `RATIO_LEVELS`.
+
+    Returns:
+        Shape (B, T).
+    """
+    if level == "token":
+        return log_ratio
+    masked = log_ratio * mask
+    if level == "sequence":
+        mean = masked.sum(dim=1) / trajectory_lengths.clamp(min=1)
+        return mean[:, None].expand_as(log_ratio)
+    num_steps = int(steps.max()) + 1
+    sums = log_ratio.new_zeros(log_ratio.size(0), num_steps).scatter_add(1, steps, masked)
+    if level == "step":
+        counts = torch.zeros_like(sums).scatter_add(1, steps, mask.to(sums.dtype))
+        sums = sums / counts.clamp(min=1)
+    return sums.gather(1, steps)
+
+
+def policy_loss(
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    epsilon_low: float,
+    epsilon_high: float,
+    delta: float | None = None,
+) -> PolicyLoss:
+    """Return ``-min(r A, clip(r, 1 - low, 1 + high) A)`` (Schulman et al., 2017, arXiv 1707.06347).
+
+    Args:
+        log_ratio: Logarithm of the importance ratio, (B, T).
+        advantages: (B, T).
+        epsilon_low: How far the ratio may fall.
+        epsilon_high: How far it may rise.
+        delta: Bound of the ratio where the advantage is negative, as in TRL; None for none.
+    """
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    return PolicyLoss(
+        -torch.min(bounded * advantages, clipped * advantages),
+        (ratio < 1 - epsilon_low) & (advantages < 0),
+        (ratio > 1 + epsilon_high) & (advantages > 0),
+    )
+
+
+def cispo_loss(
+    log_ratio: torch.Tensor,
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    epsilon_high: float,
+) -> PolicyLoss:
+    """Return ``-min(r, high) A log pi`` with no gradient through the ratio (arXiv 2506.13585).
+
+    Args:
+        log_ratio: Logarithm of the importance ratio, (B, T).
+        logprobs: New log-probabilities, (B, T).
+        advantages: (B, T).
+        epsilon_high: Bound of the ratio.
+    """
+    ratio = log_ratio.exp()
+    return PolicyLoss(
+        -ratio.clamp(max=epsilon_high).detach() * advantages * logprobs,
+        torch.zeros_like(ratio, dtype=torch.bool),
+        (ratio > epsilon_high) & (advantages > 0),
+    )
+
+
+def kl_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return the low-variance estimate ``exp(d) - d - 1`` with ``d = log ref - log pi``, (B, T).
+
+    "k3" of http://joschu.net/blog/kl-approx.html; never negative.
+    """
+    difference = reference - logprobs
+    return difference.exp() - difference - 1
+
+
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip_range: float
+) -> torch.Tensor:
+    """Return the clipped squared error of each value, shape (B, T).
+
+    ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``, as in OpenAI's PPO: a value
+    gains nothing from moving further than `clip_range` from where it was.
+    """
+    clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    return 0.5 * torch.max((values - targets) ** 2, (clipped - targets) ** 2)

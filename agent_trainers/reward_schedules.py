@@ -1,0 +1,104 @@
+"""How much a reward term counts over the run: constant, linear, cosine, or until a rate is met."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from agent_envs.errors import ConfigurationError
+
+
+class _Schedule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Constant(_Schedule):
+    """The same factor all the time."""
+
+    kind: Literal["constant"]
+    start: float = 1.0
+
+    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
+        """Return what the term is multiplied with."""
+        return self.start
+
+
+class Linear(_Schedule):
+    """From `start` to `end` in a straight line."""
+
+    kind: Literal["linear"]
+    start: float = 1.0
+    end: float = 0.0
+
+    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
+        """Return what the term is multiplied with."""
+        return self.start + (self.end - self.start) * progress
+
+
+class Cosine(_Schedule):
+    """From `start` to `end` along half a cosine."""
+
+    kind: Literal["cosine"]
+    start: float = 1.0
+    end: float = 0.0
+
+    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
+        """Return what the term is multiplied with."""
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Adaptive(_Schedule):
+    """`start` until a logged metric has reached its target once, then `end`."""
+
+    kind: Literal["adaptive"]
+    target: float
+    metric: str = "success"
+    start: float = 1.0
+    end: float = 0.0
+
+    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
+        """Return what the term is multiplied with."""
+        is_met = any(entry.get(self.metric, -math.inf) >= self.target for entry in log)
+        return self.end if is_met else self.start
+
+
+Schedule = Constant | Linear | Cosine | Adaptive
+_SCHEDULES: TypeAdapter[dict[str, Schedule]] = TypeAdapter(
+    dict[str, Annotated[Schedule, Field(discriminator="kind")]]
+)
+
+
+def parse_schedules(value: str | Mapping[str, Any] | None) -> dict[str, Schedule]:
+    """Return the schedule of each reward term.
+
+    Args:
+        value: JSON text or a mapping, ``{term: {"kind": ..., ...}}``.
+
+    Raises:
+        ConfigurationError: If it is malformed; names the term and the field.
+    """
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+        return _SCHEDULES.validate_python(parsed or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"reward_schedules: {place}: {first['msg']}.") from None
+    except ValueError as error:
+        raise ConfigurationError(f"reward_schedules is not valid JSON ({error}).") from None
+
+
+def reward_factors(
+    schedules: Mapping[str, Schedule], progress: float, log: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Return what each scheduled reward term is multiplied with now.
+
+    Args:
+        schedules: See `parse_schedules`.
+        progress: Share of the run that is over, 0 to 1.
+        log: What the trainer has logged so far. It is part of every checkpoint, so a resumed run
+            knows which targets were met.
+    """
+    return {name: schedule.factor(progress, log) for name, schedule in schedules.items()}
