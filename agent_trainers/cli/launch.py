@@ -80,11 +80,12 @@ def launch_command(options: Sequence[str], module: str, rest: Sequence[str]) -> 
 def leave_process_group() -> None:
     """Wait for the other processes and stop the group's threads; call it when no trainer is left.
 
-    DDP's reducer keeps the group alive after it was destroyed: gloo's threads run on until the
-    trainer is collected, and one that frees a tensor while the interpreter ends aborts the process
-    ("terminate called without an active exception").
+    DDP's reducer holds the group as well. If it is collected last, the group dies with Python's
+    lock held, and waits forever for a thread of gloo's that wants the lock to free a tensor; if it
+    is not collected, such a thread aborts the process while the interpreter ends. So the trainer
+    goes first, and the group, which lets go of the lock when it dies by itself, after it.
     """
+    gc.collect()
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()
-    gc.collect()
