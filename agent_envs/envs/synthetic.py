@@ -77,7 +77,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         variant: str = "default",
         top_k: int = 2,
         questions: int = 1,
-        outdated: bool = False,
+        outdated: float = 0.0,
         max_searches: int | None = None,
         **shared: Any,
     ) -> None:
@@ -92,7 +92,8 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             top_k: How many facts a search returns at most.
             questions: How many questions an episode asks about one world, one after the other, each
                 in a conversation of its own.
-            outdated: Put beside each fact one that looks like it but is no longer true.
+            outdated: In which share of the worlds each fact stands beside one that looks like it
+                but is no longer true, 0 to 1; ``True`` means all.
             max_searches: How many searches an episode allows; None for no limit.
             shared: What every tool environment takes; see `ToolEnv`.
 
@@ -112,7 +113,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         self._first_seed = lookup(SPLITS, split, kind="split")
         lookup(VARIANTS, variant, kind="variant")
-        self._family = _Family(variant, lengths, questions, outdated)
+        if not 0.0 <= outdated <= 1.0:
+            raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
+        self._family = _Family(variant, lengths, questions, float(outdated))
         self._split, self._max_searches = split, max_searches
         super().__init__(default_tools=[make_search_tool(self, top_k=top_k)], **shared)
 
@@ -201,12 +204,12 @@ class _Family(NamedTuple):
     variant: str
     hops: tuple[int, ...]
     questions: int
-    outdated: bool
+    outdated: float
 
     @property
     def label(self) -> str:
         """The family's part of a task's id."""
-        extras = "-outdated" * self.outdated
+        extras = f"-outdated{self.outdated:g}" if self.outdated else ""
         several = f"-{self.questions}q" if self.questions > 1 else ""
         hops = "or".join(map(str, self.hops))
         return f"synthetic-{self.variant}-{hops}hop{several}{extras}"
@@ -215,9 +218,10 @@ class _Family(NamedTuple):
 @lru_cache(maxsize=256)  # the members of a group play the same world
 def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], Retriever]:
     rng = np.random.default_rng(seed)
-    world = make_world(rng, variant=family.variant, outdated=family.outdated)
-    hops = family.hops[0]
-    if len(family.hops) > 1:  # drawn apart, so that a world is the same whatever is asked about it
-        hops = int(np.random.default_rng([seed, len(family.hops)]).choice(family.hops))
+    # drawn apart, so that a world stays the same whatever its family is mixed with
+    draws = np.random.default_rng([seed, len(family.hops)])
+    hops = int(draws.choice(family.hops))
+    is_outdated = bool(draws.random() < family.outdated)
+    world = make_world(rng, variant=family.variant, outdated=is_outdated)
     questions = tuple(make_question(world, rng, hops=hops) for _ in range(family.questions))
     return world, questions, build_retriever(Corpus(world.passages))

@@ -139,7 +139,22 @@ def test_outdated_passages_look_like_the_gold_ones_but_say_what_was():
         if info["tool_result"]:
             assert " was " in info["tool_result"]
     assert info["metrics"]["success"] == 1.0
-    assert "-outdated-" in info["task_id"]
+    assert "-outdated1-" in info["task_id"]
+
+
+def test_a_share_of_the_worlds_is_outdated():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", outdated=0.5).unwrapped
+    is_outdated = [
+        any(" was " in text for text in _found_first(env, task)) for task in range(40)
+    ]  # fmt: skip
+    assert 10 < sum(is_outdated) < 30
+    with pytest.raises(ConfigurationError, match="outdated"):
+        gym.make("AgentR1/SyntheticMultiHop-v0", outdated=1.5)
+
+
+def _found_first(env, task):
+    env.reset(options={"task": task})
+    return env.step(env.reference_actions()[0])[4]["tool_result"].splitlines()
 
 
 def test_a_budget_of_searches_ends_with_an_observation():
