@@ -93,7 +93,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         make_env = _env_maker(env)
         probe = make_env()
         if train_dataset is None:
-            train_dataset = _all_tasks(probe, args)
+            train_dataset = all_tasks(probe, args)
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             _check_tasks(name, dataset)
         super().__init__(
@@ -583,7 +583,8 @@ def _env_maker(env: str | MakeEnv) -> MakeEnv:
     return functools.partial(gym.make, env) if isinstance(env, str) else env
 
 
-def _all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
+def all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
+    """Return a row per task of `env`; of an endless family, as many as ``max_steps`` needs."""
     num_tasks = getattr(env.unwrapped, "num_tasks", None)
     if num_tasks is not None:
         return Dataset.from_dict({"task": list(range(num_tasks))})

@@ -1,0 +1,169 @@
+"""One learning run: train the embedded policy by one method, with one seed, then measure it.
+
+``python -m benchmarks.learning_run FOLDER`` does what ``FOLDER/run.json`` says and writes
+``FOLDER/result.json``.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium as gym
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from agent_trainers.cli.train import TINY_POLICY, make_trainer, parse_arguments
+from agent_trainers.evaluation import evaluate_policy
+from agent_trainers.files import write_json
+from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.transformers import transformers_policy
+from benchmarks.naive_rag import NaiveRAG
+from benchmarks.trl_peer import make_trl_trainer
+
+MULTI_HOP: Final = "AgentR1/SyntheticMultiHop-v0"
+LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
+NUM_EPISODES: Final = 128
+"""Episodes per optimiser step, as in the default run."""
+MAX_NEW_TOKENS: Final = 24
+COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "clean facts": (MULTI_HOP, {}),
+    "outdated facts": (MULTI_HOP, {"outdated": 1.0}),
+    "three questions": (LONG_HORIZON, {}),
+}
+"""Where a policy is measured: environment and arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRun:
+    """What to train and measure."""
+
+    method: str
+    """A name of ``--algorithm``; ``trl`` for TRL's own trainer; ``base`` and ``naive_rag`` are not
+    trained."""
+    seed: int
+    budget: int
+    """Environment steps to train for; the batch that reaches it is the last one."""
+    num_tasks: int
+    """Held-out tasks per column."""
+    columns: Sequence[str]
+    env: str = MULTI_HOP
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Sequence[str] = ()
+    """Further options of ``agent-r1-train``."""
+
+
+class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
+    """Ends training after `budget` environment steps, with the learning rate falling to 0 by then.
+
+    So methods whose episodes differ in length get the same budget, and the same schedule over it.
+    """
+
+    def __init__(self, budget: int, played: Callable[[], tuple[int, float]]) -> None:
+        """Count what `played` says of the last batch: environment steps, and mean success."""
+        self._budget, self._played = budget, played
+        self.curve: list[tuple[int, float]] = []
+        """Environment steps so far and success in the batch, per optimiser step."""
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps so far."""
+        return self.curve[-1][0] if self.curve else 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Set the learning rate."""
+        for group in objects["optimizer"].param_groups:
+            group["lr"] = group["initial_lr"] * max(0.0, 1.0 - self.num_steps / self._budget)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the batch; stop when the budget is spent."""
+        num_steps, success = self._played()
+        self.curve.append((self.num_steps + num_steps, success))
+        control.should_training_stop = self.num_steps >= self._budget
+
+
+def run(folder: Path) -> None:
+    """Do the run that `folder` describes."""
+    spec = LearningRun(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    started = time.perf_counter()
+    curve: list[tuple[int, float]] = []
+    if spec.method in ("base", "naive_rag"):
+        model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
+    else:
+        model, curve = train(spec, folder)
+    model.eval()
+    policy: Policy = transformers_policy(
+        model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
+    )
+    if spec.method == "naive_rag":
+        policy = NaiveRAG(policy, load_tokenizer())
+    write_json(
+        folder / "result.json",
+        {
+            "run": asdict(spec),
+            "scores": {name: measure(policy, name, spec) for name in spec.columns},
+            "curve": curve,
+            "seconds": round(time.perf_counter() - started, 1),
+        },
+    )
+
+
+def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]]:
+    """Train; return the model and the learning curve."""
+    options = [
+        "--algorithm", "grpo" if spec.method == "trl" else spec.method,
+        "--env", spec.env,
+        "--env_kwargs", json.dumps(dict(spec.env_kwargs)),
+        "--max_steps", str(max(1, spec.budget // NUM_EPISODES)),
+        "--lr_scheduler_type", "constant",
+        "--warmup_steps", "0",
+        "--num_eval_tasks", "0",
+        "--save_strategy", "no",
+        "--seed", str(spec.seed),
+        "--output_dir", str(folder / "trainer"),
+        *spec.options,
+    ]  # fmt: skip
+    settings, config = parse_arguments(options)
+    if spec.method == "trl":
+        trainer, played = make_trl_trainer(
+            functools.partial(gym.make, spec.env, **spec.env_kwargs), config, load_tokenizer()
+        )
+    else:
+        trainer = make_trainer(settings, config)
+        played = functools.partial(_played, trainer)
+    budget = EnvironmentStepBudget(spec.budget, played)
+    trainer.add_callback(budget)
+    trainer.train()
+    return trainer.model, budget.curve
+
+
+def measure(policy: Policy, column: str, spec: LearningRun) -> float:
+    """Return the share of held-out tasks that `policy` solves."""
+    env, kwargs = COLUMNS[column]
+    context = {name: spec.env_kwargs[name] for name in ("context",) if name in spec.env_kwargs}
+    evaluation = evaluate_policy(
+        functools.partial(gym.make, env, split="test", **kwargs, **context),
+        policy,
+        range(spec.num_tasks),
+        seed=spec.seed,
+    )
+    return evaluation.metrics["success"]
+
+
+def load_tokenizer() -> Any:
+    """Return the embedded policy's tokenizer."""
+    return AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left")
+
+
+def _played(trainer: StepGRPOTrainer) -> tuple[int, float]:
+    batch = trainer.trajectories["train"]
+    num_steps = sum(len(trajectory.transitions) for trajectory in batch)
+    return num_steps, sum(trajectory.success for trajectory in batch) / len(batch)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
