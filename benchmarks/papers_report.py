@@ -121,7 +121,7 @@ def _rows_findings(rows: Sequence[Mapping[str, Any]]) -> str:
     worst = min(trained, key=lambda row: float(row["mean"]))
     ratio = f"{worst['mean'] / naive:.1f} times" if naive else "against none of"
     verdict = (
-        f"Below {RATIO_TO_BEAT} times naive RAG: {', '.join(short)}."
+        f"Below {RATIO_TO_BEAT} times naive RAG: {', '.join(short)}"
         if short
         else f"Every trained row is at least {RATIO_TO_BEAT} times naive RAG"
     )

@@ -1,4 +1,4 @@
-"""Train for a few steps and save the weights; started by test_distributed with torchrun."""
+"""Train for a few steps by each algorithm and save the weights; started with torchrun."""
 
 import json
 import sys
@@ -13,8 +13,16 @@ from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.presets import PRESETS, config_class, trainer_class
 
 
-def main(output, settings):
-    context, algorithm = settings.pop("context"), settings.pop("algorithm")
+def main(output, cases, settings):
+    results = {
+        name: train(f"{output}-{name}", **case, settings=settings) for name, case in cases.items()
+    }
+    if results and all(result is not None for result in results.values()):
+        torch.save(results, output)
+
+
+def train(output, algorithm, context, settings):
+    """What came of it, on the main process."""
     config = config_class(algorithm)(
         f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
         learning_rate=0.3, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
@@ -33,14 +41,15 @@ def main(output, settings):
         torch.distributed.all_gather_object(everything, lengths)
     else:
         everything = [lengths]
-    if trainer.accelerator.is_main_process:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        log = [entry for entry in trainer.state.log_history if "loss" in entry]
-        weights = dict(model.state_dict())
-        if hasattr(trainer, "critic"):
-            critic = trainer.accelerator.unwrap_model(trainer.critic)
-            weights |= {f"critic.{name}": v for name, v in critic.state_dict().items()}
-        torch.save({"weights": weights, "lengths": everything, "log": log}, output)
+    if not trainer.accelerator.is_main_process:
+        return None
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    weights = dict(model.state_dict())
+    if hasattr(trainer, "critic"):
+        critic = trainer.accelerator.unwrap_model(trainer.critic)
+        weights |= {f"critic.{name}": v for name, v in critic.state_dict().items()}
+    return {"weights": weights, "lengths": everything, "log": log}
 
 
 def gloo_threads():
@@ -51,7 +60,7 @@ def gloo_threads():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
     leave_process_group()
     if remaining := gloo_threads():  # one of them may abort the process at its end
         sys.exit(f"threads of the process group still run: {remaining}")

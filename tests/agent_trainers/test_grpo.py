@@ -15,6 +15,7 @@ from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.episode_statistics import summarise
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gradients import gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -28,32 +29,6 @@ def make_trainer(tiny_policy, tokenizer, make_config):
         )  # fmt: skip
 
     return make
-
-
-def gradient(trainer, batch):
-    """The gradient of TRL's loss over a batch, micro-batch by micro-batch."""
-    trainer.model.train()
-    trainer.model.zero_grad()
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    for micro_batch in batch:
-        trainer.compute_loss(trainer.model, micro_batch).backward()
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
-
-
-def rows_of(trainer, trajectories, **changes):
-    """The batch the trainer makes of given trajectories, split into micro-batches."""
-    trainer._rollouts["train"].collect = lambda specs: trajectories
-    for name, value in changes.items():
-        setattr(trainer.args, name, value)
-    trainer._step, trainer._buffered_inputs = 0, None
-    trainer.model.train()
-    inputs = [{"task": i} for i in range(len(trajectories))]
-    first = trainer._prepare_inputs(inputs)
-    rest = []
-    for step in range(1, trainer.args.steps_per_generation):
-        trainer._step = step
-        rest.append(trainer._prepare_inputs(inputs))
-    return [first, *rest]
 
 
 @pytest.fixture
@@ -77,9 +52,9 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
         loss_type=loss_type,
         beta=beta,
     )
-    merged = rows_of(trainer, played, merge_steps=True)
+    merged = micro_batches(trainer, played, merge_steps=True)
     merged_gradient = gradient(trainer, merged)
-    separate = rows_of(trainer, played, merge_steps=False)
+    separate = micro_batches(trainer, played, merge_steps=False)
     assert merged[0]["prompt_ids"].size(0) < separate[0]["prompt_ids"].size(0)
     difference = (gradient(trainer, separate) - merged_gradient).abs().max()
     assert merged_gradient.abs().max() > 1e-3
@@ -88,20 +63,20 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
 
 def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_trainer, played):
     whole = make_trainer()
-    whole_gradient = gradient(whole, rows_of(whole, played))
+    whole_gradient = gradient(whole, micro_batches(whole, played))
     split = make_trainer(per_device_train_batch_size=2, gradient_accumulation_steps=4)
     # 7 rows over 4 micro-batches: one is padding
-    batch = rows_of(split, [*played[:7], dataclasses.replace(played[7], transitions=[])])
+    batch = micro_batches(split, [*played[:7], dataclasses.replace(played[7], transitions=[])])
     assert len(batch) == 4
     whole_gradient = gradient(
-        whole, rows_of(whole, [*played[:7], dataclasses.replace(played[7], transitions=[])])
+        whole, micro_batches(whole, [*played[:7], dataclasses.replace(played[7], transitions=[])])
     )
     assert (gradient(split, batch) - whole_gradient).abs().max() < 2e-6
 
 
 def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(make_trainer, played):
     trainer = make_trainer()
-    (batch,) = rows_of(trainer, played)
+    (batch,) = micro_batches(trainer, played)
     trained = sorted(
         row[mask.bool()].tolist()
         for row, mask in zip(batch["completion_ids"], batch["tool_mask"], strict=True)
@@ -114,7 +89,7 @@ def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(ma
 
 def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
     trainer = make_trainer()
-    (batch,) = rows_of(trainer, played)
+    (batch,) = micro_batches(trainer, played)
     with torch.no_grad():
         recomputed = trainer._logprobs(trainer.model, batch, "train")
     difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
@@ -335,9 +310,9 @@ def test_a_schedule_for_a_term_that_is_off_is_refused(make_trainer):
 
 def test_without_the_loss_mask_observations_have_a_gradient(make_trainer, played):
     masked = make_trainer()
-    with_mask = gradient(masked, rows_of(masked, played))
+    with_mask = gradient(masked, micro_batches(masked, played))
     unmasked = make_trainer(loss_mask=False)
-    (batch,) = rows_of(unmasked, played)
+    (batch,) = micro_batches(unmasked, played)
     assert (batch["tool_mask"].sum(), batch["action_mask"].sum()) > (0, 0)
     assert batch["tool_mask"].sum() > batch["action_mask"].sum()
     assert (gradient(unmasked, [batch]) - with_mask).abs().max() > 1e-3

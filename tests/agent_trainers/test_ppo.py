@@ -12,6 +12,7 @@ from agent_trainers.episode_statistics import summarise
 from agent_trainers.ppo import StepPPOTrainer
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gradients import gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 ESTIMATORS = ("gae_step", "gae_token", "gae_bilevel")
@@ -44,31 +45,6 @@ def stir(trainer):
         parameter.data.add_(0.1 * torch.randn_like(parameter))
 
 
-def batches(trainer, trajectories, **changes):
-    trainer._rollouts["train"].collect = lambda specs: trajectories
-    for name, value in changes.items():
-        setattr(trainer.args, name, value)
-    trainer._step, trainer._buffered_inputs = 0, None
-    trainer.model.train()
-    inputs = [{"task": i} for i in range(len(trajectories))]
-    result = []
-    for step in range(trainer.args.steps_per_generation):
-        trainer._step = step
-        result.append(trainer._prepare_inputs(inputs))
-    return result
-
-
-def gradient(trainer, micro_batches):
-    trainer.model.train()
-    parameters = [*trainer.model.parameters(), *trainer.critic.parameters()]
-    for parameter in parameters:
-        parameter.grad = None
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    for micro_batch in micro_batches:
-        trainer.compute_loss(trainer.model, micro_batch).backward()
-    return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("critic", [None, "own"])
 def test_merged_rows_and_micro_batches_give_the_gradient_of_a_row_per_step(
@@ -82,11 +58,11 @@ def test_merged_rows_and_micro_batches_give_the_gradient_of_a_row_per_step(
     }
     trainer = make_trainer(**settings)
     stir(trainer)
-    merged = gradient(trainer, batches(trainer, played, merge_steps=True))
-    separate = gradient(trainer, batches(trainer, played, merge_steps=False))
+    merged = gradient(trainer, micro_batches(trainer, played, merge_steps=True))
+    separate = gradient(trainer, micro_batches(trainer, played, merge_steps=False))
     split = make_trainer(per_device_train_batch_size=2, gradient_accumulation_steps=4, **settings)
     stir(split)
-    in_parts = gradient(split, batches(split, played))
+    in_parts = gradient(split, micro_batches(split, played))
     assert merged.abs().max() > 1e-3
     assert (separate - merged).abs().max() < 1e-5
     assert (in_parts - merged).abs().max() < 1e-5
