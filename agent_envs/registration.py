@@ -1,6 +1,6 @@
 """The table of environments: id, class, defaults and turn limit."""
 
-from typing import Final
+from typing import Any, Final
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -9,26 +9,27 @@ _WRAPPERS: Final = (
     WrapperSpec("KnownTurnLimit", "agent_envs.wrappers.turn_limit:KnownTurnLimit", {}),
 )
 
+
+def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
+    return EnvSpec(
+        f"AgentR1/{name}-v0",
+        f"agent_envs.envs.{entry_point}",
+        max_episode_steps=turns,
+        kwargs=kwargs,
+        additional_wrappers=_WRAPPERS,
+    )
+
+
 ENVIRONMENTS: Final = (
-    EnvSpec(
-        "AgentR1/HotpotQA-v0",
-        "agent_envs.envs.multihop_qa:HotpotQAEnv",
-        max_episode_steps=5,
-        additional_wrappers=_WRAPPERS,
-    ),
-    EnvSpec(
-        "AgentR1/SyntheticMultiHop-v0",
-        "agent_envs.envs.synthetic:SyntheticMultiHopEnv",
-        max_episode_steps=4,
-        additional_wrappers=_WRAPPERS,
-    ),
-    EnvSpec(
-        "AgentR1/SyntheticLongHorizon-v0",
-        "agent_envs.envs.synthetic:SyntheticMultiHopEnv",
-        max_episode_steps=10,
-        kwargs={"questions": 3},
-        additional_wrappers=_WRAPPERS,
-    ),
+    _spec("HotpotQA", "multihop_qa:HotpotQAEnv", 5),
+    _spec("2WikiMultihopQA", "multihop_qa:TwoWikiMultihopQAEnv", 6),
+    _spec("MuSiQue", "multihop_qa:MuSiQueEnv", 6),
+    _spec("Bamboogle", "multihop_qa:BamboogleEnv", 5),
+    _spec("NaturalQuestions", "open_qa:NaturalQuestionsEnv", 5),
+    _spec("TriviaQA", "open_qa:TriviaQAEnv", 5),
+    _spec("PopQA", "open_qa:PopQAEnv", 5),
+    _spec("SyntheticMultiHop", "synthetic:SyntheticMultiHopEnv", 4),
+    _spec("SyntheticLongHorizon", "synthetic:SyntheticMultiHopEnv", 10, questions=3),
 )
 
 

@@ -36,6 +36,96 @@ HOTPOT_ROWS = [
     },
 ]
 
+TWO_WIKI_ROWS = [
+    {
+        "_id": "wiki-a",
+        "type": "compositional",
+        "question": "Where was the director of Iron River born?",
+        "answer": "Oslo",
+        "context": [
+            ["Iron River", ["Iron River is a film.", "Leo Falk directed it."]],
+            ["Leo Falk", ["Leo Falk was born in Oslo."]],
+            ["Iron Bridge", ["Iron Bridge is a bridge."]],
+        ],
+        "supporting_facts": [["Iron River", 1], ["Leo Falk", 0]],
+        "evidences": [
+            ["Iron River", "director", "Leo Falk"],
+            ["Leo Falk", "place of birth", "Oslo"],
+        ],
+    }
+]
+MUSIQUE_ROWS = [
+    {
+        "id": "2hop__1_2",
+        "question": "Who is the mayor of the town where Ada Holm lives?",
+        "answer": "Mira Lund",
+        "answer_aliases": ["M. Lund"],
+        "answerable": True,
+        "paragraphs": [
+            {
+                "idx": 0,
+                "title": "Ada Holm",
+                "paragraph_text": "Ada Holm lives in Vik.",
+                "is_supporting": True,
+            },
+            {
+                "idx": 1,
+                "title": "Vik",
+                "paragraph_text": "The mayor of Vik is Mira Lund.",
+                "is_supporting": True,
+            },
+            {
+                "idx": 2,
+                "title": "Vik",
+                "paragraph_text": "Vik has a harbour.",
+                "is_supporting": False,
+            },
+        ],
+    },
+    {
+        "id": "2hop__3_4",
+        "question": "Who is the mayor of the town where Leo Dorn lives?",
+        "answer": "Nico Arden",
+        "answer_aliases": [],
+        "answerable": False,
+        "paragraphs": [
+            {
+                "idx": 0,
+                "title": "Leo Dorn",
+                "paragraph_text": "Leo Dorn lives in Aas.",
+                "is_supporting": True,
+            },
+        ],
+    },
+]
+BAMBOOGLE_ROWS = [{"Question": "Who led Norway when Ibsen was born?", "Answer": "Charles John"}]
+SEARCH_R1_ROWS = [
+    {
+        "id": "test_0",
+        "data_source": source,
+        "question": f"What is asked in {source}?",
+        "golden_answers": [f"{source} one", f"{source} two"],
+    }
+    for source in ("nq", "triviaqa", "popqa")
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def data_files(tmp_path_factory):
+    """A file of made-up rows for each environment that reads data."""
+    rows = {
+        "HotpotQA": HOTPOT_ROWS,
+        "2WikiMultihopQA": TWO_WIKI_ROWS,
+        "MuSiQue": MUSIQUE_ROWS,
+        "Bamboogle": BAMBOOGLE_ROWS,
+        **dict.fromkeys(("NaturalQuestions", "TriviaQA", "PopQA"), SEARCH_R1_ROWS),
+    }
+    folder = tmp_path_factory.mktemp("rows")
+    for name, own in rows.items():
+        text = "".join(json.dumps(row) + "\n" for row in own)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return {f"AgentR1/{name}-v0": str(folder / f"{name}.jsonl") for name in rows}
+
 
 @pytest.fixture(scope="session")
 def shared_data():

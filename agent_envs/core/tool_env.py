@@ -45,7 +45,8 @@ class ToolEnv(gym.Env[str, str]):
         self,
         *,
         default_tools: Sequence[Tool] = (),
-        tools: Sequence[Tool] | None = None,
+        optional_tools: Mapping[str, Sequence[Tool]] | None = None,
+        tools: Sequence[Tool | str] | None = None,
         tool_format: str = "hermes",
         context: str | Mapping[str, Any] | ContextPolicy = "full",
         rewards: Mapping[str, float] | None = None,
@@ -55,7 +56,10 @@ class ToolEnv(gym.Env[str, str]):
 
         Args:
             default_tools: The tools of the family; a subclass passes them.
-            tools: More tools: added, or put in the place of the one with the same name.
+            optional_tools: Tools of the family that are off unless `tools` names them; a name may
+                stand for several.
+            tools: More tools: names of optional ones, and `Tool` objects, which are added, or put
+                in the place of the one with the same name.
             tool_format: How actions are written, a key of `TOOL_FORMATS`.
             context: Which part of the history the model sees; see `make_context`.
             rewards: Weight of each reward term, instead of the defaults; terms that are not named
@@ -63,12 +67,15 @@ class ToolEnv(gym.Env[str, str]):
             system_prompt: Instead of the default one; ``""`` for none.
 
         Raises:
-            UnknownNameError: If a tool format, a context or a reward term is unknown.
+            UnknownNameError: If a tool format, a context, a reward term or the name of an optional
+                tool is unknown.
             ConfigurationError: If an argument is out of range.
         """
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self._tools = {tool.name: tool for tool in (*default_tools, *_checked_tools(tools))}
+        self._tools = {
+            tool.name: tool for tool in (*default_tools, *_chosen(tools, optional_tools or {}))
+        }
         self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
         self._format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
         self._context = make_context(context)
@@ -101,6 +108,14 @@ class ToolEnv(gym.Env[str, str]):
         The next question begins a new conversation: what came before is not part of the state.
         """
         return None
+
+    def pinned_text(self) -> str:
+        """Return what every state shows below the question; empty, as here, for nothing.
+
+        Whatever a context policy drops, this stays. When it changes, states no longer extend each
+        other.
+        """
+        return ""
 
     def begin_episode(self) -> None:
         """Forget the last episode; `task` is already the new one."""
@@ -289,7 +304,7 @@ class ToolEnv(gym.Env[str, str]):
         return info
 
     def _view(self) -> View:
-        history = History(self._initial, tuple(self._turns), self._count_tokens)
+        history = History(self._first_messages(), tuple(self._turns), self._count_tokens)
         view = self._context(history)
         if isinstance(view, View):
             return view
@@ -298,13 +313,25 @@ class ToolEnv(gym.Env[str, str]):
         is_same = messages == history.messages
         return View(messages, num_dropped, reason=None if is_same else "custom context")
 
+    def _first_messages(self) -> tuple[Message, ...]:
+        if not (pinned := self.pinned_text()):
+            return self._initial
+        *system, question = self._initial
+        return (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
 
-def _checked_tools(tools: Iterable[Tool] | None) -> list[Tool]:
-    checked = list(tools or ())
-    for tool in checked:
-        if not isinstance(tool, Tool):
+
+def _chosen(
+    tools: Iterable[Tool | str] | None, optional: Mapping[str, Sequence[Tool]]
+) -> list[Tool]:
+    chosen: list[Tool] = []
+    for tool in tools or ():
+        if isinstance(tool, str):
+            chosen += lookup(optional, tool, kind="tool")
+        elif isinstance(tool, Tool):
+            chosen.append(tool)
+        else:
             raise ConfigurationError(
-                f"tools= takes Tool objects, not {type(tool).__name__}; decorate a function "
-                "with @tool."
+                f"tools= takes names and Tool objects, not {type(tool).__name__}; decorate a "
+                "function with @tool."
             )
-    return checked
+    return chosen

@@ -1,90 +1,100 @@
-"""Question answering over several passages of Wikipedia: search, hop, answer."""
+"""Questions that take several passages of Wikipedia: search, hop, answer."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from agent_envs.core.tasks import Task
-from agent_envs.envs.hotpotqa_data import HotpotQAData, load_hotpotqa
-from agent_envs.envs.retrieval_qa import RetrievalQAEnv
-from agent_envs.errors import ConfigurationError
-from agent_envs.tools.search import make_search_tool
+from agent_envs.envs.passage_qa import PassageQAEnv
+from agent_envs.envs.qa_data import QADataset
+from agent_envs.envs.qa_rows import (
+    BAMBOOGLE,
+    FULL_MUSIQUE,
+    HOTPOTQA,
+    MUSIQUE,
+    TWO_WIKI,
+    UNANSWERABLE,
+)
+from agent_envs.retrieval import Passage
+from agent_envs.scoring import squad_f1
 
-if TYPE_CHECKING:
-    import datasets
 
-
-class HotpotQAEnv(RetrievalQAEnv):
+class HotpotQAEnv(PassageQAEnv):
     """HotpotQA (Yang et al., 2018, arXiv 1809.09600) as an environment.
 
-    Task: answer a question whose answer takes two passages. Tool: ``search(query)`` over every
-    passage of the data, and of the `corpus` files. Reward: see `RetrievalQAEnv`. The episode ends
-    with an answer, or at the turn limit (5 turns unless ``max_episode_steps=`` says otherwise).
+    Task: answer a question whose answer takes two passages. Tools, rewards and metrics: see
+    `PassageQAEnv`; metrics of citations are the official supporting-fact and joint scores. The
+    episode ends with an answer, or at the turn limit (5 turns unless ``max_episode_steps=`` says
+    otherwise). Hub: ``hotpotqa/hotpot_qa``, distractor setting.
 
     Version history: v0, first version.
     """
 
-    def __init__(
-        self,
-        *,
-        data: "str | datasets.Dataset | None" = None,
-        split: str = "validation",
-        corpus: str | Sequence[str] = (),
-        top_k: int = 5,
-        retriever: str = "auto",
-        **shared: Any,
-    ) -> None:
-        """Load tasks and passages; both are shared between environments of one process.
+    dataset: ClassVar[QADataset] = HOTPOTQA
+
+
+class TwoWikiMultihopQAEnv(PassageQAEnv):
+    """2WikiMultihopQA (Ho et al., 2020, arXiv 2011.01060) as an environment.
+
+    Task: answer a question over two to four passages. Tools, rewards and metrics: see
+    `PassageQAEnv`; notes written ``subject | relation | object`` are the evidence, which the joint
+    scores include, as in the official script. The episode ends with an answer, or at the turn limit
+    (6 turns unless ``max_episode_steps=`` says otherwise). Hub: ``xanhho/2WikiMultihopQA``.
+
+    Version history: v0, first version.
+    """
+
+    dataset: ClassVar[QADataset] = TWO_WIKI
+
+
+class MuSiQueEnv(PassageQAEnv):
+    """MuSiQue (Trivedi et al., 2022, arXiv 2108.00573) as an environment.
+
+    Task: answer a question over two to four passages; aliases of the answer count. Tools, rewards
+    and metrics: see `PassageQAEnv`; F1 is that of the official script. The episode ends with an
+    answer, or at the turn limit (6 turns unless ``max_episode_steps=`` says otherwise). Hub:
+    ``dgslibisey/MuSiQue``.
+
+    Version history: v0, first version.
+    """
+
+    def answer_f1(self) -> float:
+        """Return the F1 of the answer as SQuAD defines it; 0 without an answer."""
+        return 0.0 if self.answer is None else squad_f1(self.answer, self.task.answers)
+
+    def __init__(self, *, unanswerable: bool = False, **rest: Any) -> None:
+        """Load tasks and passages.
 
         Args:
-            data: A JSONL, JSON (also ``.gz``) or Parquet file of HotpotQA rows, in the hub's form
-                or the original release's, or a ``datasets.Dataset``; the public data set on the
-                hub (``hotpotqa/hotpot_qa``, distractor setting) if not given.
-            split: The split, where `data` is not given.
-            corpus: Files of more passages (title, text) to search.
-            top_k: How many passages a search returns at most.
-            retriever: The search engine; see `agent_envs.retrieval.build_retriever`.
-            shared: What every tool environment takes; see `ToolEnv`.
-
-        Raises:
-            DataError: If a source is missing or malformed; names file, row and field.
-            ConfigurationError: If an argument is out of range.
+            unanswerable: Play questions too whose passages do not hold the answer (MuSiQue-Full);
+                the right answer to them is "unanswerable".
+            rest: See `PassageQAEnv`.
         """
-        if top_k < 1:
-            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        files = (corpus,) if isinstance(corpus, str) else tuple(corpus)
-        self._data: HotpotQAData = load_hotpotqa(data, split, files, retriever)
-        self._top_k = top_k
-        super().__init__(
-            default_tools=[make_search_tool(self._data.retriever, top_k=top_k)], **shared
-        )
+        self._plays_unanswerable = unanswerable
+        super().__init__(**rest)
 
-    @property
-    def num_tasks(self) -> int:
-        """The number of rows."""
-        return len(self._data.tasks)
+    def _dataset(self) -> QADataset:
+        return FULL_MUSIQUE if self._plays_unanswerable else MUSIQUE
 
-    def get_task(self, index: int) -> Task:
-        """Return the task of row `index`."""
-        return self._data.tasks[index]
+    def _full_prompt(self) -> str:
+        hint = f" If the passages do not hold the answer, answer: {UNANSWERABLE}."
+        first, *rest = super()._full_prompt().split("\n")
+        return "\n".join([first + hint * self._plays_unanswerable, *rest])
 
-    def gold_keys(self) -> tuple[str, ...]:
-        """Return the titles of the supporting facts."""
-        titles: tuple[str, ...] = self.task.data["gold_titles"]
-        return titles
+    def passage_key(self, passage: Passage) -> str:
+        """Return title and text: titles are not unique here."""
+        return self._gold_key(passage.title, passage.text)
 
-    def reference_actions(self) -> list[str]:
-        """Search each gold passage by its title, then give the gold answer.
+    def _gold_key(self, title: str, text: str) -> str:
+        return f"{title}\n{text}"
 
-        Where a title alone does not bring its passage up, the passage's own words are the query.
-        """
-        queries = [self._query_for(title) for title in self.gold_keys()]
-        searches = [self.write_call("search", query=query) for query in queries if query]
-        return [*searches, self.write_answer(self.task.answers[0])]
 
-    def _query_for(self, title: str) -> str:
-        text = self.task.data["gold_texts"].get(title, "")
-        for query in (title, f"{title} {text[:200]}", f"{title} {text}"):
-            hits = self._data.retriever.search(query, self._top_k)
-            if any(hit.passage.title == title for hit in hits):
-                return query
-        return title
+class BamboogleEnv(PassageQAEnv):
+    """Bamboogle (Press et al., 2023, arXiv 2210.03350) as an environment.
+
+    Task: answer a question of two hops. The data set has no passages: pass ``corpus=``. Tools,
+    rewards and metrics: see `PassageQAEnv`. The episode ends with an answer, or at the turn limit
+    (5 turns unless ``max_episode_steps=`` says otherwise). Hub: ``chiayewken/bamboogle``.
+
+    Version history: v0, first version.
+    """
+
+    dataset: ClassVar[QADataset] = BAMBOOGLE
+    default_split: ClassVar[str] = "test"

@@ -22,7 +22,7 @@ def exact_match_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
 
 def f1_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
     """Return the official F1 of the answer, 0 to 1; outcome."""
-    return f1(env.answer, env.task.answers) if env.answer is not None else 0.0
+    return env.answer_f1()
 
 
 def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
@@ -77,6 +77,10 @@ class RetrievalQAEnv(ToolEnv):
         "may tell you what to search for next."
     )
 
+    def answer_f1(self) -> float:
+        """Return the F1 of the answer by the data set's own rule; 0 without an answer."""
+        return 0.0 if self.answer is None else f1(self.answer, self.task.answers)
+
     def begin_episode(self) -> None:
         """Forget what was searched and found."""
         self._queries: set[str] = set()
@@ -118,7 +122,7 @@ class RetrievalQAEnv(ToolEnv):
         em = exact_match(answer, self.task.answers) if answer is not None else 0.0
         return {
             "exact_match": em,
-            "f1": f1(answer, self.task.answers) if answer is not None else 0.0,
+            "f1": self.answer_f1(),
             "success": em,
             "gold_passage_recall": len(self._found) / len(gold) if gold else 1.0,
             **super().metrics(),

@@ -1,13 +1,14 @@
 """Passages and how to find them."""
 
 from agent_envs.retrieval.bm25 import RETRIEVERS, SMALL_CORPUS, build_retriever
-from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever, load_passages
+from agent_envs.retrieval.corpus import Corpus, Hit, Page, Passage, Retriever, load_passages
 
 __all__ = [
     "RETRIEVERS",
     "SMALL_CORPUS",
     "Corpus",
     "Hit",
+    "Page",
     "Passage",
     "Retriever",
     "build_retriever",

@@ -19,6 +19,23 @@ class Passage:
     """What it says."""
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A passage with its sentences told apart."""
+
+    title: str
+    """Names the page; not unique."""
+    sentences: tuple[str, ...]
+    """In order; supporting facts name them by number, from 0."""
+    separator: str = " "
+    """What stands between sentences."""
+
+    @property
+    def passage(self) -> Passage:
+        """The page as it is searched."""
+        return Passage(self.title, self.separator.join(self.sentences).strip())
+
+
 class Corpus:
     """Passages in a fixed order, each distinct one once."""
 

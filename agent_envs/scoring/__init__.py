@@ -1,6 +1,24 @@
 """Official scores of the data sets."""
 
-from agent_envs.scoring.answers import exact_match, f1, normalize_answer
+from agent_envs.scoring.answers import (
+    answer_overlap,
+    exact_match,
+    f1,
+    normalize_answer,
+    squad_f1,
+)
+from agent_envs.scoring.overlap import Overlap, joint_overlap, set_match, set_overlap
 from agent_envs.scoring.pass_at_k import pass_at_k
 
-__all__ = ["exact_match", "f1", "normalize_answer", "pass_at_k"]
+__all__ = [
+    "Overlap",
+    "answer_overlap",
+    "exact_match",
+    "f1",
+    "joint_overlap",
+    "normalize_answer",
+    "pass_at_k",
+    "set_match",
+    "set_overlap",
+    "squad_f1",
+]

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from agent_envs.scoring.overlap import Overlap
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS: Final = ("yes", "no", "noanswer")
@@ -41,20 +43,41 @@ def f1(prediction: str, golds: str | Sequence[str]) -> float:
         prediction: The answer to score.
         golds: The gold answer, or several of which any is right.
     """
-    return max((_f1(prediction, gold) for gold in _as_list(golds)), default=0.0)
+    return max((answer_overlap(prediction, gold).f1 for gold in _as_list(golds)), default=0.0)
 
 
-def _f1(prediction: str, gold: str) -> float:
+def squad_f1(prediction: str, golds: str | Sequence[str]) -> float:
+    """Return the best F1 as SQuAD 2.0 and MuSiQue define it, in [0, 1].
+
+    Unlike `f1`, yes and no are words like others, and two answers that normalise to nothing agree.
+
+    Args:
+        prediction: The answer to score.
+        golds: The gold answer, or several of which any is right.
+    """
+    return max((_squad_f1(prediction, gold) for gold in _as_list(golds)), default=0.0)
+
+
+def answer_overlap(prediction: str, gold: str) -> Overlap:
+    """Return precision and recall over words, as the HotpotQA script does."""
     predicted, expected = normalize_answer(prediction), normalize_answer(gold)
     if predicted != expected and (predicted in _CLOSED_ANSWERS or expected in _CLOSED_ANSWERS):
-        return 0.0
-    predicted_words, expected_words = predicted.split(), expected.split()
-    num_common = (Counter(predicted_words) & Counter(expected_words)).total()
+        return Overlap(0.0, 0.0)
+    return _word_overlap(predicted.split(), expected.split())
+
+
+def _squad_f1(prediction: str, gold: str) -> float:
+    predicted, expected = normalize_answer(prediction).split(), normalize_answer(gold).split()
+    if not predicted or not expected:
+        return float(predicted == expected)
+    return _word_overlap(predicted, expected).f1
+
+
+def _word_overlap(predicted: Sequence[str], expected: Sequence[str]) -> Overlap:
+    num_common = (Counter(predicted) & Counter(expected)).total()
     if num_common == 0:
-        return 0.0
-    precision = num_common / len(predicted_words)
-    recall = num_common / len(expected_words)
-    return 2 * precision * recall / (precision + recall)
+        return Overlap(0.0, 0.0)
+    return Overlap(num_common / len(predicted), num_common / len(expected))
 
 
 def _as_list(golds: str | Sequence[str]) -> Sequence[str]:

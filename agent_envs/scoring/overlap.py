@@ -1,0 +1,44 @@
+"""Precision and recall, of sets and jointly over several of them.
+
+As in the official evaluation scripts of HotpotQA (Yang et al., 2018, arXiv 1809.09600) and
+2WikiMultihopQA (Ho et al., 2020, arXiv 2011.01060).
+"""
+
+import math
+from collections.abc import Collection, Hashable
+from typing import NamedTuple
+
+
+class Overlap(NamedTuple):
+    """How much two things share."""
+
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """Their harmonic mean; 0 if both are 0."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total > 0 else 0.0
+
+
+def set_overlap(predicted: Collection[Hashable], gold: Collection[Hashable]) -> Overlap:
+    """Return precision and recall of one set against another, repetitions not counted."""
+    predicted, gold = set(predicted), set(gold)
+    num_common = len(predicted & gold)
+    return Overlap(
+        num_common / len(predicted) if predicted else 0.0,
+        num_common / len(gold) if gold else 0.0,
+    )
+
+
+def set_match(predicted: Collection[Hashable], gold: Collection[Hashable]) -> float:
+    """Return 1 if both sets are equal, else 0."""
+    return float(set(predicted) == set(gold))
+
+
+def joint_overlap(*parts: Overlap) -> Overlap:
+    """Return the products of precisions and recalls: answer and facts, or evidence too."""
+    return Overlap(
+        math.prod(part.precision for part in parts), math.prod(part.recall for part in parts)
+    )

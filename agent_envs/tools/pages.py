@@ -1,0 +1,79 @@
+"""Tools to read pages: whole by their title, and to find a text in them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agent_envs.core.tool import Tool, ToolError
+from agent_envs.retrieval import Page
+
+MAX_SUGGESTIONS: Final = 5
+
+
+class PageReader:
+    """Reads pages sentence by sentence; remembers which one is open."""
+
+    def __init__(self, pages: Mapping[str, Sequence[Page]]) -> None:
+        """Read from `pages`, which has those of each title."""
+        self._pages = pages
+        self._by_folded_title = {_fold(title): title for title in pages}
+        self.close()
+
+    def close(self) -> None:
+        """Open no page."""
+        self._open: Sequence[Page] = ()
+
+    @property
+    def tools(self) -> dict[str, Sequence[Tool]]:
+        """The tools by the name they are asked for."""
+        # In memory and quick: no thread of their own.
+        return {
+            "read": (Tool(self.read, timeout=None),),
+            "find_in_page": (Tool(self.find_in_page, timeout=None),),
+        }
+
+    def read(self, title: str) -> str:
+        """Read a page, each sentence with its number.
+
+        Args:
+            title: The page's title, as a search shows it.
+        """
+        known = self._by_folded_title.get(_fold(title))
+        if known is None:
+            raise ToolError(f"There is no page {title!r}.{self._suggestions(title)}")
+        self._open = self._pages[known]
+        return "\n\n".join(_numbered(page) for page in self._open)
+
+    def find_in_page(self, text: str) -> str:
+        """Find the sentences of the page read last that hold a text.
+
+        Args:
+            text: What to look for; the case does not matter.
+        """
+        if not self._open:
+            raise ToolError("No page is open. Call read(title) first.")
+        wanted = _fold(text)
+        lines = [
+            f"[{number}] {sentence.strip()}"
+            for page in self._open
+            for number, sentence in enumerate(page.sentences)
+            if wanted and wanted in _fold(sentence)
+        ]
+        return "\n".join(lines) or f"{self._open[0].title} does not hold {text!r}."
+
+    def _suggestions(self, title: str) -> str:
+        words = set(_fold(title).split())
+        shared = {
+            name: len(words & set(folded.split())) for folded, name in self._by_folded_title.items()
+        }
+        near = [name for name, num_shared in shared.items() if num_shared]
+        near.sort(key=lambda name: (-shared[name], len(name), name))
+        return f" Titles like it: {'; '.join(near[:MAX_SUGGESTIONS])}." if near else ""
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _numbered(page: Page) -> str:
+    lines = [f"[{number}] {sentence.strip()}" for number, sentence in enumerate(page.sentences)]
+    return "\n".join([page.title, *lines])

@@ -1,0 +1,71 @@
+"""read, find_in_page, note, drop_note and plan, in an episode."""
+
+import gymnasium as gym
+import pytest
+
+ID = "AgentR1/2WikiMultihopQA-v0"
+
+
+@pytest.fixture
+def make_env(data_files):
+    def make(**kwargs):
+        tools = ["read", "find_in_page", "note", "plan"]
+        env = gym.make(ID, data=data_files[ID], tools=tools, max_episode_steps=20, **kwargs)
+        env.reset(options={"task": 0})
+        return env
+
+    return make
+
+
+@pytest.fixture
+def env(make_env):
+    return make_env()
+
+
+def call(env, name, **arguments):
+    observation, *_, info = env.step(env.unwrapped.write_call(name, **arguments))
+    return observation, info
+
+
+def test_a_page_is_read_with_its_sentences_numbered(env):
+    text, _ = call(env, "read", title="iron  RIVER")
+    assert text == "Iron River\n[0] Iron River is a film.\n[1] Leo Falk directed it."
+
+
+def test_an_unknown_page_gets_titles_like_it(env):
+    text, info = call(env, "read", title="Iron Harbor")
+    assert info["action"]["error"] == "tool_error"
+    assert text == "There is no page 'Iron Harbor'. Titles like it: Iron River; Iron Bridge."
+
+
+def test_a_text_is_found_in_the_page_read_last(env):
+    _, info = call(env, "find_in_page", text="film")
+    assert "Call read(title) first" in info["tool_result"]
+    call(env, "read", title="Iron River")
+    assert call(env, "find_in_page", text="LEO falk")[0] == "[1] Leo Falk directed it."
+    assert call(env, "find_in_page", text="opera")[0] == "Iron River does not hold 'opera'."
+    env.reset(options={"task": 0})
+    assert "No page is open" in call(env, "find_in_page", text="film")[0]
+
+
+@pytest.mark.parametrize("context", ["full", {"name": "window", "turns": 1}])
+def test_notes_and_plan_are_part_of_every_state(make_env, context):
+    env = make_env(context=context)
+    call(env, "plan", text="First the director.")
+    call(env, "note", text="Leo Falk directed it", title="Iron River", sentence=1)
+    call(env, "note", text="not needed")
+    text, _ = call(env, "drop_note", number=2)
+    assert text == "Dropped note 2."
+    _, info = call(env, "note", text="Leo Falk | born in | Oslo")
+    question = next(message for message in info["messages"] if message["role"] == "user")
+    assert question["content"].endswith(
+        "\n\nPlan:\nFirst the director.\n\n"
+        "Notes:\n[1] Leo Falk directed it (Iron River, 1)\n[3] Leo Falk | born in | Oslo"
+    )
+    _, info = env.reset(options={"task": 0})
+    assert "Notes" not in info["messages"][-1]["content"]
+
+
+def test_mistakes_with_notes_are_observations(env):
+    assert call(env, "drop_note", number=7)[0] == "There is no note 7 (there are: none)."
+    assert call(env, "note", text=" ")[0] == "A note needs a text."
