@@ -1,13 +1,13 @@
 """Load question-answering data sets: tasks, the passages to search, and the pages to read."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_envs.core.records import read_records
 from agent_envs.core.tasks import Task
+from agent_envs.envs.sources import FileStamp, Hub, Source, find_source
 from agent_envs.errors import DataError
 from agent_envs.retrieval import Corpus, Page, Retriever, build_retriever, load_passages
 
@@ -27,9 +27,7 @@ class QARow:
 class QADataset:
     """A public data set and how its rows are read."""
 
-    name: str
-    hub_name: str
-    hub_configuration: str | None
+    hub: Hub
     read: Callable[[Mapping[str, Any], str, int], QARow | None]
     """Takes a row, its place for error messages, and its number from 0; returns None for a row to
     leave out.
@@ -72,67 +70,21 @@ def load_qa(
     Raises:
         DataError: If a source is missing or malformed; names file, row and field.
     """
-    stamps = tuple(_stamp(path) for path in corpus)
-    if data is None:
-        return _load_hub(dataset, split, stamps, backend)
-    if isinstance(data, str | Path):
-        return _load_file(dataset, _stamp(data), stamps, backend)
-    return _build(dataset, f"dataset {split!r}", data, stamps, backend)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """A file as it is now: a changed file is another key of the cache."""
-
-    path: str
-    size: int
-    modified_ns: int
-
-
-def _stamp(path: str | Path) -> _Stamp:
-    try:
-        status = Path(path).expanduser().stat()
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Pass the path of an existing file."
-        ) from None
-    return _Stamp(str(Path(path).expanduser()), status.st_size, status.st_mtime_ns)
+    return _load(
+        dataset,
+        find_source(data, split, dataset.hub),
+        tuple(FileStamp.of(path) for path in corpus),
+        backend,
+    )
 
 
 @lru_cache(maxsize=8)
-def _load_file(
-    dataset: QADataset, source: _Stamp, corpus: tuple[_Stamp, ...], backend: str
-) -> QAData:
-    return _build(dataset, source.path, read_records(source.path), corpus, backend)
-
-
-@lru_cache(maxsize=8)
-def _load_hub(dataset: QADataset, split: str, corpus: tuple[_Stamp, ...], backend: str) -> QAData:
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(dataset.hub_name, dataset.hub_configuration, split=split)
-    except Exception as error:
-        configuration = f"{dataset.hub_configuration}, " if dataset.hub_configuration else ""
-        raise DataError(
-            f"The hub's data set {dataset.hub_name} ({configuration}split {split!r}) could not be "
-            f"loaded: {type(error).__name__}: {error}. Pass data= with a local file of "
-            f"{dataset.name} rows (JSONL, JSON, Parquet; also .gz), or check the network and the "
-            "split's name."
-        ) from error
-    return _build(dataset, f"{dataset.hub_name}:{split}", rows, corpus, backend)
-
-
-def _build(
-    dataset: QADataset,
-    source: str,
-    rows: "Iterable[Mapping[str, Any]] | datasets.Dataset",
-    corpus: Sequence[_Stamp],
-    backend: str,
+def _load(
+    dataset: QADataset, source: Source, corpus: tuple[FileStamp, ...], backend: str
 ) -> QAData:
     tasks: list[Task] = []
     pages: dict[Page, None] = {}
-    for index, row in enumerate(rows):
+    for index, row in enumerate(source.rows()):
         if (read := dataset.read(row, f"{source}, row {index + 1}", index)) is not None:
             tasks.append(read.task)
             pages |= dict.fromkeys(read.pages)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from agent_envs.core.tasks import Task
 from agent_envs.envs.qa_data import QADataset, QARow
+from agent_envs.envs.sources import Hub
 from agent_envs.errors import DataError
 from agent_envs.retrieval import Page
 
@@ -143,23 +144,24 @@ def _search_r1(name: str, hub_configuration: str, sources: tuple[str, ...]) -> Q
             )
         )
 
-    return QADataset(name, "RUC-NLPIR/FlashRAG_datasets", hub_configuration, read, _SEARCH_R1_FORM)
+    hub = Hub(name, "RUC-NLPIR/FlashRAG_datasets", hub_configuration)
+    return QADataset(hub, read, _SEARCH_R1_FORM)
 
 
 HOTPOTQA: Final = QADataset(
-    "HotpotQA", "hotpotqa/hotpot_qa", "distractor", _read_hotpotqa, _HOTPOTQA_FORM
+    Hub("HotpotQA", "hotpotqa/hotpot_qa", "distractor"), _read_hotpotqa, _HOTPOTQA_FORM
 )
 TWO_WIKI: Final = QADataset(
-    "2WikiMultihopQA", "xanhho/2WikiMultihopQA", None, _read_two_wiki, _TWO_WIKI_FORM
+    Hub("2WikiMultihopQA", "xanhho/2WikiMultihopQA"), _read_two_wiki, _TWO_WIKI_FORM
 )
 MUSIQUE: Final = QADataset(
-    "MuSiQue", "dgslibisey/MuSiQue", None, _read_answerable_musique, _MUSIQUE_FORM
+    Hub("MuSiQue", "dgslibisey/MuSiQue"), _read_answerable_musique, _MUSIQUE_FORM
 )
 FULL_MUSIQUE: Final = QADataset(
-    "MuSiQue", "dgslibisey/MuSiQue", None, _read_full_musique, _MUSIQUE_FORM
+    Hub("MuSiQue", "dgslibisey/MuSiQue"), _read_full_musique, _MUSIQUE_FORM
 )
 BAMBOOGLE: Final = QADataset(
-    "Bamboogle", "chiayewken/bamboogle", None, _read_bamboogle, _BAMBOOGLE_FORM
+    Hub("Bamboogle", "chiayewken/bamboogle"), _read_bamboogle, _BAMBOOGLE_FORM
 )
 NATURAL_QUESTIONS: Final = _search_r1("Natural Questions", "nq", ("nq",))
 TRIVIA_QA: Final = _search_r1("TriviaQA", "triviaqa", ("triviaqa",))
