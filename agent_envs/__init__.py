@@ -11,7 +11,13 @@ Importing the package registers the ids of `agent_envs.registration.ENVIRONMENTS
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult, tool
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import AgentEnvsError, ConfigurationError, DataError, UnknownNameError
+from agent_envs.errors import (
+    AgentEnvsError,
+    ConfigurationError,
+    DataError,
+    MissingExtraError,
+    UnknownNameError,
+)
 from agent_envs.registration import ENVIRONMENTS, register_all
 
 __all__ = [
@@ -19,6 +25,7 @@ __all__ = [
     "AgentEnvsError",
     "ConfigurationError",
     "DataError",
+    "MissingExtraError",
     "Task",
     "Tool",
     "ToolEnv",

@@ -6,6 +6,7 @@
     ├── UnknownNameError (KeyError)      a name that no table holds; suggests the nearest one
     ├── ConfigurationError (ValueError)  arguments that contradict each other or make no sense
     ├── DataError (ValueError)           a source of tasks or passages that cannot be read
+    ├── MissingExtraError (ImportError)  an optional library that is not installed
     └── ActionTypeError (TypeError)      an action that is not text
 
 Each also derives from the built-in it specialises, so ``except ValueError`` still works. A model's
@@ -31,6 +32,10 @@ class ConfigurationError(AgentEnvsError, ValueError):
 
 class DataError(AgentEnvsError, ValueError):
     """A data source that is missing or malformed; the message names file, row and field."""
+
+
+class MissingExtraError(AgentEnvsError, ImportError):
+    """An optional library that is not installed; the message says which extra brings it."""
 
 
 class ActionTypeError(AgentEnvsError, TypeError):

@@ -28,6 +28,8 @@ ENVIRONMENTS: Final = (
     _spec("NaturalQuestions", "open_qa:NaturalQuestionsEnv", 5),
     _spec("TriviaQA", "open_qa:TriviaQAEnv", 5),
     _spec("PopQA", "open_qa:PopQAEnv", 5),
+    _spec("GSM8K", "math_problems:GSM8KEnv", 8),
+    _spec("MATH", "math_problems:MATHEnv", 8),
     _spec("SyntheticMultiHop", "synthetic:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic:SyntheticMultiHopEnv", 10, questions=3),
 )

@@ -108,6 +108,28 @@ SEARCH_R1_ROWS = [
     }
     for source in ("nq", "triviaqa", "popqa")
 ]  # fmt: skip
+GSM8K_ROWS = [
+    {
+        "question": "Each of 3 children has 4 red and 5 blue balls. How many balls are there?",
+        "answer": "A child has 4+5=<<4+5=9>>9 balls.\nSo 9*3=<<9*3=27>>27.\n#### 27",
+    }
+]
+MATH_ROWS = [
+    {
+        "problem": "What is half of 1?",
+        "solution": r"It is $\boxed{\frac{1}{2}}$.",
+        "answer": r"\frac{1}{2}",
+        "subject": "Prealgebra",
+        "level": 2,
+        "unique_id": "test/1.json",
+    },
+    {
+        "problem": "How many sides has a heptagon?",
+        "solution": r"It has $\boxed{7}$.",
+        "type": "Geometry",
+        "level": "Level 5",
+    },
+]
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +140,8 @@ def data_files(tmp_path_factory):
         "2WikiMultihopQA": TWO_WIKI_ROWS,
         "MuSiQue": MUSIQUE_ROWS,
         "Bamboogle": BAMBOOGLE_ROWS,
+        "GSM8K": GSM8K_ROWS,
+        "MATH": MATH_ROWS,
         **dict.fromkeys(("NaturalQuestions", "TriviaQA", "PopQA"), SEARCH_R1_ROWS),
     }
     folder = tmp_path_factory.mktemp("rows")

@@ -1,0 +1,24 @@
+"""Optional libraries: what needs one says which extra brings it."""
+
+import importlib.util
+
+from agent_envs.errors import MissingExtraError
+
+
+def require_extra(extra: str, needed_for: str, *modules: str) -> None:
+    """Check that the modules of an extra are installed, without importing them.
+
+    Args:
+        extra: The extra's name, as in ``pip install 'agent-r1[extra]'``.
+        needed_for: What needs it, for the message.
+        modules: What it brings.
+
+    Raises:
+        MissingExtraError: If one is missing; says how to install it.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{needed_for} needs {', '.join(missing)}. Install with: "
+            f"pip install 'agent-r1[{extra}]'"
+        )

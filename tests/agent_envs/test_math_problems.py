@@ -1,0 +1,129 @@
+import importlib.util
+import json
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ConfigurationError, DataError, MissingExtraError
+from tests.conftest import GSM8K_ROWS, MATH_ROWS
+
+GSM8K = "AgentR1/GSM8K-v0"
+MATH = "AgentR1/MATH-v0"
+
+
+@pytest.fixture
+def env(data_files):
+    env = gym.make(GSM8K, data=data_files[GSM8K], rewards={
+        "correct": 1.0, "intermediate_value": 0.5, "used_result": 0.1,
+    })  # fmt: skip
+    env.reset(options={"task": 0})
+    return env
+
+
+def calculate(env, expression):
+    return env.step(env.unwrapped.write_call("calculator", expression=expression))
+
+
+def test_values_of_the_solution_and_results_that_are_used_earn(env):
+    # Each of 3 children has 4 red and 5 blue balls: <<4+5=9>> <<9*3=27>>
+    observation, _, _, _, info = calculate(env, "4 + 5")
+    assert observation == "9"
+    assert info["reward_terms"] == {"correct": 0.0, "intermediate_value": 0.25, "used_result": 0.0}
+    terms = calculate(env, "9 * 3")[4]["reward_terms"]
+    assert terms == {"correct": 0.0, "intermediate_value": 0.25, "used_result": 0.1}
+    # the same again earns nothing
+    assert sum(calculate(env, "9 * 3")[4]["reward_terms"].values()) == 0.0
+    _, _, terminated, _, info = env.step(env.unwrapped.write_answer("27"))
+    assert terminated
+    assert info["reward_terms"] == {"correct": 1.0, "intermediate_value": 0.0, "used_result": 0.1}
+    assert info["metrics"]["official_match"] == info["metrics"]["success"] == 1.0
+    assert info["metrics"]["intermediate_value_recall"] == 1.0
+
+
+def test_numbers_of_the_question_are_no_results(env):
+    calculate(env, "3 + 0")
+    assert calculate(env, "3 * 1")[4]["reward_terms"]["used_result"] == 0.0
+
+
+@pytest.mark.parametrize("answer", ["", "28", "9 27", "nothing"])
+def test_a_wrong_answer_earns_nothing(env, answer):
+    _, reward, _, _, info = env.step(env.unwrapped.write_answer(answer))
+    assert reward == info["metrics"]["success"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("1,000 + 1", "1001"),
+        ("sqrt(16) / 3", "1.33333333333"),
+        ("2 ** 10", "1024"),
+        ("max(1, 2)", "2"),
+        ("0.1 + 0.2", "0.3"),
+    ],
+)
+def test_the_calculator_calculates(env, expression, result):
+    assert calculate(env, expression)[0] == result
+
+
+@pytest.mark.parametrize(
+    "expression", ["1 / 0", "", "9 ** 9 ** 9 ** 9", "__import__('os')", "'a' * 10 ** 9", "(1", "x"]
+)
+def test_what_cannot_be_calculated_is_an_observation(env, expression):
+    observation, _, terminated, _, info = calculate(env, expression)
+    assert info["action"]["error"] == "tool_error"
+    assert not terminated
+    assert "cannot be calculated" in observation
+
+
+def test_both_forms_of_math_load_and_are_filtered(data_files):
+    env = gym.make(MATH, data=data_files[MATH]).unwrapped
+    assert [env.get_task(i).answers[0] for i in range(2)] == [r"\frac{1}{2}", "7"]
+    assert [env.get_task(i).data["level"] for i in range(2)] == [2, 5]
+    hard = gym.make(MATH, data=data_files[MATH], levels=5, subjects=["Geometry"]).unwrapped
+    assert [task.answers[0] for task in map(hard.get_task, range(hard.num_tasks))] == ["7"]
+    with pytest.raises(ConfigurationError, match=r"levels: no problem has 3; there are 2, 5"):
+        gym.make(MATH, data=data_files[MATH], levels=[3])
+    with pytest.raises(ConfigurationError, match="subjects"):
+        gym.make(MATH, data=data_files[MATH], subjects="Cooking")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "row", "message"),
+    [
+        (GSM8K, GSM8K_ROWS[0] | {"answer": "It is 27."}, "row 1: field 'answer' must end with"),
+        (GSM8K, {"question": "?"}, "row 1: field 'answer' must be a non-empty string"),
+        (MATH, {"problem": "?", "solution": "no box"}, "row 1: there is no answer"),
+        (MATH, MATH_ROWS[0] | {"problem": None}, "row 1: field 'problem'"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path, env_id, row, message):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row]), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        gym.make(env_id, data=str(path))
+
+
+@pytest.mark.parametrize("env_id", [GSM8K, MATH])
+def test_without_the_extra_it_says_what_to_install(data_files, env_id, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[math\]'"):
+        gym.make(env_id, data=data_files[env_id])
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        (GSM8K, "gsm8k_test.jsonl"),
+        (GSM8K, "gsm8k_train.jsonl.gz"),
+        (MATH, "math500_test.jsonl"),
+        (MATH, "math_test_without_math500.jsonl.gz"),
+    ],
+)
+def test_oracle_play_solves_every_real_row(shared_data, env_id, name):
+    env = gym.make(env_id, data=str(shared_data / name))
+    for task in range(env.unwrapped.num_tasks):
+        env.reset(options={"task": task})
+        for action in env.unwrapped.reference_actions():
+            _, _, terminated, _, info = env.step(action)
+        assert terminated
+        assert info["metrics"]["success"] == info["metrics"].get("official_match", 1.0) == 1.0
