@@ -11,7 +11,7 @@ from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
-from agent_envs.envs.sources import Hub, Source, find_source
+from agent_envs.envs.sources import Hub, Source, find_source, some_tasks, text_field
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 from agent_envs.tools.calculator import make_calculator_tool
@@ -241,7 +241,7 @@ def _load_gsm8k(source: Source) -> tuple[Task, ...]:
     tasks = []
     for index, row in enumerate(source.rows()):
         place = f"{source}, row {index + 1}"
-        question, solution = _text(row, "question", place), _text(row, "answer", place)
+        question, solution = text_field(row, "question", place), text_field(row, "answer", place)
         _, mark, answer = solution.rpartition("####")
         if not mark or not answer.strip():
             raise DataError(f"{place}: field 'answer' must end with '#### ' and the final answer.")
@@ -253,7 +253,7 @@ def _load_gsm8k(source: Source) -> tuple[Task, ...]:
                 data={"steps": tuple(_STEP.findall(solution))},
             )
         )
-    return _any(tasks, source)
+    return some_tasks(tasks, source)
 
 
 @lru_cache(maxsize=8)
@@ -261,7 +261,7 @@ def _load_math(source: Source) -> tuple[Task, ...]:
     tasks = []
     for index, row in enumerate(source.rows()):
         place = f"{source}, row {index + 1}"
-        answer = row.get("answer") or last_boxed(_text(row, "solution", place))
+        answer = row.get("answer") or last_boxed(text_field(row, "solution", place))
         if not isinstance(answer, str) or not answer.strip():
             raise DataError(
                 f"{place}: there is no answer: neither a field 'answer' nor a \\boxed{{}} in the "
@@ -271,7 +271,7 @@ def _load_math(source: Source) -> tuple[Task, ...]:
         tasks.append(
             Task(
                 id=str(row.get("unique_id") or f"row-{index}"),
-                question=_text(row, "problem", place),
+                question=text_field(row, "problem", place),
                 answers=(answer.strip(),),
                 data={
                     "level": int(level.group(1)) if level else None,
@@ -279,13 +279,7 @@ def _load_math(source: Source) -> tuple[Task, ...]:
                 },
             )
         )
-    return _any(tasks, source)
-
-
-def _any(tasks: Sequence[Task], source: Source) -> tuple[Task, ...]:
-    if not tasks:
-        raise DataError(f"{source}: there are no rows.")
-    return tuple(tasks)
+    return some_tasks(tasks, source)
 
 
 def _chosen(
@@ -307,14 +301,6 @@ def _chosen(
             )
         tasks = [task for task in tasks if task.data[field] in wanted]
     return tasks
-
-
-def _text(row: Mapping[str, Any], field: str, place: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        found = ", ".join(row) or "nothing"
-        raise DataError(f"{place}: field {field!r} must be a non-empty string (found: {found}).")
-    return value
 
 
 def _numbers(text: str) -> set[float]:

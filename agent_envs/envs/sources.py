@@ -1,11 +1,12 @@
 """Where rows come from: a file, a data set on the hub, or a ``datasets.Dataset``."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_envs.core.records import read_records
+from agent_envs.core.tasks import Task
 from agent_envs.errors import DataError
 
 if TYPE_CHECKING:
@@ -107,6 +108,30 @@ class GivenRows:
 
 
 Source = FileStamp | HubSplit | GivenRows
+
+
+def text_field(row: Mapping[str, Any], field: str, place: str) -> str:
+    """Return a field of a row that must hold text.
+
+    Raises:
+        DataError: If it does not; names place and field.
+    """
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
+        found = ", ".join(row) or "nothing"
+        raise DataError(f"{place}: field {field!r} must be a non-empty string (found: {found}).")
+    return value
+
+
+def some_tasks(tasks: Sequence[Task], source: Source) -> tuple[Task, ...]:
+    """Return `tasks`.
+
+    Raises:
+        DataError: If there are none.
+    """
+    if not tasks:
+        raise DataError(f"{source}: there are no rows.")
+    return tuple(tasks)
 
 
 def find_source(data: "str | Path | datasets.Dataset | None", split: str, hub: Hub) -> Source:
