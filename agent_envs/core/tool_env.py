@@ -6,6 +6,7 @@ next state, the reward term by term, and whether the episode is over. A subclass
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction
+from agent_envs.core.transcript import Entry, format_entries
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 ENDLESS = 2**31
@@ -35,7 +37,10 @@ ENDLESS = 2**31
 class ToolEnv(gym.Env[str, str]):
     """Base of every environment with tools; see the module docstring."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "render_modes": ["ansi", "human"],
+        "render_fps": 4,  # Gymnasium asks for it; nothing moves here
+    }
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
@@ -51,6 +56,7 @@ class ToolEnv(gym.Env[str, str]):
         context: str | Mapping[str, Any] | ContextPolicy = "full",
         rewards: Mapping[str, float] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
         """Set up what all episodes share.
 
@@ -65,6 +71,8 @@ class ToolEnv(gym.Env[str, str]):
             rewards: Weight of each reward term, instead of the defaults; terms that are not named
                 are off.
             system_prompt: Instead of the default one; ``""`` for none.
+            render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
+                ``"human"``: it is printed as it goes on.
 
         Raises:
             UnknownNameError: If a tool format, a context, a reward term or the name of an optional
@@ -86,6 +94,8 @@ class ToolEnv(gym.Env[str, str]):
         self.max_turns: int | None = None  # gym.make's max_episode_steps; see wrappers.turn_limit
         self._task: Task | None = None
         self._is_over = True
+        self.render_mode = render_mode
+        self._transcript: list[Entry] = []
 
     # What a subclass provides
 
@@ -152,6 +162,8 @@ class ToolEnv(gym.Env[str, str]):
         self.answer: str | None = None
         self.begin_episode()
         self._begin_conversation(self._task.question)
+        self._transcript.clear()
+        self._show(Entry(speaker="task", text=self._task.question))
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -194,7 +206,14 @@ class ToolEnv(gym.Env[str, str]):
             self._begin_conversation(following)
             observation = following
         info = self._info(parsed, result, terms)
+        self._show_step(action, observation, info)
         return observation, float(sum(terms.values())), self._is_over, False, info
+
+    def render(self) -> str | None:
+        """Return the episode so far as coloured text, in the mode ``"ansi"``; see `__init__`."""
+        if self.render_mode == "ansi":
+            return format_entries(self._transcript)
+        return None
 
     # Helpers for subclasses and policies
 
@@ -235,6 +254,24 @@ class ToolEnv(gym.Env[str, str]):
         """Note what a tool call brought about; rewards are computed afterwards."""
 
     # Insides
+
+    def _show_step(self, action: str, observation: str, info: Mapping[str, Any]) -> None:
+        if self.render_mode is None:
+            return
+        terms, error = info["reward_terms"], info["action"].get("error")
+        self._show(Entry(speaker="agent", text=action, reward_terms=terms, error=error))
+        if observation:
+            self._show(Entry(speaker="environment", text=observation))
+        if self._is_over or self.num_turns == self.max_turns:
+            figures = "  ".join(f"{name} {value:g}" for name, value in info["metrics"].items())
+            self._show(Entry(speaker="end", text=figures))
+
+    def _show(self, entry: Entry) -> None:
+        if self.render_mode is not None:
+            self._transcript.append(entry)
+        if self.render_mode == "human":
+            sys.stdout.write(format_entries([entry], is_coloured=sys.stdout.isatty()))
+            sys.stdout.flush()
 
     def _full_prompt(self) -> str:
         instructions = self._format.instructions(list(self._tools.values()))
