@@ -80,8 +80,8 @@ def _markdown(
         "# The papers' tables in miniature",
         f"The embedded policy on the synthetic family. `{facts['command']}`, {facts['date']}: "
         f"{facts['num_runs']} runs of together {facts['run_seconds'] / 60:.0f} minutes, "
-        f"{facts['jobs']} at a time on one core each; the command took "
-        f"{facts['wall_seconds'] / 60:.0f} minutes. {versions}.",
+        f"{facts['jobs']} at a time on one core each, so about {facts['wall_seconds'] / 60:.0f} "
+        f"minutes in all. {versions}.",
         f"Success in % of {facts['num_tasks']} held-out tasks per column, sampled at temperature "
         f"1: mean and standard deviation over seeds {', '.join(map(str, facts['seeds']))}. Each "
         f"run trains for {facts['budget']:,} environment steps (over the long horizon "
@@ -160,7 +160,6 @@ _FINDINGS: Final = {
     "masks": _comparisons(
         ("ppo, both masks", "ppo, no advantage mask"),
         ("ppo, both masks", "ppo, no mask"),
-        ("ppo at lambda 0.95, both masks", "ppo at lambda 0.95, no advantage mask"),
         ("grpo, loss mask", "grpo, no loss mask"),
     ),
     "context": _comparisons(
