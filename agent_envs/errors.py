@@ -7,7 +7,9 @@
     ├── ConfigurationError (ValueError)  arguments that contradict each other or make no sense
     ├── DataError (ValueError)           a source of tasks or passages that cannot be read
     ├── MissingExtraError (ImportError)  an optional library that is not installed
-    └── ActionTypeError (TypeError)      an action that is not text
+    ├── ActionTypeError (TypeError)      an action that is not text
+    └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
+        └── SandboxUnavailableError      a level of isolation that this machine does not offer
 
 Each also derives from the built-in it specialises, so ``except ValueError`` still works. A model's
 bad output is never one of these: it is an observation.
@@ -40,3 +42,11 @@ class MissingExtraError(AgentEnvsError, ImportError):
 
 class ActionTypeError(AgentEnvsError, TypeError):
     """An action that is not a string: a programming error, not a model's mistake."""
+
+
+class SandboxError(AgentEnvsError, RuntimeError):
+    """The machinery of a sandbox failed; what the program does wrong is a result instead."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """The machine does not offer a level of isolation; the message says what to do about it."""

@@ -1,0 +1,170 @@
+"""Is the untrusted program: what its process does, by mode.
+
+Runs inside, after all rights were given up: standard library only. Nothing here guards anything:
+the program may change all of it, and harms only itself.
+"""
+
+import ast
+import atexit
+import io
+import linecache
+import os
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+from agent_envs.sandbox import checker, values
+
+_CHANNEL: Final = 3
+"""The descriptor of the way out, in the modes that have one."""
+_VERDICT: Final = 4
+
+
+def run(mode: str, source: str) -> int:
+    """Run `source`; return the exit code.
+
+    Args:
+        mode: ``python``, ``shell``, ``session`` (calls come over the channel), ``serve`` (then
+            let tests elsewhere call it), or ``check`` (be those tests).
+        source: The program.
+    """
+    _open_standard_streams()
+    if mode == "shell":
+        return _run_shell(source)
+    main = types.ModuleType("__main__")
+    for name in [name for name in sys.modules if name.startswith("agent_envs")]:
+        del sys.modules[name]
+    sys.modules["__main__"] = main
+    sys.argv = ["main.py"]
+    sys.path.insert(0, "")
+    return _finish(lambda: _MODES[mode](source, main.__dict__))
+
+
+def _run_python(source: str, namespace: dict[str, Any]) -> None:
+    _execute(source, "main.py", namespace)
+
+
+def _run_session(source: str, namespace: dict[str, Any]) -> None:
+    """Run each call that comes; answer with one byte: did it end without an exception?"""
+    channel = values.Channel(_CHANNEL)
+    number = 0
+    while True:
+        try:
+            source = channel.receive()
+        except EOFError:
+            return
+        number += 1
+        try:
+            _execute(source, f"call {number}", namespace, show_value=True)
+            is_ok = True
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - foreign code; shown to who called
+            _show(error)
+            is_ok = False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        channel.send(is_ok)
+
+
+def _serve(source: str, namespace: dict[str, Any]) -> None:
+    # Taken before the program runs, so that an honest program's odd globals do not matter.
+    server = checker.Server(values.Channel(_CHANNEL), namespace)
+    _execute(source, "main.py", namespace)
+    server.serve()
+
+
+def _check(source: str, namespace: dict[str, Any]) -> None:
+    verdict = values.Channel(_VERDICT)
+    verdict.send(checker.run_tests(source, values.Channel(_CHANNEL), namespace))
+
+
+_MODES: Final[dict[str, Callable[[str, dict[str, Any]], None]]] = {
+    "python": _run_python,
+    "session": _run_session,
+    "serve": _serve,
+    "check": _check,
+}
+
+
+def _run_shell(script: str) -> int:
+    try:
+        os.execv("/bin/sh", ["sh", "-c", script])  # noqa: S606 - the point of this mode
+    except (OSError, ValueError) as error:
+        print(f"sh: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return 126
+
+
+def _execute(
+    source: str, filename: str, namespace: dict[str, Any], *, show_value: bool = False
+) -> None:
+    """Run `source`; with `show_value`, print the value of a last expression, as a prompt does."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    tree = ast.parse(source, filename)
+    last = tree.body.pop() if show_value and tree.body else None
+    if last is not None and not isinstance(last, ast.Expr):
+        tree.body.append(last)
+        last = None
+    exec(compile(tree, filename, "exec"), namespace)  # noqa: S102 - the point of it all
+    if isinstance(last, ast.Expr):
+        code = compile(ast.Expression(last.value), filename, "eval")
+        value = eval(code, namespace)  # noqa: S307
+        if value is not None:
+            print(repr(value))  # noqa: T201
+
+
+def _finish(body: Callable[[], None]) -> int:
+    """Run `body` and what Python does at its end; return the exit code."""
+    code = 0
+    try:
+        body()
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - foreign code; shown to who called
+        _show(error)
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # waits for threads, as Python does
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001
+        _show(error)
+        code = code or 120
+    return code
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback, without our own frames."""
+    try:
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename.startswith("<agent_envs"):
+            frame = frame.tb_next
+        sys.stdout.flush()
+        traceback.print_exception(type(error), error, frame)
+        sys.stderr.flush()
+    except BaseException as second:  # noqa: BLE001 - its streams or its exception are broken
+        os.write(2, f"{type(error).__name__} (and {type(second).__name__})\n".encode())
+
+
+def _open_standard_streams() -> None:
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8")
+    sys.stdout = _writer(1, "strict")
+    sys.stderr = _writer(2, "backslashreplace")
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
+
+
+def _writer(descriptor: int, errors: str) -> io.TextIOWrapper:
+    raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, "utf-8", errors, newline="\n", line_buffering=descriptor == 2)

@@ -1,0 +1,342 @@
+"""`Sandbox`: runs programs, keeps sessions, and checks programs against tests."""
+
+import base64
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, Final
+
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
+from agent_envs.sandbox.container import ContainerLauncher
+from agent_envs.sandbox.execution import Execution, Launcher
+from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
+from agent_envs.sandbox.plain import PlainLauncher
+from agent_envs.sandbox.strong import StrongLauncher
+from agent_envs.sandbox.values import Channel
+
+LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
+    "strong": StrongLauncher,
+    "container": ContainerLauncher,
+    "limits": PlainLauncher,
+}
+
+_CLOSED_TEXT: Final = "The session has ended, and its variables are gone."
+
+
+def open_sandbox(
+    level: Level = "strong", *, packages: Sequence[str | Path] = (), image: str | None = None
+) -> "Sandbox":
+    """Open a sandbox; close it after use, or use it in a ``with`` statement.
+
+    Args:
+        level: ``"strong"``: namespaces and a system-call filter. ``"container"``: one docker or
+            podman container per program. ``"limits"``: only limits on time and memory; the
+            program sees the network and every file that this user sees.
+        packages: Folders of Python packages that programs may import, read-only.
+        image: Only for ``"container"``: another image than ``python:3.x-slim``.
+
+    Raises:
+        ConfigurationError: If `image` is given with another level, or a folder is missing.
+        SandboxUnavailableError: If this machine does not offer the level. No level is ever
+            replaced by a weaker one without being asked for.
+        UnknownNameError: If there is no such level.
+    """
+    folders = [Path(folder).resolve() for folder in packages]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigurationError(f"open_sandbox: packages folder {folder} does not exist.")
+    make_launcher = lookup(LAUNCHERS, level, kind="sandbox level")
+    if image is None:
+        return Sandbox(make_launcher(folders))
+    if level != "container":
+        raise ConfigurationError(
+            f"open_sandbox: image={image!r} is for level='container', but level={level!r} uses "
+            "no image. Drop one of the two."
+        )
+    return Sandbox(make_launcher(folders, image))
+
+
+class Sandbox:
+    """Runs untrusted programs, each in an empty scratch directory; safe to use from threads."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        """Run programs with `launcher`; see `open_sandbox`."""
+        self._launcher = launcher
+
+    @property
+    def level(self) -> Level:
+        """The level of isolation in force."""
+        return self._launcher.level
+
+    def run_python(
+        self,
+        source: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits | None = None,
+        collect_files: bool = False,
+    ) -> Result:
+        """Run a Python program to its end.
+
+        Args:
+            source: The program.
+            stdin: What it reads.
+            files: Put into its scratch directory first: relative path -> content.
+            limits: What it may use.
+            collect_files: Whether `Result.files` holds the scratch directory as it was left.
+
+        Raises:
+            ConfigurationError: If a path leads out of the scratch directory.
+            SandboxError: If the sandbox itself broke.
+        """
+        request = _make_request("python", source, files, collect_files=collect_files)
+        return self._run(request, stdin, limits or Limits())
+
+    def run_shell(
+        self,
+        script: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits | None = None,
+        collect_files: bool = False,
+    ) -> Result:
+        """Run a script with /bin/sh; arguments and errors as for `run_python`."""
+        request = _make_request("shell", script, files, collect_files=collect_files)
+        return self._run(request, stdin, limits or Limits())
+
+    def session(
+        self, limits: Limits | None = None, *, files: Mapping[str, str | bytes] | None = None
+    ) -> "Session":
+        """Start a Python whose state lasts from call to call.
+
+        Args:
+            limits: What each call may use; a call that takes more ends the session.
+            files: Put into its scratch directory first.
+        """
+        return Session(self._launcher, limits or Limits(), files)
+
+    def check_python(
+        self,
+        program: str,
+        tests: str,
+        *,
+        names: Sequence[str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits | None = None,
+    ) -> Verdict:
+        """Judge an untrusted program by trusted tests, such that it cannot fake the verdict.
+
+        The two run in sandboxes of their own, and only values pass between them: the tests call
+        the program's functions, and compare what comes back where no line of the program runs.
+        The program never holds the tests, the expected values, or anything that says "passed".
+
+        What this does not do: a program may still recognise the inputs it is called with, and
+        weak tests stay weak. Arguments are copies, so a function that changes its argument in
+        place looks as if it did not. Objects that are no plain data (numbers, text, bytes,
+        containers) can be called, iterated, indexed and asked for attributes, but equal no plain
+        value and cannot be calculated with. Tests cannot inherit from the program's classes or
+        catch its own exception types. At the level ``limits`` the program could find and change
+        the process of the tests.
+
+        Args:
+            program: The untrusted program.
+            tests: Python that raises if the program is wrong; the functions of the program are
+                simply there, the common modules (``math``, ``re``, ...) too.
+            names: What the tests take from the program. If not given: every name that they use,
+                do not define, and that neither Python nor its library has.
+            files: Put into the program's scratch directory first.
+            limits: What the program may use, tests included.
+        """
+        limits = limits or Limits()
+        to_program, to_tests = socket.socketpair()
+        ours, verdict = socket.socketpair()
+        first_line = "*" if names is None else " ".join(names)
+        with ours:
+            serve = _make_request("serve", program, files)
+            check = _make_request("check", f"{first_line}\n{tests}", None)
+            program_ends = [to_program.detach()]
+            test_ends = [to_tests.detach(), verdict.detach()]
+            with Execution(self._launcher, serve, limits, channels=program_ends) as tested:
+                # The program's output must be read while the tests run, or it would block.
+                reader = threading.Thread(target=tested.wait, daemon=True)
+                reader.start()
+                try:
+                    self._run_tests(check, limits, test_ends)
+                finally:
+                    tested.stop()
+                    reader.join()
+                return _judge(tested.result(), _read_verdict(ours))
+
+    def close(self) -> None:
+        """End every program and session."""
+        self._launcher.close()
+
+    def __enter__(self) -> "Sandbox":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Show the level."""
+        return f"Sandbox(level={self.level!r})"
+
+    def _run(
+        self, request: dict[str, Any], stdin: str, limits: Limits, channels: Sequence[int] = ()
+    ) -> Result:
+        text = stdin.encode(errors="replace")
+        with Execution(self._launcher, request, limits, stdin=text, channels=channels) as execution:
+            execution.wait()
+            return execution.result()
+
+    def _run_tests(self, request: dict[str, Any], limits: Limits, ends: list[int]) -> None:
+        # They wait for the program most of the time, and must outlive it to say so.
+        seconds = limits.wall_seconds + 2.0
+        own = replace(Limits(), wall_seconds=seconds, cpu_seconds=seconds)
+        self._run(request, "", own, channels=ends)
+
+
+class Session:
+    """A Python that keeps its variables between calls, with the limits counted per call."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        limits: Limits,
+        files: Mapping[str, str | bytes] | None = None,
+    ) -> None:
+        """Start it; see `Sandbox.session`."""
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        self._channel = Channel(self._socket.fileno(), owns=False)
+        self._is_closed = False
+        request = _make_request("session", "", files)
+        try:
+            self._execution = Execution(launcher, request, limits, channels=[theirs.detach()])
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended: by `close`, by a limit, or because the program ended it."""
+        return self._is_closed
+
+    def run(self, source: str) -> Result:
+        """Run a piece of Python; the value of a last expression is printed, as at a prompt.
+
+        An exception is a result with the status ``error``, and the session goes on. A limit
+        ends it: that call says which, every later one says ``closed``.
+
+        Raises:
+            SandboxError: If the sandbox itself broke.
+        """
+        with self._lock:
+            if self._is_closed:
+                return Result(status="closed", exit_code=None, stdout="", stderr=_CLOSED_TEXT)
+            self._execution.begin_call()
+            with contextlib.suppress(OSError):  # it has ended; `wait` sees that
+                self._channel.send(source)
+            try:
+                reply = self._execution.wait(self._socket.fileno()) and self._receive()
+                if reply in (b"true", b"false"):
+                    self._execution.end_call()
+                    return self._execution.partial_result(is_ok=reply == b"true")
+                self._execution.stop()
+                self._execution.wait()
+                return self._execution.result()
+            finally:
+                if reply not in (b"true", b"false"):
+                    self._close()
+
+    def close(self) -> None:
+        """End it, with every process that it started."""
+        with self._lock:
+            if not self._is_closed:
+                self._close()
+
+    def __enter__(self) -> "Session":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _receive(self) -> bytes:
+        """Return the answer to a call; the program may have written anything there."""
+        try:
+            return self._socket.recv(64)[4:]
+        except OSError:
+            return b""
+
+    def _close(self) -> None:
+        self._is_closed = True
+        try:
+            self._execution.__exit__(None, None, None)
+        finally:
+            self._socket.close()
+
+
+def _make_request(
+    mode: str,
+    source: str,
+    files: Mapping[str, str | bytes] | None,
+    *,
+    collect_files: bool = False,
+) -> dict[str, Any]:
+    contents = {}
+    for path, content in (files or {}).items():
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+            raise ConfigurationError(
+                f"files: {path!r} leads out of the scratch directory. Use a relative path, such "
+                "as 'data/input.txt'."
+            )
+        data = content.encode(errors="replace") if isinstance(content, str) else content
+        contents[path] = base64.b64encode(data).decode()
+    return {"mode": mode, "source": source, "files": contents, "collect_files": collect_files}
+
+
+def _read_verdict(ours: socket.socket) -> Verdict | None:
+    """Return what the tests said; None if they could not finish."""
+    ours.settimeout(0)
+    try:
+        message = ours.recv(1 << 16)[4:]
+        return Verdict(**json.loads(message))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _judge(program: Result, verdict: Verdict | None) -> Verdict:
+    """Combine what the tests said with how the program ended."""
+    if verdict is not None and verdict.reason in ("passed", "failed"):
+        return verdict
+    if program.status == "timeout":
+        return Verdict(passed=False, reason="timeout", message="the program took too long")
+    if program.status in ("cpu_limit", "memory_limit", "output_limit"):
+        return Verdict(passed=False, reason="limit", message=f"the program hit {program.status}")
+    if verdict is None:
+        return Verdict(passed=False, reason="timeout", message="the tests did not finish")
+    lines = program.stderr.rstrip().splitlines()
+    return replace(verdict, message=lines[-1] if lines else verdict.message)

@@ -1,0 +1,273 @@
+"""The level ``strong``: namespaces, a read-only view of the system, and a system-call filter.
+
+A zygote (`agent_envs.sandbox.zygote`) is started once and forks per program. It needs nothing
+installed, only a Linux kernel that lets this user make namespaces.
+"""
+
+import array
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agent_envs.errors import ConfigurationError, SandboxError, SandboxUnavailableError
+from agent_envs.sandbox.execution import Execution
+from agent_envs.sandbox.limits import Level, Limits
+from agent_envs.sandbox.payload import (
+    BOOTSTRAP,
+    ENVIRONMENT,
+    PYTHON_FLAGS,
+    make_payload,
+    python_executable,
+)
+from agent_envs.sandbox.seccomp import build_filter
+
+_START_SECONDS: Final = 30.0
+_OLDEST_KERNEL: Final = (5, 14)
+"""From here on the limit on processes counts per user namespace, so per program."""
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+_SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_LINKS: Final = {
+    "/tmp": "/scratch",  # noqa: S108
+    "/var/tmp": "/scratch",  # noqa: S108
+    "/dev/shm": "/scratch",  # noqa: S108
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+}
+_FILES: Final = {
+    "/etc/passwd": "nobody:x:65534:65534:nobody:/scratch:/bin/sh\n",
+    "/etc/group": "nogroup:x:65534:\n",
+}
+_WARM_MODULES: Final = (
+    "collections bisect copy datetime functools heapq itertools json math operator random re "
+    "string typing"
+).split()
+"""Imported once, before the forks."""
+
+UNAVAILABLE_TEXT: Final = (
+    "This machine offers no strong isolation for untrusted code ({reason}). It needs Linux "
+    "{oldest} or newer and user namespaces for this user; nothing has to be installed. To allow "
+    "them: on Ubuntu 24.04 and later `sudo sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0`; on older Debian `sudo sysctl -w "
+    "kernel.unprivileged_userns_clone=1`; in Docker `--security-opt seccomp=unconfined "
+    "--security-opt systempaths=unconfined --cap-add SYS_ADMIN`. Or accept another level: "
+    "level='container' runs each program with docker or podman (`apt install podman`), and "
+    "level='limits' only limits time and memory and hides nothing: for code you trust."
+)
+
+PROBE: Final = """
+import json, os, socket, sys
+seen = []
+try:
+    open(sys.stdin.readline().rstrip("\\n")).read()
+    seen.append("a file of the host")
+except OSError:
+    pass
+for family in (socket.AF_INET, socket.AF_UNIX):
+    try:
+        socket.socket(family)
+        seen.append("a socket")
+    except OSError:
+        pass
+for path in ("/probe", "/usr/probe", "/etc/probe", "/dev/probe", "/proc/probe"):
+    try:
+        open(path, "w")
+        seen.append(f"write access to {path}")
+    except OSError:
+        pass
+if os.getppid() != 1 or [n for n in os.listdir("/proc") if n.isdigit()] != [str(os.getpid())]:
+    seen.append("other processes")
+if os.getuid() == 0:
+    seen.append("the rights of root")
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+rights = [status[name].strip().lstrip("0") for name in ("CapEff", "NoNewPrivs", "Seccomp")]
+if rights != ["", "1", "2"]:
+    seen.append("more rights than it should")
+print(json.dumps(seen))
+"""
+"""Tries to see what it must not see; a sandbox is called strong only if it fails throughout."""
+
+
+class StrongLauncher:
+    """Starts programs in namespaces of their own."""
+
+    level: Level = "strong"
+
+    def __init__(self, packages: Sequence[Path] = ()) -> None:
+        """Start the zygote and try it out.
+
+        Args:
+            packages: Folders of Python packages that programs may import.
+
+        Raises:
+            SandboxUnavailableError: If this machine does not allow it.
+        """
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        _require_kernel()
+        _require_readable(packages)
+        self._is_closed = False
+        self._config = _make_config(packages)
+        self._process, self._socket = _start_zygote(self._config)
+        try:
+            self._test()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(
+        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
+    ) -> Callable[[], None]:
+        """Have the zygote fork (see `Launcher`)."""
+        del limits  # the supervisor sets them
+        passed = array.array("i", [control.fileno(), *descriptors])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+        with self._lock:
+            if self._is_closed:
+                raise SandboxError("The sandbox is closed.")
+            try:
+                self._socket.sendmsg([b"run"], rights)
+            except OSError:  # someone killed the zygote: the machine, out of memory, perhaps
+                self._end_zygote()
+                self._process, self._socket = _start_zygote(self._config)
+                self._socket.sendmsg([b"run"], rights)
+        return _nothing_to_clean
+
+    def close(self) -> None:
+        """End the zygote; every program ends with it."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._end_zygote()
+
+    def _end_zygote(self) -> None:
+        self._socket.close()
+        if self._owner != os.getpid():
+            return  # a fork of the process that owns it
+        try:
+            self._process.wait(_START_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _test(self) -> None:
+        """Refuse to be called strong without having tried."""
+        with tempfile.NamedTemporaryFile("w", prefix="agent-envs-canary-") as canary:
+            canary.write("canary")
+            canary.flush()
+            request = {"mode": "python", "source": PROBE, "files": {}, "collect_files": False}
+            stdin = f"{canary.name}\n".encode()
+            try:
+                with Execution(self, request, Limits(wall_seconds=20.0), stdin=stdin) as probe:
+                    probe.wait()
+                    result = probe.result()
+            except SandboxError as error:
+                raise _unavailable(str(error)) from None
+        if result.status != "ok" or json.loads(result.stdout):
+            raise _unavailable(f"a probe found {result.stdout.strip()} {result.stderr[-300:]}")
+
+
+def _nothing_to_clean() -> None:
+    """The scratch directory went with its namespace."""
+
+
+def _require_kernel() -> None:
+    if sys.platform != "linux":
+        raise _unavailable(f"this is {sys.platform}, not Linux")
+    release = os.uname().release
+    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if version < _OLDEST_KERNEL:
+        raise _unavailable(f"its kernel is {release}")
+
+
+def _require_readable(packages: Sequence[Path]) -> None:
+    """Refuse folders that root alone may read: programs are nobody."""
+    for folder in packages:
+        if os.geteuid() == 0 and folder.stat().st_mode & 0o005 != 0o005:
+            raise ConfigurationError(
+                f"open_sandbox: packages folder {folder} can be read by root only, and programs "
+                f"do not run as root. Run `chmod -R a+rX {folder}`, or copy it."
+            )
+
+
+def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603
+            [python_executable(), *PYTHON_FLAGS, "-c", BOOTSTRAP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd="/",
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # an interrupt at the terminal is for the host alone
+        )
+        config = {**config, "socket": theirs.fileno()}
+    payload = make_payload("zygote", config, ["zygote"])
+    ours.settimeout(_START_SECONDS)
+    assert process.stdin is not None  # noqa: S101 - it is a pipe
+    try:
+        with process.stdin as stdin:
+            stdin.write(payload)
+        is_ready = ours.recv(16) == b"ready"
+    except OSError:
+        is_ready = False
+    if not is_ready:
+        ours.close()
+        process.stdin = None  # closed above
+        try:
+            _, errors = process.communicate(timeout=_START_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, errors = process.communicate()
+        reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise _unavailable(reason or "the sandbox's process did not start")
+    assert process.stderr is not None  # noqa: S101 - it is a pipe
+    process.stderr.close()
+    ours.settimeout(None)
+    return process, ours
+
+
+def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
+    """Plan the file tree: Python and the system's programs, nothing of the user's."""
+    binds: list[tuple[str, str]] = [(f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    links = dict(_LINKS)
+    for name in _SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            links[name] = str(path.readlink())
+        elif path.is_dir():
+            binds.append((name, name))
+    binds += [(os.path.realpath(name), name) for name in _SETTINGS if Path(name).exists()]
+    for prefix in dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)):
+        if not Path(prefix).is_relative_to("/usr"):
+            if Path.home().is_relative_to(prefix):
+                raise _unavailable(f"Python is installed in {prefix}, with the user's files")
+            binds.append((prefix, prefix))
+    binds += [(str(path.resolve()), f"/packages/{i}") for i, path in enumerate(packages)]
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    masks = [f"{sys.base_prefix}/lib/{version}/site-packages", "/usr/local/src", "/usr/src"]
+    return {
+        "binds": binds,
+        "links": sorted(links.items()),
+        "files": sorted(_FILES.items()),
+        "masks": masks,
+        "seccomp": build_filter().hex(),
+        "modules": list(_WARM_MODULES),
+        "packages": [f"/packages/{i}" for i in range(len(packages))],
+    }
+
+
+def _unavailable(reason: str) -> SandboxUnavailableError:
+    oldest = ".".join(str(number) for number in _OLDEST_KERNEL)
+    return SandboxUnavailableError(UNAVAILABLE_TEXT.format(reason=reason, oldest=oldest))

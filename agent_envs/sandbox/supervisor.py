@@ -1,0 +1,334 @@
+"""Starts one program, watches what it takes, and ends its whole process tree.
+
+Runs inside, as the parent of the program: standard library only. At the levels ``strong`` and
+``container`` it is the first process of its own process namespace, which the program can neither
+see nor signal; at the level ``limits`` it adopts orphans (a "subreaper") and hunts descendants.
+
+It talks to the host over a socket that the program does not have. In: the request (four bytes of
+length, JSON), then one byte at a time: ``c`` a call of a session begins, ``d`` it is done.
+End of file: stop. Out: a report, one line of JSON, sent when no process is left.
+"""
+
+import base64
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from agent_envs.sandbox import program
+
+_POLL_SECONDS: Final = 0.02
+_PAGE: Final = resource.getpagesize()
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_MB: Final = 1 << 20
+_OPEN_FILES: Final = 128
+_SET_CHILD_SUBREAPER: Final = 36
+
+
+class Namespace:
+    """All other processes of this process namespace, whose first process we are."""
+
+    own_processes = 1
+    """Processes of ours that count against the program's limit."""
+
+    def __init__(self) -> None:
+        """Refuse to exist elsewhere: there, a signal to all would hit the user's processes."""
+        if os.getpid() != 1:
+            raise RuntimeError("not the first process of a namespace")
+
+    def pids(self) -> Iterator[int]:
+        """Yield the processes."""
+        for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs more than the fork
+            if name.isdigit() and name != "1":
+                yield int(name)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process at once; none can fork its way out."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, number)
+
+
+class Descendants:
+    """The processes below this one, for want of a namespace."""
+
+    own_processes = 0
+
+    def __init__(self) -> None:
+        """Adopt orphans from now on."""
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def pids(self) -> Iterator[int]:
+        """Yield the processes, parents first."""
+        children: dict[int, list[int]] = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208
+            if name.isdigit() and (fields := _stat(int(name))):
+                children.setdefault(int(fields[1]), []).append(int(name))
+        pending = children.get(os.getpid(), [])
+        while pending:
+            pid = pending.pop()
+            yield pid
+            pending += children.get(pid, [])
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process; stop them first, or they fork faster than we kill."""
+        for one in (signal.SIGSTOP, number) if number == signal.SIGKILL else (number,):
+            for pid in list(self.pids()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, one)
+
+
+Tree = Namespace | Descendants
+
+
+def receive_request(control: socket.socket) -> dict[str, Any]:
+    """Read the request from the host."""
+    reader = control.makefile("rb", buffering=0)
+    length = int.from_bytes(_read(reader, 4), "big")
+    request: dict[str, Any] = json.loads(_read(reader, length))
+    return request
+
+
+def supervise(
+    request: dict[str, Any],
+    descriptors: list[int],
+    control: socket.socket,
+    tree: Tree,
+    confine: Callable[[], None],
+) -> None:
+    """Run the program that `request` describes in the current directory; report on `control`.
+
+    Args:
+        request: ``mode``, ``source``, ``files``, ``collect_files`` and ``limits``.
+        descriptors: Its standard input, output and error, and what else it inherits.
+        control: The way to the host.
+        tree: The processes that end with it.
+        confine: Called in the program's process, last of all: gives up rights for good.
+    """
+    _write_files(request["files"])
+    main = os.fork()
+    if main == 0:
+        _become_program(request, descriptors, tree, confine)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    is_session = request["mode"] == "session"
+    ending = _watch(main, control, tree, request["limits"], is_session=is_session)
+    report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, tree)}
+    if report["exit_code"] == -signal.SIGXCPU:
+        report["ended_by"] = "cpu_limit"
+    if request["collect_files"]:
+        report["files"] = dict(_collect_files(request["limits"]["scratch_mb"] * _MB))
+    with contextlib.suppress(OSError):  # the host is gone, and all that was to be done is done
+        control.sendall(json.dumps(report).encode() + b"\n")
+    control.close()
+
+
+def _become_program(
+    request: dict[str, Any], descriptors: list[int], tree: Tree, confine: Callable[[], None]
+) -> None:
+    """Be the program; never return."""
+    code = 70
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+            file.write("1000")  # should the machine run out of memory, this goes first
+        _place_descriptors(descriptors)
+        _limit_resources(request["limits"], tree, is_session=request["mode"] == "session")
+        confine()
+        code = program.run(request["mode"], request["source"])
+    finally:
+        os._exit(code)
+
+
+def _place_descriptors(descriptors: list[int]) -> None:
+    """Make them 0, 1, 2, 3, ...; close all others."""
+    above = [os.dup2(d, 64 + i, inheritable=True) for i, d in enumerate(descriptors)]
+    for i, descriptor in enumerate(above):
+        os.dup2(descriptor, i, inheritable=i < 3)
+    os.closerange(len(above), 65_536)
+
+
+def _limit_resources(limits: dict[str, Any], tree: Tree, *, is_session: bool) -> None:
+    memory, size = limits["memory_mb"] * _MB, limits["file_mb"] * _MB
+    processes = limits["processes"] + tree.own_processes
+    wanted = [
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, size),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ]
+    if not is_session:  # whose processor time is per call, so only the watch can tell
+        wanted.append((resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1))))
+    for which, value in wanted:
+        _, hard = resource.getrlimit(which)
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        # SIGXCPU comes at the soft limit, SIGKILL at the hard one
+        spare = 1 if which == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else 0
+        resource.setrlimit(which, (value, value + spare))
+
+
+def _watch(
+    main: int, control: socket.socket, tree: Tree, limits: dict[str, Any], *, is_session: bool
+) -> str:
+    """Wait until the main process ends, the host says stop, or a limit is reached."""
+    is_idle, started, cpu_before = is_session, time.monotonic(), 0.0
+    poll = select.poll()
+    pidfd = os.pidfd_open(main)
+    poll.register(pidfd, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    try:
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
+            if pidfd in ready:
+                return "exit"
+            _reap_orphans(main)
+            if ready:
+                order = control.recv(1)
+                if not order:
+                    return "stopped"
+                is_idle = order == b"d"
+                tree.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
+                started, cpu_before = time.monotonic(), _cpu_seconds(tree)
+            elif not is_idle and time.monotonic() - started > limits["wall_seconds"]:
+                return "timeout"
+            elif _cpu_seconds(tree) - cpu_before > limits["cpu_seconds"]:
+                return "cpu_limit"
+            elif _memory(tree, limits["memory_mb"] * _MB) > limits["memory_mb"] * _MB:
+                return "memory_limit"
+    finally:
+        os.close(pidfd)
+
+
+def _reap_orphans(main: int) -> None:
+    """Reap what others left behind, or it would count as running."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (child := os.waitid(os.P_ALL, 0, options)) is not None and child.si_pid != main:
+        os.waitpid(child.si_pid, 0)
+
+
+def _end(main: int, tree: Tree) -> int | None:
+    """Kill and reap every process; return the exit code of the main one."""
+    exit_code = None
+    while True:
+        tree.signal(signal.SIGKILL)
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return exit_code
+        if pid == main:
+            exit_code = os.waitstatus_to_exitcode(status)
+
+
+def _cpu_seconds(tree: Tree) -> float:
+    """Return the processor time of the tree, and of the processes it has waited for."""
+    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = 0
+    for pid in tree.pids():
+        if fields := _stat(pid):
+            ticks += sum(int(field) for field in fields[11:15])
+    return reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
+
+
+def _memory(tree: Tree, limit: int) -> int:
+    """Return the bytes that the tree holds; exact only above `limit`, where it matters."""
+    pids = list(tree.pids())
+    resident = 0
+    for pid in pids:
+        if text := _read_proc(pid, "statm"):
+            resident += int(text.split()[1]) * _PAGE
+    if resident <= limit:
+        return resident
+    # What forked processes share has been counted for each of them; this counts it once.
+    shares = [text for pid in pids if (text := _read_proc(pid, "smaps_rollup"))]
+    return sum(
+        int(line.split()[1]) * 1024
+        for text in shares
+        for line in text.splitlines()
+        if line.startswith(b"Pss:")
+    )
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
+    return _read_proc(pid, "stat").rpartition(b")")[2].split()
+
+
+def _read_proc(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""  # it ended meanwhile
+
+
+def _write_files(files: dict[str, str]) -> None:
+    for path, content in files.items():
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if folder:
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(base64.b64decode(content))
+
+
+def _collect_files(max_bytes: int) -> Iterator[tuple[str, str]]:
+    """Yield the plain files below the current directory; links are not followed."""
+    for folder, _, names in os.walk("."):
+        for name in sorted(names):
+            path = os.path.join(folder, name)  # noqa: PTH118
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:
+                continue
+            with open(descriptor, "rb") as file:  # noqa: PTH123
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
+                    continue
+                content = file.read(about.st_size)
+            max_bytes -= len(content)
+            path = os.fsencode(path[2:]).decode(errors="replace")
+            yield path, base64.b64encode(content).decode()
+
+
+def _read(file: Any, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = file.read(length - len(data))
+        if not part:
+            raise EOFError("the host is gone")
+        data += part
+    return data
+
+
+def main(config: dict[str, Any]) -> None:
+    """Supervise one program as plain processes, at the level ``limits``.
+
+    Args:
+        config: ``control`` and ``descriptors``, inherited; ``packages`` to import from;
+            ``scratch``, the directory to remove at the end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=config["control"])
+    sys.path += config["packages"]
+    supervise(
+        receive_request(control), config["descriptors"], control, Descendants(), _confine_nothing
+    )
+    os.chdir("/")
+    shutil.rmtree(config["scratch"], ignore_errors=True)  # the host may be gone
+
+
+def _confine_nothing() -> None:
+    """Keep all rights but what the limits take."""

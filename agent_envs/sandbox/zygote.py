@@ -1,0 +1,238 @@
+"""The strong level, inside: a small Python in a world of its own that forks once per program.
+
+`main` leaves the host's namespaces, builds a file tree that holds Python and the system's
+programs read-only and nothing else, and serves. Each request comes as file descriptors over a
+socket; a fork enters a user, mount and process namespace of its own, with an empty scratch
+directory, and supervises the program there. Standard library only.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from agent_envs.sandbox import supervisor
+
+_NEWNS, _NEWUTS, _NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
+_RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
+_BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
+_AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
+_MOUNT_SETATTR: Final = 442  # the same number on every processor
+_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
+_CAPSET: Final = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION_3: Final = 0x20080522
+_SET_DUMPABLE, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _SECCOMP_FILTER = 4, 38, 22, 2
+
+UID: Final = 65_534
+"""Who programs are: nobody, inside and (if the host's process is root) outside."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(config: dict[str, Any]) -> None:
+    """Enter the namespaces and serve requests until the host closes its end.
+
+    Args:
+        config: ``socket``, ``binds``, ``links``, ``masks``, ``files``, ``seccomp``,
+            ``modules``, ``packages``.
+    """
+    is_root = os.geteuid() == 0
+    uid, gid = os.geteuid(), os.getegid()
+    _check(
+        _libc.unshare(_NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if is_root else _NEWUSER))
+    )
+    if not is_root:
+        _map_ids(uid, gid)
+    first = os.fork()
+    if first:
+        # Until the namespace's first process is gone, and with it all others.
+        os.close(config["socket"])
+        os.waitpid(first, 0)
+        os._exit(0)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _libc.sethostname(b"sandbox", 7)
+        _build_root(config)
+        if is_root:
+            _become_nobody()
+        os.chdir("/")
+        Zygote(config).serve()
+    except BaseException as error:  # noqa: BLE001 - the host reads it and raises
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+class Zygote:
+    """Forks a supervisor and its program for each request."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Serve on the socket of `config`."""
+        self._host = socket.socket(fileno=config["socket"])
+        self._filter = bytes.fromhex(config["seccomp"])
+        sys.path += config["packages"]
+        for name in config["modules"]:
+            __import__(name)
+
+    def serve(self) -> NoReturn:
+        """Serve until the host closes its end."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+        gc.collect()
+        gc.freeze()  # what is here already is shared with the forks, unless touched
+        self._host.send(b"ready")
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._host, 16, 16)
+            if not message:
+                os._exit(0)
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1  # the host sees its end of the connection close
+            if pid == 0:
+                self._enter(descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _enter(self, descriptors: list[int]) -> NoReturn:
+        """Make the namespaces of one program, and leave its first process there."""
+        control = socket.socket(fileno=descriptors.pop(0))
+        try:
+            self._host.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            uid, gid = os.geteuid(), os.getegid()
+            _check(_libc.unshare(_NEWUSER | _NEWNS | _NEWPID))
+            _map_ids(uid, gid)
+            if os.fork():
+                os._exit(0)
+            request = supervisor.receive_request(control)
+            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=2,subset=pid")
+            size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
+            _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
+            os.chdir("/scratch")
+            supervisor.supervise(
+                request, descriptors, control, supervisor.Namespace(), self._confine
+            )
+        except BaseException as error:  # noqa: BLE001 - reported to the host, which raises it
+            _report(control, error)
+        finally:
+            os._exit(0)
+
+    def _confine(self) -> None:
+        """Give up every right for good."""
+        header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+        _check(_libc.syscall(_CAPSET[os.uname().machine], header, bytes(24)))
+        _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        code = ctypes.create_string_buffer(self._filter, len(self._filter))
+        pointer = ctypes.addressof(code)
+        program = struct.pack("HxxxxxxQ", len(self._filter) // 8, pointer)
+        _check(_libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+
+
+def _build_root(config: dict[str, Any]) -> None:
+    """Make a file tree of read-only mounts and live in it; the host's tree is gone."""
+    _mount(None, "/", None, _REC | _PRIVATE)
+    _mount("base", "/tmp", "tmpfs", _NOSUID | _NODEV)  # noqa: S108 - only a place to mount on
+    os.chdir("/tmp")  # noqa: S108
+    for name in ("new", "old"):
+        Path(name).mkdir()
+    _pivot_root(".", "old")
+    os.chdir("/")
+    _mount("root", "/new", "tmpfs", _NOSUID | _NODEV, "mode=755")
+    for source, target in config["binds"]:
+        _bind(f"/old{source}", f"/new{target}")
+    for target, content in config["links"]:
+        place = _make_parent(f"/new{target}")
+        if not place.exists():  # Python may be installed below /tmp
+            place.symlink_to(content)
+    for target, content in config["files"]:
+        _make_parent(f"/new{target}").write_text(content)
+    for target in config["masks"]:
+        if Path(f"/new{target}").is_dir():
+            _mount("empty", f"/new{target}", "tmpfs", _NOSUID | _NODEV | _RDONLY, "mode=755")
+    for name in ("proc", "scratch"):
+        Path(f"/new/{name}").mkdir()
+    _mount("proc", "/new/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    _check(_libc.umount2(b"/old", _DETACH))
+    os.chdir("/new")
+    _pivot_root(".", ".")
+    _check(_libc.umount2(b".", _DETACH))
+    os.chdir("/")
+    _set_attributes("/", _RDONLY | _NOSUID | _NODEV, 0)
+
+
+def _bind(source: str, target: str) -> None:
+    place = _make_parent(target)
+    if Path(source).is_dir():
+        place.mkdir(exist_ok=True)
+    else:
+        place.touch()
+    _mount(source, target, None, _BIND | _REC)
+    is_device = target.startswith("/new/dev/")
+    _set_attributes(
+        target, _NOSUID | _NOEXEC if is_device else _RDONLY | _NOSUID | _NODEV, _AT_RECURSIVE
+    )
+
+
+def _make_parent(path: str) -> Path:
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _become_nobody() -> None:
+    """Leave root behind: it is exempt from the limit on processes and owns the host's files."""
+    os.setgroups([])
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    _check(_libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0))  # or /proc/self would still be root's
+
+
+def _map_ids(uid: int, gid: int) -> None:
+    """Be nobody in the new user namespace."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{UID} {uid} 1"),
+        ("gid_map", f"{UID} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "wb", buffering=0) as file:  # noqa: PTH123
+            file.write(text.encode())
+
+
+def _report(control: socket.socket, error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        report = json.dumps({"failure": f"{type(error).__name__}: {error}"})
+        control.sendall(report.encode() + b"\n")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    texts = [text.encode() if text is not None else None for text in (source, target, kind)]
+    _check(_libc.mount(*texts, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
+
+
+def _set_attributes(target: str, flags: int, at_flags: int) -> None:
+    attributes = struct.pack("QQQQ", flags, 0, 0, 0)
+    number = ctypes.c_long(_MOUNT_SETATTR)
+    _check(
+        _libc.syscall(
+            number, _AT_FDCWD, target.encode(), at_flags, attributes, ctypes.c_size_t(32)
+        ),
+        f"mount_setattr {target}",
+    )
+
+
+def _pivot_root(new: str, old: str) -> None:
+    _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], new.encode(), old.encode()), "pivot_root")
+
+
+def _check(result: int, what: str = "system call") -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

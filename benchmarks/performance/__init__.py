@@ -1,0 +1,1 @@
+"""What things cost: each module is run with ``python -m`` and prints what it measured."""

@@ -1,0 +1,140 @@
+"""What a sandboxed program costs, beside a bare Python on the same machine; and what it leaves.
+
+::
+
+    python -m benchmarks.performance.sandbox --output sandbox.json
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from agent_envs.sandbox import Sandbox, open_sandbox
+
+
+def measure(sandbox: Sandbox, *, rounds: int, leak_runs: int) -> dict[str, Any]:
+    """Measure one sandbox.
+
+    Args:
+        sandbox: What to measure.
+        rounds: How often each side of the comparison runs, in turns.
+        leak_runs: How many programs run before what they left is counted.
+
+    Returns:
+        Milliseconds (medians), programs per second, and what was left behind.
+    """
+    bare, sandboxed = _measure_in_turns(
+        lambda: _run_bare_python(), lambda: _run_trivial(sandbox), rounds
+    )
+    with sandbox.session() as session:
+        calls = [_seconds(lambda: session.run("1")) for _ in range(rounds)]
+    return {
+        "level": sandbox.level,
+        "bare_python_ms": bare * 1e3,
+        "sandboxed_ms": sandboxed * 1e3,
+        "ratio": sandboxed / bare,
+        "session_call_ms": statistics.median(calls) * 1e3,
+        "programs_per_second_1_thread": _throughput(sandbox, rounds, threads=1),
+        "programs_per_second_2_threads": _throughput(sandbox, rounds, threads=2),
+        "leak_check": _check_leaks(sandbox, leak_runs),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--level", default="strong", help="strong, container or limits")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--leak-runs", type=int, default=1_000)
+    parser.add_argument("--output", type=Path, help="where to write the numbers as JSON")
+    options = parser.parse_args()
+    with open_sandbox(options.level) as sandbox:
+        report = measure(sandbox, rounds=options.rounds, leak_runs=options.leak_runs)
+    text = json.dumps(report, indent=2)
+    sys.stdout.write(text + "\n")
+    if options.output:
+        options.output.write_text(text + "\n")
+
+
+def _measure_in_turns(
+    first: Callable[[], None], second: Callable[[], None], rounds: int
+) -> tuple[float, float]:
+    """Return the median seconds of both; in turns, so that both meet the same machine."""
+    times = [(_seconds(first), _seconds(second)) for _ in range(rounds)]
+    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def _run_bare_python() -> None:
+    executable = os.path.realpath(sys.executable)
+    subprocess.run([executable, "-I", "-S", "-c", "pass"], check=True)  # noqa: S603
+
+
+def _run_trivial(sandbox: Sandbox) -> None:
+    if sandbox.run_python("pass").status != "ok":
+        raise RuntimeError("the trivial program failed")
+
+
+def _throughput(sandbox: Sandbox, count: int, *, threads: int) -> float:
+    with ThreadPoolExecutor(threads) as pool:
+        return count / _seconds(
+            lambda: list(pool.map(lambda _: _run_trivial(sandbox), range(count)))
+        )
+
+
+def _check_leaks(sandbox: Sandbox, runs: int) -> dict[str, int]:
+    """Return how many processes, files and descriptors are there that were not before."""
+    _run_trivial(sandbox)
+    before = _count()
+    for number in range(runs):
+        sandbox.run_shell("sleep 100 & echo left > behind")
+        if number % 10 == 0:
+            sandbox.run_python("import os\nif os.fork() == 0: os.setsid(); input()")
+    time.sleep(1.0)  # the last supervisor may still be on its way out
+    after = _count()
+    return {"runs": runs} | {name: after[name] - before[name] for name in before}
+
+
+def _count() -> dict[str, int]:
+    folders = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - where programs like to leave things
+    return {
+        "processes": _count_processes(),
+        "files": sum(1 for f in folders for _ in Path(f).glob("agent-envs-*")),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+    }
+
+
+def _count_processes() -> int:
+    """Count the processes in namespaces below ours: other users' may come and go."""
+    number = 0
+    ours = _namespace_depth(Path("/proc/self"))
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            number += _namespace_depth(path) > ours
+    return number
+
+
+def _namespace_depth(process: Path) -> int:
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return 0  # it ended meanwhile
+    return next(len(line.split()) for line in lines if line.startswith("NSpid:"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The levels: which one is in force, what to do without it, and the two weaker ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_envs.errors import (
+    ConfigurationError,
+    SandboxError,
+    SandboxUnavailableError,
+    UnknownNameError,
+)
+from agent_envs.sandbox import Limits, open_sandbox, strong
+
+FAKE_ENGINE = """#!/bin/sh
+# Takes a docker command line, writes it down, and runs what would run in the container, here.
+printf '%s\\n' "$@" >> "{folder}/arguments"
+[ "$1" = run ] || exit {exit_code}
+while [ "$1" != an-image ]; do shift; done
+shift
+mkdir -p "{folder}/scratch" && cd "{folder}/scratch" && exec {python} "$@"
+"""
+
+
+@pytest.fixture
+def fake_docker(tmp_path, monkeypatch):
+    def install(exit_code=0):
+        engine = tmp_path / "docker"
+        engine.write_text(
+            FAKE_ENGINE.format(
+                folder=tmp_path, python=os.path.realpath(sys.executable), exit_code=exit_code
+            )
+        )
+        engine.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        return tmp_path / "arguments"
+
+    return install
+
+
+def test_the_level_in_force_is_reported(sandbox, plain_sandbox):
+    assert (sandbox.level, plain_sandbox.level) == ("strong", "limits")
+    assert repr(sandbox) == "Sandbox(level='strong')"
+
+
+def test_an_unknown_level_is_an_error():
+    with pytest.raises(UnknownNameError, match="Did you mean 'strong'"):
+        open_sandbox("stron")
+
+
+def test_a_machine_without_namespaces_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(strong, "BOOTSTRAP", "import sys; sys.exit('unshare: not permitted')")
+    with pytest.raises(SandboxUnavailableError) as caught:
+        open_sandbox()
+    message = str(caught.value)
+    assert "unshare: not permitted" in message
+    for advice in ("sysctl", "level='container'", "level='limits'", "apt install"):
+        assert advice in message
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+def test_a_sandbox_whose_probe_sees_too_much_is_not_called_strong(monkeypatch):
+    leak = 'import json; print(json.dumps(["a file of the host"]))'
+    monkeypatch.setattr(strong, "PROBE", leak)
+    with pytest.raises(SandboxUnavailableError, match=r"a probe found.*a file of the host"):
+        open_sandbox()
+
+
+def test_the_probe_does_see_what_a_weaker_level_shows(plain_sandbox, tmp_path):
+    canary = tmp_path / "canary"
+    canary.write_text("canary")
+    result = plain_sandbox.run_python(strong.PROBE, stdin=f"{canary}\n")
+    for sight in ("a file of the host", "a socket", "other processes", "more rights"):
+        assert sight in result.stdout
+
+
+def test_an_old_kernel_is_refused(monkeypatch):
+    monkeypatch.setattr(strong, "_OLDEST_KERNEL", (99, 0))
+    with pytest.raises(SandboxUnavailableError, match="its kernel is"):
+        open_sandbox()
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+def test_a_closed_sandbox_says_so():
+    for level in ("strong", "limits"):
+        sandbox = open_sandbox(level)
+        sandbox.close()
+        with pytest.raises(SandboxError, match="closed"):
+            sandbox.run_python("pass")
+
+
+def test_importing_the_package_does_not_import_the_sandbox():
+    code = "import sys, agent_envs; sys.exit(any('sandbox' in name for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_plain_limits_hold_time_memory_and_output(plain_sandbox):
+    quick = Limits(wall_seconds=2, cpu_seconds=2, memory_mb=128, output_chars=1000)
+    statuses = [
+        plain_sandbox.run_python(source, limits=quick).status
+        for source in (
+            "print(1)",
+            "import time; time.sleep(60)",
+            "bytearray(10**9)",
+            "while True: print('x' * 100)",
+            "1 / 0",
+        )
+    ]
+    assert statuses == ["ok", "timeout", "memory_limit", "output_limit", "error"]
+
+
+def test_plain_limits_end_processes_that_left_their_group_and_parent(plain_sandbox, tmp_path):
+    plain_sandbox.run_python(
+        f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+        time.sleep(60)
+    os._exit(0)
+while not os.path.exists({str(tmp_path / "pid")!r}): time.sleep(0.01)
+time.sleep(0.1)
+"""
+    )
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+def test_plain_limits_remove_the_scratch_directory_whatever_it_holds(plain_sandbox):
+    result = plain_sandbox.run_shell(
+        "pwd; mkdir -p a/b; echo x > a/b/c; ln -s /etc/passwd link; chmod 000 a", collect_files=True
+    )
+    assert not Path(result.stdout.strip()).exists()
+    assert Path("/etc/passwd").exists()
+
+
+def test_plain_limits_keep_sessions_and_check_programs(plain_sandbox):
+    with plain_sandbox.session() as session:
+        session.run("x = 41")
+        assert session.run("x + 1").stdout == "42\n"
+    assert plain_sandbox.check_python("def f(): return 1", "assert f() == 1").passed
+    assert not plain_sandbox.check_python("import os; os._exit(0)", "assert f() == 1").passed
+
+
+def test_the_environment_is_clean_at_every_level(plain_sandbox, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "canary")
+    assert "canary" not in plain_sandbox.run_shell("env").stdout
+
+
+def test_a_container_is_started_with_every_restriction(fake_docker):
+    arguments = fake_docker()
+    with open_sandbox("container", image="an-image") as sandbox:
+        assert sandbox.level == "container"
+        limits = Limits(memory_mb=256, processes=10, scratch_mb=32)
+        result = sandbox.run_shell(
+            "cat a; cat; echo e >&2", files={"a": "1"}, stdin="2", limits=limits
+        )
+    assert (result.status, result.stdout, result.stderr) == ("ok", "12", "e\n")
+    given = arguments.read_text().splitlines()
+    for argument in (
+        "--rm",
+        "--network=none",
+        "--read-only",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--user=65534:65534",
+        "--memory=320m",
+        "--memory-swap=320m",
+        "--pids-limit=14",
+        "--tmpfs=/scratch:rw,exec,nosuid,nodev,size=32m,mode=1777",
+    ):
+        assert argument in given
+
+
+def test_a_container_runs_programs_sessions_and_checks(fake_docker):
+    fake_docker()
+    quick, narrow = Limits(wall_seconds=1), Limits(wall_seconds=30, output_chars=2000)
+    with open_sandbox("container", image="an-image") as sandbox:
+        big = "x" * 300_000
+        wide = Limits(output_chars=400_000)
+        echo = "import sys\nprint(len(sys.stdin.read()), 'y' * 300_000)"
+        assert len(sandbox.run_python(echo, stdin=big, limits=wide).stdout) > 300_000
+        assert sandbox.run_python("import time; time.sleep(9)", limits=quick).status == "timeout"
+        assert (
+            sandbox.run_python("while 1: print('x' * 99)", limits=narrow).status == "output_limit"
+        )
+        with sandbox.session() as session:
+            session.run("x = 41")
+            assert session.run("x + 1").stdout == "42\n"
+        assert sandbox.check_python("def f(): return 1", "assert f() == 1").passed
+        assert not sandbox.check_python("def f(): return 2", "assert f() == 1").passed
+
+
+def test_without_a_container_engine_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailableError, match=r"neither is installed.*apt install podman"):
+        open_sandbox("container")
+
+
+def test_an_engine_that_does_not_answer_is_named(fake_docker):
+    fake_docker(exit_code=1)
+    with pytest.raises(SandboxUnavailableError, match="`docker info` fails"):
+        open_sandbox("container", image="an-image")
+
+
+def test_an_image_without_containers_is_refused():
+    with pytest.raises(ConfigurationError, match="Drop one of the two"):
+        open_sandbox("strong", image="python:3.11")

@@ -1,0 +1,266 @@
+"""What programs and sessions do that mean no harm, or none in particular."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_envs.errors import ConfigurationError, SandboxError
+from agent_envs.sandbox import Limits, open_sandbox
+from tests.agent_envs.sandbox.conftest import processes_below
+
+
+def test_a_program_reads_input_and_files_and_leaves_files(sandbox):
+    result = sandbox.run_python(
+        "data = open('in/a.txt').read()\n"
+        "open('b.bin', 'wb').write(b'\\xff')\n"
+        "print(input() + data)",
+        stdin="typed ",
+        files={"in/a.txt": "given"},
+        collect_files=True,
+    )
+    assert (result.status, result.exit_code, result.stdout) == ("ok", 0, "typed given\n")
+    assert result.files == {"in/a.txt": b"given", "b.bin": b"\xff"}
+
+
+def test_a_shell_script_runs_in_the_scratch_directory(sandbox):
+    result = sandbox.run_shell("cat a.txt && echo problem >&2 && exit 3", files={"a.txt": "text\n"})
+    assert (result.status, result.exit_code) == ("error", 3)
+    assert (result.stdout, result.stderr) == ("text\n", "problem\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "exit_code", "stderr"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('bad')", 1, "bad\n"),
+        ("import os; os._exit(4)", 4, ""),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import atexit; atexit.register(print, 'late')", 0, ""),
+    ],
+)
+def test_the_exit_code_is_the_programs(sandbox, source, exit_code, stderr):
+    result = sandbox.run_python(source)
+    assert (result.exit_code, result.stderr) == (exit_code, stderr)
+
+
+def test_a_traceback_shows_the_program_and_nothing_of_ours(sandbox):
+    result = sandbox.run_python("def f():\n    return 1 / 0\nf()")
+    assert result.status == "error"
+    assert result.stderr == (
+        "Traceback (most recent call last):\n"
+        '  File "main.py", line 3, in <module>\n'
+        "    f()\n"
+        '  File "main.py", line 2, in f\n'
+        "    return 1 / 0\n"
+        "           ~~^~~\n"
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_threads_and_processes_work(sandbox):
+    result = sandbox.run_python(
+        """
+import concurrent.futures, multiprocessing, subprocess, tempfile, asyncio
+if __name__ == "__main__":
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        print(sum(pool.map(abs, range(-4, 0))))
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(pool.map(abs, [-1, -2]))
+    print(subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout)
+    print(tempfile.gettempdir())
+    print(asyncio.run(asyncio.sleep(0, "slept")))
+"""
+    )
+    assert result.stdout.split() == ["10", "[1,", "2]", "hi", "/scratch", "slept"]
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+def test_sets_print_alike_in_every_run():
+    source = "print({chr(97 + i) * 3 for i in range(20)})"
+    printed = set()
+    for _ in range(2):
+        with open_sandbox("strong") as sandbox:
+            printed.add(sandbox.run_python(source).stdout)
+    assert len(printed) == 1
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+def test_packages_can_be_made_importable(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "given_package.py").write_text("value = 5")
+    with open_sandbox("strong", packages=[tmp_path]) as sandbox:
+        assert sandbox.run_python("import given_package as g; print(g.value)").stdout == "5\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's own files are closed to programs")
+def test_a_package_that_programs_could_not_read_is_refused(tmp_path):
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConfigurationError, match="chmod"):
+        open_sandbox("strong", packages=[tmp_path])
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
+def test_a_file_outside_the_scratch_directory_is_refused(sandbox, path):
+    with pytest.raises(ConfigurationError, match="leads out of the scratch directory"):
+        sandbox.run_python("", files={path: "x"})
+
+
+@pytest.mark.parametrize("wrong", [{"wall_seconds": 0}, {"processes": -1}, {"memory_mb": 8}])
+def test_limits_that_nothing_can_run_under_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=st.text(max_size=200))
+def test_any_text_comes_back_as_it_was_printed(sandbox, text):
+    result = sandbox.run_python("import sys\nsys.stdout.write(sys.stdin.read())", stdin=text)
+    typed = text.replace("\r\n", "\n").replace("\r", "\n")  # Python's universal newlines
+    assert result.stdout == typed
+    assert sandbox.run_python(f"print({text!r}, end='')").stdout == text
+
+
+@settings(max_examples=30, deadline=None)
+@given(source=st.text(alphabet=st.characters(), max_size=60))
+def test_no_program_text_breaks_the_sandbox(sandbox, source):
+    quick = Limits(wall_seconds=2)
+    assert sandbox.run_python(source, limits=quick).status
+    assert sandbox.run_shell(source, limits=quick).status
+
+
+def test_bytes_that_are_no_text_are_replaced(sandbox):
+    assert sandbox.run_shell("printf 'a\\377b'").stdout == "a\ufffdb"
+
+
+def test_a_session_keeps_its_state_and_survives_exceptions(sandbox):
+    with sandbox.session() as session:
+        assert session.run("import math\nx = 20").status == "ok"
+        failed = session.run("print('before')\n1 / 0")
+        assert (failed.status, failed.stdout) == ("error", "before\n")
+        assert "ZeroDivisionError" in failed.stderr
+        assert session.run("def broken(").status == "error"
+        assert session.run("math.sqrt(x + 5)").stdout == "5.0\n"  # shown as at a prompt
+        assert session.run("x = 1; x").stdout == "1\n"
+        assert session.run("None").stdout == ""
+        assert session.run("open('kept.txt', 'w').write('1')").stdout == "1\n"
+        assert session.run("open('kept.txt').read()").stdout == "'1'\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("while True: pass", "cpu_limit"),
+        ("import time; time.sleep(100)", "timeout"),
+        ("while True: print('x' * 1000)", "output_limit"),
+        ("import sys; sys.exit(3)", "error"),
+        ("import os; os._exit(0)", "ok"),
+        ("import os; os.write(3, b'forged nonsense'); os.pause()", "error"),
+        ("import os; os.close(3)", "error"),
+    ],
+)
+def test_a_call_that_ends_the_session_says_so(sandbox, source, status):
+    limits = Limits(wall_seconds=2, cpu_seconds=0.2, output_chars=5_000)
+    with sandbox.session(limits) as session:
+        assert session.run("x = 1").status == "ok"
+        assert session.run(source).status == status
+        assert session.is_closed
+        after = session.run("x")
+        assert after.status == "closed"
+        assert after.stderr == "The session has ended, and its variables are gone."
+
+
+def test_the_limits_of_a_session_count_per_call(sandbox):
+    limits = Limits(wall_seconds=5, cpu_seconds=0.5, output_chars=100)
+    busy = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    with sandbox.session(limits) as session:
+        for _ in range(3):
+            assert session.run(busy + "\nprint('x' * 90)").status == "ok"
+
+
+def test_a_session_stands_still_between_its_calls(sandbox):
+    with sandbox.session() as session:
+        session.run(
+            "import threading, time\nn = 0\ndef count():\n    global n\n    while True:\n"
+            "        n += 1\n        time.sleep(0.001)\n"
+            "threading.Thread(target=count, daemon=True).start()"
+        )
+        threading.Event().wait(0.5)
+        assert int(session.run("n").stdout) < 250
+
+
+def test_threads_may_share_a_sandbox(sandbox):
+    results = {}
+
+    def run(number):
+        results[number] = [sandbox.run_python(f"print({number})").stdout for _ in range(4)]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: [f"{number}\n"] * 4 for number in range(6)}
+
+
+def test_many_runs_leave_no_process_no_file_and_no_descriptor(sandbox, leaves_nothing):
+    for number in range(30):
+        sandbox.run_shell("sleep 100 & echo x > left; mkdir -p a/b")
+        if number % 10 == 0:
+            sandbox.check_python("def f(): return 1", "assert f() == 1")
+            sandbox.session().close()
+    leaves_nothing()
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+def test_closing_the_sandbox_ends_everything(leaves_nothing):
+    sandbox = open_sandbox("strong")
+    session = sandbox.session()
+    session.run("import subprocess\np = subprocess.Popen(['sleep', '100'])")
+    sandbox.close()
+    with pytest.raises(SandboxError, match="ended before its program"):
+        session.run("p")
+    assert session.is_closed
+    leaves_nothing()
+
+
+def test_a_killed_zygote_is_replaced(sandbox):
+    for pid in processes_below(sandbox._launcher._process.pid):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.1)
+    assert sandbox.run_python("print(1)").stdout == "1\n"
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+@pytest.mark.parametrize("level", ["strong", "limits"])
+def test_nothing_outlives_a_host_that_is_killed(level, leaves_nothing):
+    host = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from agent_envs.sandbox import open_sandbox\n"
+            f"session = open_sandbox({level!r}).session()\n"
+            "session.run(\"import subprocess; subprocess.Popen(['sleep', '100'])\")\n"
+            "print('ready', flush=True)\n"
+            "input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with host:
+        assert host.stdout.readline() == b"ready\n"
+        inside = processes_below(host.pid)
+        assert len(inside) >= 3
+        host.kill()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in inside) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    leaves_nothing()
+    assert [pid for pid in inside if Path(f"/proc/{pid}").exists()] == []
