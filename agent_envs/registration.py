@@ -30,6 +30,9 @@ ENVIRONMENTS: Final = (
     _spec("PopQA", "open_qa:PopQAEnv", 5),
     _spec("GSM8K", "math_problems:GSM8KEnv", 8),
     _spec("MATH", "math_problems:MATHEnv", 8),
+    _spec("HumanEval", "code_problems:HumanEvalEnv", 6),
+    _spec("MBPP", "code_problems:MBPPEnv", 6),
+    _spec("CommandLine", "command_line:CommandLineEnv", 8),
     _spec("SyntheticMultiHop", "synthetic:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic:SyntheticMultiHopEnv", 10, questions=3),
 )

@@ -131,6 +131,40 @@ MATH_ROWS = [
     },
 ]
 
+HUMANEVAL_ROWS = [
+    {
+        "task_id": "HumanEval/900",
+        "prompt": "def helper(x):\n    return x + 1\n\n\ndef add_one(values):\n"
+        '    """Add one.\n    >>> add_one([1, 2])\n    [2, 3]\n    """\n',
+        "canonical_solution": "    return [helper(x) for x in values]\n",
+        "test": "def check(candidate):\n    assert candidate([]) == []\n"
+        "    assert candidate([5]) == [helper(5)]\n",
+        "entry_point": "add_one",
+    }
+]
+MBPP_ROWS = [
+    {
+        "task_id": 901,
+        "text": "Write a function to double a number.",
+        "code": "def double(x):\r\n    return 2 * x\r\n",
+        "test_list": ["assert double(2) == 4", "assert double(5) == 10", "assert double(0) == 0"],
+        "test_setup_code": "",
+        "challenge_test_list": ["assert double(-1) == -2"],
+    }
+]
+
+
+@pytest.fixture(scope="session")
+def strong_sandbox():
+    """Skip where this machine has no strong isolation."""
+    from agent_envs.errors import SandboxUnavailableError
+    from agent_envs.tools.code import shared_sandbox
+
+    try:
+        return shared_sandbox("strong")
+    except SandboxUnavailableError as error:
+        pytest.skip(f"no strong isolation here: {error}")
+
 
 @pytest.fixture(scope="session")
 def data_files(tmp_path_factory):
@@ -141,6 +175,8 @@ def data_files(tmp_path_factory):
         "MuSiQue": MUSIQUE_ROWS,
         "Bamboogle": BAMBOOGLE_ROWS,
         "GSM8K": GSM8K_ROWS,
+        "HumanEval": HUMANEVAL_ROWS,
+        "MBPP": MBPP_ROWS,
         "MATH": MATH_ROWS,
         **dict.fromkeys(("NaturalQuestions", "TriviaQA", "PopQA"), SEARCH_R1_ROWS),
     }

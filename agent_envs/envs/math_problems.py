@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from agent_envs.core.extras import require_extra
 from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.envs.sources import Hub, Source, find_source, some_tasks, text_field
 from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.sandbox import Level
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 from agent_envs.tools.calculator import make_calculator_tool
+from agent_envs.tools.code import PythonSession, shared_sandbox
 
 if TYPE_CHECKING:
     import datasets
@@ -44,7 +46,8 @@ def intermediate_value_term(env: "MathEnv", event: StepEvent) -> float:
 class MathEnv(ToolEnv):
     """Problems with one final answer, judged by math-verify.
 
-    Tool: ``calculator(expression)``. Reward terms: ``correct`` at the end (outcome);
+    Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
+    variables last until the episode ends. Reward terms: ``correct`` at the end (outcome);
     ``used_result`` (a number that a tool found is used in a later step), ``intermediate_value`` (a
     tool finds a value that the reference solution shows) and ``format`` on the way (process).
     """
@@ -61,18 +64,27 @@ class MathEnv(ToolEnv):
         "answer alone."
     )
 
-    def __init__(
-        self, *, tasks: Sequence[Task], default_tools: Sequence[Tool] = (), **shared: Any
-    ) -> None:
+    def __init__(self, *, tasks: Sequence[Task], sandbox: Level = "strong", **shared: Any) -> None:
         """Pose `tasks`.
 
         Args:
             tasks: The problems.
-            default_tools: Tools besides the calculator.
+            sandbox: How the tool ``python`` is isolated; see `agent_envs.sandbox.open_sandbox`.
             shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            SandboxUnavailableError: If the tool is wanted, and this machine does not offer the
+                isolation.
         """
         self._tasks = tasks
-        super().__init__(default_tools=[make_calculator_tool(), *default_tools], **shared)
+        self._python = PythonSession(sandbox)
+        super().__init__(
+            default_tools=[make_calculator_tool()],
+            optional_tools={"python": [self._python.tool]},
+            **shared,
+        )
+        if "python" in self.tools:
+            shared_sandbox(sandbox)  # fails now, not in the middle of an episode
 
     @property
     def num_tasks(self) -> int:
@@ -85,6 +97,7 @@ class MathEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Forget what was calculated."""
+        self._python.close()
         self._asked = _numbers(self.task.question)
         self._values = frozenset(_numbers(" ".join(v for _, v in self._reference_steps())))
         self._found: set[float] = set()
@@ -98,6 +111,11 @@ class MathEnv(ToolEnv):
         """Take one model turn; see `ToolEnv.step`."""
         self._forget_step()
         return super().step(action)
+
+    def close(self) -> None:
+        """End the Python session."""
+        self._python.close()
+        super().close()
 
     def next_question(self) -> None:
         """Judge the answer; there is one question."""

@@ -75,6 +75,26 @@ def test_what_cannot_be_calculated_is_an_observation(env, expression):
     assert "cannot be calculated" in observation
 
 
+def test_variables_of_the_python_tool_last_for_the_episode(data_files, strong_sandbox):
+    env = gym.make(GSM8K, data=data_files[GSM8K], tools=["python"])
+    env.reset(seed=0)
+
+    def python(code):
+        return env.step(env.unwrapped.write_call("python", code=code))
+
+    assert python("balls = 4 + 5")[0] == "[no output]"
+    observation, _, _, _, info = python("balls")
+    assert observation == "9"
+    assert info["reward_terms"]["intermediate_value"] == pytest.approx(0.05)
+    assert "NameError" in python("undefined")[0]
+    assert python("print(balls * 3)")[0] == "27"
+    assert "a new one begins" in python("import os; os._exit(0)")[0]
+    assert "NameError" in python("balls")[0]
+    env.reset(seed=0)
+    assert "NameError" in python("balls")[0]
+    env.close()
+
+
 def test_both_forms_of_math_load_and_are_filtered(data_files):
     env = gym.make(MATH, data=data_files[MATH]).unwrapped
     assert [env.get_task(i).answers[0] for i in range(2)] == [r"\frac{1}{2}", "7"]

@@ -1,0 +1,105 @@
+"""The examples that a task's own text shows: tests that everybody may see."""
+
+import ast
+import doctest
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Final
+
+_ARROW: Final = re.compile(r"\s*(?:==>|=>|==|->|➞|→|=|should return|returns)\s*")
+
+
+def public_examples(prompt: str, entry_point: str) -> tuple[str, ...]:
+    """Return an assertion for each example in a function's docstring, in order.
+
+    Doctests, and lines such as ``f(1) == 2`` or ``f([1]) => 2``. What stands on either side must be
+    plain Python; other examples are left out.
+
+    Args:
+        prompt: A program that ends with the function's signature and docstring.
+        entry_point: The function's name.
+    """
+    text = _docstring(prompt, entry_point)
+    found = [*_doctests(text), *_lines(text, entry_point)]
+    return tuple(dict.fromkeys(f"assert {call} == {value}" for call, value in found))
+
+
+def parse_quietly(source: str) -> ast.Module:
+    """Parse a program without warnings about it.
+
+    Raises:
+        SyntaxError: If it is no Python.
+        ValueError: If it holds a null character.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _docstring(prompt: str, entry_point: str) -> str:
+    r"""Return a function's docstring as it is written: a ``\n`` in an example stays one."""
+    source = prompt.rstrip() + "\n    pass\n"
+    try:
+        nodes = list(ast.walk(parse_quietly(source)))
+    except (SyntaxError, ValueError):
+        return prompt
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == entry_point:
+            written = ast.get_source_segment(source, node.body[0]) or ""
+            return written.strip("\"'ru") if ast.get_docstring(node) else ""
+    return prompt
+
+
+def _doctests(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        examples = doctest.DocTestParser().get_examples(text)
+    except ValueError:  # a malformed doctest somewhere
+        return
+    for example in examples:
+        call, value = example.source.strip(), example.want.strip()
+        if value and _is_call(call) and _is_literal(value):
+            yield call, value
+
+
+def _lines(text: str, entry_point: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        start = line.find(f"{entry_point}(")
+        if start < 0 or line.lstrip().startswith(("def ", ">>>")):
+            continue
+        for end in (match.start() for match in re.finditer(r"\)", line)):
+            call = line[start : end + 1]
+            if _is_call(call):
+                rest = line[end + 1 :]
+                if (arrow := _ARROW.match(rest)) and (value := _literal(rest[arrow.end() :])):
+                    yield call, value
+                break
+
+
+def _literal(text: str) -> str | None:
+    """Return the literal that a line ends with or goes on after; None if there is none."""
+    text = text.strip()
+    for candidate in (text.split("#")[0].strip(), text, text.rstrip(".,;")):
+        if candidate and _is_literal(candidate):
+            return candidate
+    return None
+
+
+def _is_call(text: str) -> bool:
+    """Return whether a text is a call with nothing but literals in it."""
+    try:
+        call = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    if not isinstance(call, ast.Call):
+        return False
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return all(_is_literal(ast.unparse(value)) for value in values)
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,143 @@
+import json
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import DataError
+from agent_envs.scoring.public_examples import public_examples
+from tests.conftest import HUMANEVAL_ROWS, MBPP_ROWS
+
+HUMANEVAL = "AgentR1/HumanEval-v0"
+MBPP = "AgentR1/MBPP-v0"
+RIGHT = "def double(x):\n    return 2 * x\n"
+WRONG = "def double(x):\n    return x + 2\n"
+
+
+@pytest.fixture
+def make_env(data_files, strong_sandbox):
+    def make(env_id=MBPP, task=0, **kwargs):
+        env = gym.make(env_id, data=data_files[env_id], max_episode_steps=20, **kwargs)
+        env.reset(options={"task": task})
+        return env
+
+    return make
+
+
+def call(env, name, code):
+    return env.step(env.unwrapped.write_call(name, code=code))
+
+
+def answer(env, program):
+    return env.step(env.unwrapped.write_answer(program))[4]["metrics"]["success"]
+
+
+def test_a_program_is_run_tested_repaired_and_answered(make_env):
+    env = make_env()
+    assert call(env, "run_code", "print(6 * 7)")[0] == "42"
+    observation, _, _, _, info = call(env, "run_tests", "def double(x):\n    return x * x * x\n")
+    assert "FAILED" in observation
+    assert observation.endswith("0 of 1 passed.")
+    assert info["reward_terms"]["public_tests"] == 0.0
+    _, _, _, _, info = call(env, "run_tests", RIGHT)
+    assert info["reward_terms"]["public_tests"] == pytest.approx(0.1)
+    assert info["reward_terms"]["repair"] == pytest.approx(0.1)
+    # what has been earned is not earned again
+    terms = call(env, "run_tests", RIGHT)[4]["reward_terms"]
+    assert terms["public_tests"] == terms["repair"] == 0.0
+    assert answer(env, RIGHT) == 1.0
+
+
+def test_the_public_tests_are_not_all_there_are(make_env):
+    env = make_env()
+    assert "1 of 1 passed." in call(env, "run_tests", WRONG)[0]
+    assert answer(env, WRONG) == 0.0
+
+
+@pytest.mark.parametrize("form", ["{}", "```python\n{}```", "Here it is:\n```\n{}```\nDone."])
+def test_the_answer_may_be_fenced(make_env, form):
+    assert answer(make_env(), form.format(RIGHT)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "pass",
+        "not python",
+        "import os; os._exit(0)",
+        "import sys\ndef double(x): sys.exit(0)",
+        "print('1 of 1 passed.')\ndef double(x): print('passed')",
+        "class Yes:\n    def __eq__(self, other): return True\ndef double(x): return Yes()",
+        "class Int(int):\n    def __eq__(self, other): return True\ndef double(x): return Int(0)",
+        "import builtins\nbuiltins.AssertionError = None\ndef double(x): return None",
+        "def double(x):\n    while True: pass",
+    ],
+)
+def test_a_program_that_is_empty_wrong_or_cheats_scores_nothing(make_env, program):
+    env = make_env()
+    _, reward, terminated, _, info = env.step(env.unwrapped.write_answer(program))
+    assert terminated
+    assert info["metrics"]["success"] == info["reward_terms"]["passed"] == 0.0
+    assert reward <= 0.02
+
+
+def test_a_function_or_its_body_alone_completes_humaneval(make_env):
+    task = make_env(HUMANEVAL).unwrapped.task
+    for body in (
+        "    return [x + 1 for x in values]\n",
+        "result = [x + 1 for x in values]\n    return result",
+        "result = []\nfor x in values:\n    result.append(x + 1)\nreturn result",
+    ):
+        assert answer(make_env(HUMANEVAL), body) == 1.0
+    body = "def add_one(values):\n    return [helper(x) for x in values]\n"
+    assert answer(make_env(HUMANEVAL), body) == 1.0  # the helper stands in the given text
+    assert task.data["public_tests"] == ("assert add_one([1, 2]) == [2, 3]",)
+
+
+def test_a_result_says_why_a_program_was_stopped(make_env):
+    env = make_env()
+    observation, _, _, _, info = call(env, "run_code", "print('x' * 10**7)")
+    assert observation.endswith("[stopped: it wrote more than 6000 characters]")
+    assert call(env, "run_code", "raise SystemExit(3)")[0] == "[exit code 3]"
+    assert call(env, "run_code", "")[0] == "[no output]"
+    assert info["metrics"]["num_failed_runs"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("env_id", "row", "message"),
+    [
+        (MBPP, MBPP_ROWS[0] | {"test_list": []}, "row 1: field 'test_list'"),
+        (MBPP, MBPP_ROWS[0] | {"code": None}, "row 1: field 'code'"),
+        (HUMANEVAL, HUMANEVAL_ROWS[0] | {"test": ""}, "row 1: field 'test'"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path, env_id, row, message):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row]), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        gym.make(env_id, data=str(path))
+
+
+def test_examples_in_a_docstring_become_tests():
+    prompt = (
+        'def f(x, y=1):\n    r"""Do it.\n    >>> f(1)\n    2\n    >>> f("a\\nb")\n    \'c\'\n\n'
+        "    f(3) == 4\n    f([1, 2]) => [3]   # so\n    f(n) = n + 1\n    f(5) -> 5 + 1 = 6\n"
+        '    >>> print(f(1))\n    2\n    """\n'
+    )
+    assert public_examples(prompt, "f") == (
+        "assert f(1) == 2",
+        "assert f(\"a\\nb\") == 'c'",
+        "assert f(3) == 4",
+        "assert f([1, 2]) == [3]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [(HUMANEVAL, "humaneval_test.jsonl"), (MBPP, "mbpp.jsonl")],
+)
+def test_oracle_play_solves_real_rows(shared_data, strong_sandbox, env_id, name):
+    env = gym.make(env_id, data=str(shared_data / name))
+    for task in range(0, env.unwrapped.num_tasks, 10):  # every row takes a minute
+        env.reset(options={"task": task})
+        *_, info = env.step(env.unwrapped.reference_actions()[-1])
+        assert info["metrics"]["success"] == 1.0, info["task_id"]
