@@ -37,9 +37,7 @@ def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = inp
     parser.add_argument("env", help="Gymnasium id")
     parser.add_argument("--env_kwargs", default="{}", help='arguments of the environment as JSON: '
                         '\'{"data": "rows.jsonl"}\'')  # fmt: skip
-    parser.add_argument(
-        "--task", type=int, help="index of the task; if not given, drawn"
-    )
+    parser.add_argument("--task", type=int, help="index of the task; if not given, drawn")
     parser.add_argument("--seed", type=int, help="seed of the draw")
     options = parser.parse_args(arguments)
     try:

@@ -13,6 +13,23 @@ _BY_TAG: dict[str, Callable[[Any], Any]] = {
     "set": set,
     "frozenset": frozenset,
 }
+_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict,
+    )
+}
 
 
 def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
@@ -40,6 +57,8 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         pairs = [[encode(k, reference), encode(v, reference)] for k, v in value.items()]
         return {"dict": pairs}
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+        return {"type": value.__name__}
     return {"reference": reference(value)}
 
 
@@ -82,6 +101,8 @@ def _decode_tagged(tag: str, content: Any, reference: Callable[[Any], Any]) -> A
             return {decode(k, reference): decode(v, reference) for k, v in content}
         case "tuple" | "set" | "frozenset":
             return _BY_TAG[tag](decode(item, reference) for item in content)
+        case "type" if content in _TYPES:
+            return _TYPES[content]
         case "reference":
             return reference(content)
     raise ValueError("malformed value")

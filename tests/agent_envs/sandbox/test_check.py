@@ -55,6 +55,8 @@ def test_a_wrong_program_fails_and_the_verdict_says_where(sandbox):
         pytest.param("from collections import namedtuple, OrderedDict\n"
                      "P = namedtuple('P', 'x y')\ndef f(): return P(1, 2), OrderedDict(a=1)",
                      "assert f() == ((1, 2), {'a': 1})", id="subclasses of plain types"),
+        pytest.param("def f(values, kind): return [v for v in values if not isinstance(v, kind)]",
+                     "assert f([1, 'a', 2.5], int) == ['a', 2.5]", id="types as arguments"),
     ],
 )  # fmt: skip
 def test_honest_programs_of_many_kinds_pass(sandbox, program, tests):
