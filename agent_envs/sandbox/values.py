@@ -57,6 +57,10 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         pairs = [[encode(k, reference), encode(v, reference)] for k, v in value.items()]
         return {"dict": pairs}
+    return _encode_object(value, reference)
+
+
+def _encode_object(value: Any, reference: Callable[[Any], Any]) -> dict[str, Any]:
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
     return {"reference": reference(value)}
