@@ -18,7 +18,6 @@ _NAMES: Final = {"pi": math.pi, "e": math.e}
 
 def make_calculator_tool() -> Tool:
     """Make the tool ``calculator(expression)``, on the library simpleeval."""
-    from simpleeval import InvalidExpression, SimpleEval
 
     def calculator(expression: str) -> str:
         """Calculate the value of an arithmetic expression.
@@ -26,6 +25,8 @@ def make_calculator_tool() -> Tool:
         Args:
             expression: For example "(3 + 4) * 2 / sqrt(9)"; ** is the power.
         """
+        from simpleeval import InvalidExpression, SimpleEval
+
         evaluator = SimpleEval(functions=dict(_FUNCTIONS), names=dict(_NAMES))
         try:
             value = evaluator.eval(_THOUSANDS.sub("", expression))

@@ -1,0 +1,128 @@
+"""Any task of the library reasoning-gym, endless and judged by its own rule."""
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool_env import ENDLESS, ToolEnv
+from agent_envs.errors import ConfigurationError
+from agent_envs.tools.calculator import make_calculator_tool
+
+_SPLIT_SEEDS: Final = {"train": 1, "test": 2}
+
+
+def score_term(env: "ReasoningGymEnv", event: StepEvent) -> float:
+    """Return the task's own score of the answer, 0 to 1; outcome."""
+    return env.score if event.action.kind == "answer" else 0.0
+
+
+class ReasoningGymEnv(ToolEnv):
+    """A task of reasoning-gym (Stojanovski et al., 2025, arXiv 2505.24760) as an environment.
+
+    Task: answer a generated question; about a hundred kinds, by `task`. Tools: none, or the
+    ``calculator`` with ``tools=["calculator"]`` (extra ``math``). Reward terms: ``score`` at the
+    end (outcome), the task's own rule; ``format`` on the way (process). Success is a full score.
+    The episode ends with an answer, or at the turn limit (4 turns unless ``max_episode_steps=``
+    says otherwise).
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "score": score_term,
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
+    default_system_prompt: ClassVar[str] = "Answer the question; give the answer alone."
+
+    def __init__(
+        self,
+        *,
+        task: str = "leg_counting",
+        task_kwargs: Mapping[str, Any] | None = None,
+        split: str = "train",
+        **shared: Any,
+    ) -> None:
+        """Choose the task.
+
+        Args:
+            task: Its name in reasoning-gym.
+            task_kwargs: Its configuration, such as ``{"max_animals": 5}``.
+            split: ``"train"`` or ``"test"``, drawn by different seeds.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``reasoning``.
+            UnknownNameError: If the task or the split is unknown.
+            ConfigurationError: If the configuration is wrong.
+        """
+        require_extra("reasoning", "AgentR1/ReasoningGym-v0", "reasoning_gym")
+        from reasoning_gym.factory import DATASETS
+
+        self._build, config = lookup(DATASETS, task, kind="reasoning-gym task")
+        self._name, self._split = task, split
+        seed = lookup(_SPLIT_SEEDS, split, kind="split")
+        try:
+            self._config = config(seed=seed, size=ENDLESS, **(task_kwargs or {}))
+            self._config.validate()
+        except (TypeError, AssertionError, ValueError) as error:
+            raise ConfigurationError(f"task_kwargs of {task!r}: {error}.") from None
+        self._dataset = self._build(self._config)
+        if "calculator" in (shared.get("tools") or ()):
+            require_extra("math", "The calculator", "simpleeval")
+        super().__init__(optional_tools={"calculator": [make_calculator_tool()]}, **shared)
+
+    @property
+    def num_tasks(self) -> None:
+        """Endless."""
+        return
+
+    def get_task(self, index: int) -> Task:
+        """Make task `index` of the split."""
+        seed = int(np.random.default_rng([self._config.seed, index]).integers(ENDLESS))
+        state = random.getstate()  # some tasks draw from the shared generator
+        try:
+            random.seed(seed)
+            entry = self._dataset[seed]
+        finally:
+            random.setstate(state)
+        answer = entry["answer"]
+        return Task(
+            id=f"{self._name}-{self._split}-{index}",
+            question=entry["question"],
+            answers=() if answer is None else (str(answer),),
+            data={"entry": entry},
+        )
+
+    def begin_episode(self) -> None:
+        """Forget the last answer."""
+        self.score = 0.0
+
+    def next_question(self) -> None:
+        """Score the answer; there is one question."""
+        try:
+            score = self._dataset.score_answer(answer=self.answer, entry=self.task.data["entry"])
+        except Exception:  # noqa: BLE001 - a scorer that stumbles over a model's answer
+            score = 0.0
+        self.score = min(1.0, max(0.0, float(score)))
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {"success": float(self.score == 1.0), "score": self.score, **super().metrics()}
+
+    def reference_actions(self) -> list[str]:
+        """Give the reference answer.
+
+        Raises:
+            NotImplementedError: For the few tasks that have none, such as ``graph_color``.
+        """
+        if not self.task.answers:
+            raise NotImplementedError(f"reasoning-gym has no reference answer for {self._name}.")
+        return [self.write_answer(self.task.answers[0])]
