@@ -34,6 +34,7 @@ ENVIRONMENTS: Final = (
     _spec("MBPP", "code_problems:MBPPEnv", 6),
     _spec("CommandLine", "command_line:CommandLineEnv", 8),
     _spec("ReasoningGym", "reasoning:ReasoningGymEnv", 4),
+    _spec("TextWorld", "text_world:TextWorldEnv", 20),
     _spec("SyntheticMultiHop", "synthetic:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic:SyntheticMultiHopEnv", 10, questions=3),
 )

@@ -1,7 +1,10 @@
 import json
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
+
+import agent_envs  # noqa: F401 - registers the environments
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,6 +155,18 @@ MBPP_ROWS = [
         "challenge_test_list": ["assert double(-1) == -2"],
     }
 ]
+
+
+@pytest.fixture(scope="session")
+def text_world_game(tmp_path_factory):
+    """A small game of TextWorld."""
+    pytest.importorskip("textworld", reason="the extra textworld is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("games")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        gym.make("AgentR1/TextWorld-v0", rooms=2, objects=3, quest_length=2).reset(seed=1)
+    (path,) = folder.rglob("*.z8")
+    return str(path)
 
 
 @pytest.fixture(scope="session")

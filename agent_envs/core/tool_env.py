@@ -119,6 +119,10 @@ class ToolEnv(gym.Env[str, str]):
         """
         return None
 
+    def is_finished(self) -> bool:
+        """Return whether what a tool did has ended the task, as in a game that is won."""
+        return False
+
     def pinned_text(self) -> str:
         """Return what every state shows below the question; empty, as here, for nothing.
 
@@ -190,7 +194,8 @@ class ToolEnv(gym.Env[str, str]):
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)
         following = self.next_question() if parsed.kind == "answer" else None
-        self._is_over = parsed.kind == "answer" and following is None
+        is_answered = parsed.kind == "answer" and following is None
+        self._is_over = is_answered or self.is_finished()
         event = StepEvent(
             action=parsed,
             result=result,

@@ -1,0 +1,212 @@
+"""Text adventures of the library TextWorld, generated on this machine."""
+
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.errors import ConfigurationError, DataError
+
+_SPLITS: Final = {"train": 0, "test": 1}
+_STATUS_LINE: Final = re.compile(r"\n?>\s*-= .*? =-\d*/\d*\s*$|\s*>\s*$", re.DOTALL)
+
+
+def won_term(env: "TextWorldEnv", event: StepEvent) -> float:
+    """Return 1 when the game is won; outcome."""
+    return float(event.is_last and env.is_won)
+
+
+def score_gain_term(env: "TextWorldEnv", event: StepEvent) -> float:
+    """Return by how much the game's score has grown, as a share of its highest score."""
+    return env.score_gain
+
+
+class TextWorldEnv(ToolEnv):
+    """TextWorld (Côté et al., 2018, arXiv 1806.11532) as an environment.
+
+    Task: reach the objective of a generated text adventure. Tool: ``act(command)``. Reward terms:
+    ``won`` at the end (outcome); ``score_gain`` and ``format`` on the way (process). The episode
+    ends when the game is won or lost, with an answer (giving up), or at the turn limit (20 turns
+    unless ``max_episode_steps=`` says otherwise).
+
+    Games are compiled once and kept in ``$XDG_CACHE_HOME/agent-envs/textworld`` (``~/.cache``).
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "won": won_term,
+        "score_gain": score_gain_term,
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"won"})
+    default_system_prompt: ClassVar[str] = (
+        "You play a text adventure. Reach the objective by acting, one command after the other, "
+        "such as: go east, take the key, open the chest with the key, look, inventory."
+    )
+
+    def __init__(
+        self,
+        *,
+        game: str | None = None,
+        rooms: int = 3,
+        objects: int = 5,
+        quest_length: int = 3,
+        split: str = "train",
+        **shared: Any,
+    ) -> None:
+        """Choose the family of games.
+
+        Args:
+            game: A game file (``.z8``, ``.ulx``) to play instead of generated ones.
+            rooms: Rooms of a generated game.
+            objects: Objects of a generated game.
+            quest_length: Commands that its quest takes.
+            split: ``"train"`` or ``"test"``, drawn by different seeds.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``textworld``.
+            UnknownNameError: If the split is unknown.
+            DataError: If there is no such game file.
+            ConfigurationError: If a number is less than 1.
+        """
+        require_extra("textworld", "AgentR1/TextWorld-v0", "textworld")
+        for name, value in (("rooms", rooms), ("objects", objects), ("quest_length", quest_length)):
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
+        if game is not None and not Path(game).is_file():
+            raise DataError(f"{game}: is no game file. Pass the path of a .z8 or .ulx file.")
+        self._file, self._split = game, split
+        self._sizes = (rooms, objects, quest_length)
+        self._split_seed = lookup(_SPLITS, split, kind="split")
+        self._game: Any = None
+        super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Endless, or the one game that was given."""
+        return None if self._file is None else 1
+
+    def get_task(self, index: int) -> Task:
+        """Make game `index` of the split, and begin it."""
+        path = Path(self._file) if self._file is not None else self._make_game(index)
+        self._start(path)
+        sizes = "-".join(map(str, self._sizes))
+        name = path.stem if self._file is not None else f"{sizes}-{self._split}-{index}"
+        objective = self._state.objective or "Win the game."
+        scene = _readable(self._state.feedback)
+        scene = scene[max(0, scene.find("-= ")) :]  # what stands before is a picture and a welcome
+        return Task(
+            id=f"textworld-{name}",
+            question=f"{objective}\n\n{scene}",
+            answers=(),
+            data={"commands": tuple(self._state.policy_commands or ())},
+        )
+
+    def begin_episode(self) -> None:
+        """Forget the last game's score."""
+        self._score, self.score_gain = 0.0, 0.0
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one model turn; see `ToolEnv.step`."""
+        self.score_gain = 0.0
+        return super().step(action)
+
+    def act(self, command: str) -> str:
+        """Do something in the game.
+
+        Args:
+            command: For example "go east" or "take the key".
+        """
+        self._state, _, _ = self._game.step(command.replace("\n", " "))
+        score = self._share()
+        self.score_gain, self._score = score - self._score, score
+        return _readable(self._state.feedback)
+
+    def is_finished(self) -> bool:
+        """Return whether the game is won or lost."""
+        return bool(self._state.won or self._state.lost)
+
+    @property
+    def is_won(self) -> bool:
+        """Whether the game is won."""
+        return bool(self._state.won)
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {"success": float(self.is_won), "score": self._score, **super().metrics()}
+
+    def reference_actions(self) -> list[str]:
+        """Do what the generator planned."""
+        return [self.write_call("act", command=command) for command in self.task.data["commands"]]
+
+    def close(self) -> None:
+        """End the game."""
+        if self._game is not None:
+            self._game.close()
+            self._game = None
+        super().close()
+
+    def _share(self) -> float:
+        highest = self._state.max_score or 1
+        return float(self._state.score or 0) / highest
+
+    def _start(self, path: Path) -> None:
+        import textworld
+
+        wanted = textworld.EnvInfos(
+            feedback=True, objective=True, won=True, lost=True, score=True, max_score=True,
+            policy_commands=True,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the libraries below warn of themselves
+            if self._game is not None:
+                self._game.close()
+            self._game = textworld.start(str(path), wanted)
+            self._state = self._game.reset()
+
+    def _make_game(self, index: int) -> Path:
+        """Compile a game, unless it has been before."""
+        import textworld
+
+        rooms, objects, quest_length = self._sizes
+        seed = int(np.random.default_rng([self._split_seed, index]).integers(2**31 - 1))
+        folder = _cache_folder()
+        path = folder / f"{rooms}-{objects}-{quest_length}-{seed}-{textworld.__version__}.z8"
+        if path.exists():
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        options = textworld.GameOptions()
+        options.nb_rooms, options.nb_objects, options.quest_length = rooms, objects, quest_length
+        options.seeds = seed
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            options.path = str(Path(scratch) / "game.z8")
+            textworld.make(options)
+            # The game's description first: a game without it knows no objective.
+            for made in (path.with_suffix(".json"), path):
+                (Path(scratch) / f"game{made.suffix}").replace(made)
+        return path
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "agent-envs" / "textworld"
+
+
+def _readable(feedback: str) -> str:
+    """Return what the game says without its status line."""
+    return re.sub(r"\n{3,}", "\n\n", _STATUS_LINE.sub("", feedback or "")).strip()
