@@ -81,9 +81,9 @@ class ToolEnv(gym.Env[str, str]):
         """
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self._tools = {
-            tool.name: tool for tool in (*default_tools, *_chosen(tools, optional_tools or {}))
-        }
+        self.optional_tools = dict(optional_tools or {})
+        every_tool = (*default_tools, *_chosen(tools, self.optional_tools))
+        self._tools = {tool.name: tool for tool in every_tool}
         self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
         self._format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
         self._context = make_context(context)

@@ -19,8 +19,8 @@ from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_too
 if TYPE_CHECKING:
     import datasets
 
-HUMANEVAL_HUB: Final = Hub("HumanEval", "openai/openai_humaneval")
-MBPP_HUB: Final = Hub("MBPP", "google-research-datasets/mbpp", "full")
+HUMANEVAL_HUB: Final = Hub("HumanEval", "openai/openai_humaneval", licence="MIT")
+MBPP_HUB: Final = Hub("MBPP", "google-research-datasets/mbpp", "full", "CC BY 4.0")
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 

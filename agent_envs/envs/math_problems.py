@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
-GSM8K_HUB: Final = Hub("GSM8K", "openai/gsm8k", "main")
-MATH_HUB: Final = Hub("MATH", "HuggingFaceH4/MATH-500")
+GSM8K_HUB: Final = Hub("GSM8K", "openai/gsm8k", "main", "MIT")
+MATH_HUB: Final = Hub("MATH", "HuggingFaceH4/MATH-500", licence="MIT")
 
 
 def correct_term(env: "MathEnv", event: StepEvent) -> float:
@@ -59,6 +59,7 @@ class MathEnv(ToolEnv):
         "format": format_term,
     }
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
+    hub: ClassVar[Hub]
     default_system_prompt: ClassVar[str] = (
         "Solve the problem. Calculate with the tool, one step after the other; then give the final "
         "answer alone."
@@ -176,6 +177,7 @@ class GSM8KEnv(MathEnv):
     Version history: v0, first version.
     """
 
+    hub: ClassVar[Hub] = GSM8K_HUB
     default_rewards: ClassVar[Mapping[str, float]] = {
         "correct": 1.0,
         "intermediate_value": 0.1,
@@ -219,6 +221,7 @@ class MATHEnv(MathEnv):
     Version history: v0, first version.
     """
 
+    hub: ClassVar[Hub] = MATH_HUB
     default_rewards: ClassVar[Mapping[str, float]] = {
         "correct": 1.0,
         "used_result": 0.02,

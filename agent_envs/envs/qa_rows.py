@@ -149,19 +149,29 @@ def _search_r1(name: str, hub_configuration: str, sources: tuple[str, ...]) -> Q
 
 
 HOTPOTQA: Final = QADataset(
-    Hub("HotpotQA", "hotpotqa/hotpot_qa", "distractor"), _read_hotpotqa, _HOTPOTQA_FORM
+    Hub("HotpotQA", "hotpotqa/hotpot_qa", "distractor", "CC BY-SA 4.0"),
+    _read_hotpotqa,
+    _HOTPOTQA_FORM,
 )
 TWO_WIKI: Final = QADataset(
-    Hub("2WikiMultihopQA", "xanhho/2WikiMultihopQA"), _read_two_wiki, _TWO_WIKI_FORM
+    Hub("2WikiMultihopQA", "xanhho/2WikiMultihopQA", licence="Apache-2.0"),
+    _read_two_wiki,
+    _TWO_WIKI_FORM,
 )
 MUSIQUE: Final = QADataset(
-    Hub("MuSiQue", "dgslibisey/MuSiQue"), _read_answerable_musique, _MUSIQUE_FORM
+    Hub("MuSiQue", "dgslibisey/MuSiQue", licence="CC BY 4.0"),
+    _read_answerable_musique,
+    _MUSIQUE_FORM,
 )
 FULL_MUSIQUE: Final = QADataset(
-    Hub("MuSiQue", "dgslibisey/MuSiQue"), _read_full_musique, _MUSIQUE_FORM
+    Hub("MuSiQue", "dgslibisey/MuSiQue", licence="CC BY 4.0"),
+    _read_full_musique,
+    _MUSIQUE_FORM,
 )
 BAMBOOGLE: Final = QADataset(
-    Hub("Bamboogle", "chiayewken/bamboogle"), _read_bamboogle, _BAMBOOGLE_FORM
+    Hub("Bamboogle", "chiayewken/bamboogle"),
+    _read_bamboogle,
+    _BAMBOOGLE_FORM,
 )
 NATURAL_QUESTIONS: Final = _search_r1("Natural Questions", "nq", ("nq",))
 TRIVIA_QA: Final = _search_r1("TriviaQA", "triviaqa", ("triviaqa",))

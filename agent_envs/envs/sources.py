@@ -22,6 +22,7 @@ class Hub:
     path: str
     """Its name on the hub."""
     configuration: str | None = None
+    licence: str = "see the hub's card"
 
 
 @dataclass(frozen=True, slots=True)
