@@ -37,6 +37,8 @@ ENVIRONMENTS: Final = (
     _spec("TextWorld", "text_world:TextWorldEnv", 20),
     _spec("SyntheticMultiHop", "synthetic:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic:SyntheticMultiHopEnv", 10, questions=3),
+    _spec("SyntheticArithmetic", "synthetic_tools:SyntheticArithmeticEnv", 10),
+    _spec("SyntheticTable", "synthetic_tools:SyntheticTableEnv", 6),
 )
 
 

@@ -1,0 +1,234 @@
+"""Two more members of the synthetic family: arithmetic one operation at a time, table look-ups."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool, ToolError, ToolResult
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.errors import ConfigurationError
+from agent_envs.scoring import exact_match
+
+_SPLITS: Final = {"train": 0, "test": 1}
+_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+_ITEMS: Final = "anvil basket candle drum easel funnel globe hammer ink jar kettle lamp".split()
+_MAKERS: Final = "arden brandt castell dorn ekberg falk garnier holm".split()
+_CITIES: Final = "altona bergen cadiz delft evora fulda ghent havre".split()
+_COUNTRIES: Final = "arland borania cestia dalmor elvany".split()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call on the way to the answer."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    result: str
+
+
+def exact_match_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
+    """Return 1 for a right answer; outcome."""
+    return float(env.is_correct) if event.action.kind == "answer" else 0.0
+
+
+def new_value_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
+    """Return the share of the values on the way to the answer that this step found first."""
+    return env.new_value_share
+
+
+class SyntheticToolEnv(ToolEnv):
+    """Procedural tasks that take several calls, each of which builds on the last.
+
+    Reward terms: ``exact_match`` at the end (outcome); ``new_value`` (the share of the values on
+    the way that the step found first) and ``format`` on the way (process).
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "exact_match": exact_match_term,
+        "new_value": new_value_term,
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
+    max_steps: ClassVar[int]
+
+    def __init__(self, *, steps: int = 2, split: str = "train", **shared: Any) -> None:
+        """Choose the family.
+
+        Args:
+            steps: How many calls lead to the answer.
+            split: ``"train"`` or ``"test"``; they have no task in common.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            UnknownNameError: If the split is unknown.
+            ConfigurationError: If `steps` is out of range.
+        """
+        if steps not in range(1, self.max_steps + 1):
+            raise ConfigurationError(f"steps must be 1 to {self.max_steps}, not {steps}.")
+        self._steps, self._split = steps, split
+        self._split_seed = lookup(_SPLITS, split, kind="split")
+        super().__init__(default_tools=self._make_tools(), **shared)
+
+    def _make_tools(self) -> list[Tool]:
+        raise NotImplementedError
+
+    def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
+        """Return question, calls that lead to its answer (the last result), and what tools need."""
+        raise NotImplementedError
+
+    @property
+    def num_tasks(self) -> None:
+        """Endless."""
+        return
+
+    def get_task(self, index: int) -> Task:
+        """Make task `index` of the split."""
+        rng = np.random.default_rng([self._split_seed, index])
+        question, steps, world = self._make_task(rng)
+        return Task(
+            id=f"{type(self).__name__}-{self._steps}-{self._split}-{index}",
+            question=question,
+            answers=(steps[-1].result,),
+            data={"steps": steps, "world": world},
+        )
+
+    def begin_episode(self) -> None:
+        """Forget what was found."""
+        self._wanted = {(step.tool, step.result) for step in self._reference()}
+        self._found: set[tuple[str, str]] = set()
+        self.is_correct = False
+        self.new_value_share = 0.0
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one model turn; see `ToolEnv.step`."""
+        self.new_value_share = 0.0
+        return super().step(action)
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note whether a call found a value on the way."""
+        value = (action.name or "", result.content)
+        if value in self._wanted - self._found:
+            self._found.add(value)
+            self.new_value_share = 1 / len(self._wanted)
+
+    def next_question(self) -> None:
+        """Judge the answer; there is one question."""
+        self.is_correct = exact_match(self.answer or "", self.task.answers) == 1.0
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        recall = len(self._found) / len(self._wanted)
+        return {"success": float(self.is_correct), "value_recall": recall, **super().metrics()}
+
+    def reference_actions(self) -> list[str]:
+        """Make the calls, then answer."""
+        calls = [self.write_call(step.tool, **step.arguments) for step in self._reference()]
+        return [*calls, self.write_answer(self.task.answers[0])]
+
+    def _reference(self) -> Sequence[Step]:
+        steps: Sequence[Step] = self.task.data["steps"]
+        return steps
+
+
+class SyntheticArithmeticEnv(SyntheticToolEnv):
+    """Arithmetic with whole numbers, one operation at a time.
+
+    Task: the value of an expression with `steps` operations, 1 to 8. Tool: ``calculate(a,
+    operation, b)``. Rewards: see `SyntheticToolEnv`. The episode ends with an answer, or at the
+    turn limit (10 turns unless ``max_episode_steps=`` says otherwise).
+
+    Version history: v0, first version.
+    """
+
+    max_steps: ClassVar[int] = 8
+    default_system_prompt: ClassVar[str] = (
+        "Calculate the value, one operation after the other; then answer with the number alone."
+    )
+
+    def _make_tools(self) -> list[Tool]:
+        return [Tool(self.calculate, timeout=None)]
+
+    def calculate(self, a: int, operation: Literal["+", "-", "*"], b: int) -> str:
+        """Calculate with two whole numbers.
+
+        Args:
+            a: The first number.
+            operation: What to do with them.
+            b: The second number.
+        """
+        if max(abs(a), abs(b)) > 10**12:
+            raise ToolError("The numbers are too large.")
+        return str(_OPERATIONS[operation](a, b))
+
+    def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
+        value = int(rng.integers(2, 100))
+        text, steps = str(value), []
+        for number in range(self._steps):
+            operation = str(rng.choice(list(_OPERATIONS)))
+            other = int(rng.integers(2, 10 if operation == "*" else 100))
+            result = _OPERATIONS[operation](value, other)
+            arguments = {"a": value, "operation": operation, "b": other}
+            steps.append(Step("calculate", arguments, str(result)))
+            text = f"{f'({text})' if number else text} {operation} {other}"
+            value = result
+        return f"What is {text}?", steps, None
+
+
+class SyntheticTableEnv(SyntheticToolEnv):
+    """Look-ups in tables that refer to each other.
+
+    Task: follow `steps` references, 1 to 3: an item's maker, the maker's city, the city's country.
+    Tool: ``look_up(table, key)``. Rewards: see `SyntheticToolEnv`. The episode ends with an answer,
+    or at the turn limit (6 turns unless ``max_episode_steps=`` says otherwise).
+
+    Version history: v0, first version.
+    """
+
+    max_steps: ClassVar[int] = 3
+    default_system_prompt: ClassVar[str] = (
+        "Answer the question with look-ups in the tables, one after the other: the table 'maker' "
+        "has the maker of each item, 'city' the city of each maker, 'country' the country of each "
+        "city."
+    )
+
+    def _make_tools(self) -> list[Tool]:
+        return [Tool(self.look_up, timeout=None)]
+
+    def look_up(self, table: Literal["maker", "city", "country"], key: str) -> str:
+        """Look up what a table has under a key.
+
+        Args:
+            table: Which table.
+            key: The item, the maker or the city.
+        """
+        tables: Mapping[str, Mapping[str, str]] = self.task.data["world"]
+        value = tables[table].get(" ".join(key.split()).lower())
+        if value is None:
+            raise ToolError(f"The table {table!r} has no key {key!r}.")
+        return value
+
+    def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
+        tables = {
+            "maker": {item: str(rng.choice(_MAKERS)) for item in _ITEMS},
+            "city": {maker: str(rng.choice(_CITIES)) for maker in _MAKERS},
+            "country": {city: str(rng.choice(_COUNTRIES)) for city in _CITIES},
+        }
+        key = str(rng.choice(_ITEMS))
+        text, steps = f"the {key}", []
+        for table in list(tables)[: self._steps]:
+            value = tables[table][key]
+            steps.append(Step("look_up", {"table": table, "key": key}, value))
+            text, key = f"the {table} of {text}", value
+        return f"What is {text}?", steps, tables
