@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import MissingExtraError, SandboxUnavailableError
+from agent_envs.errors import DataError, MissingExtraError, SandboxUnavailableError
 from agent_envs.registration import ENVIRONMENTS
 
 TITLE: Final = "# The environments"
@@ -90,6 +90,7 @@ def describe(spec: EnvSpec) -> dict[str, str]:
     """Return what there is to say of an environment, by heading.
 
     Raises:
+        DataError: If its data are not at hand, and no row can stand for them.
         MissingExtraError: If its extra is not installed.
         SandboxUnavailableError: If it runs code, and this machine offers no strong isolation.
     """
@@ -125,7 +126,7 @@ def _section(spec: EnvSpec) -> Iterator[str]:
     yield from _paragraphs(inspect.getdoc(kind) or "")
     try:
         facts = describe(spec)
-    except (MissingExtraError, SandboxUnavailableError) as error:
+    except (DataError, MissingExtraError, SandboxUnavailableError) as error:
         yield f"{NOT_DESCRIBED} {error}"
         return
     yield "\n".join(f"- {name}: {value}" for name, value in facts.items())

@@ -1,10 +1,11 @@
-"""Text adventures of the library TextWorld, generated on this machine."""
+"""Text adventures on the library TextWorld: generated ones, and those of ALFWorld."""
 
+import json
 import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -22,27 +23,22 @@ _SPLITS: Final = {"train": 0, "test": 1}
 _STATUS_LINE: Final = re.compile(r"\n?>\s*-= .*? =-\d*/\d*\s*$|\s*>\s*$", re.DOTALL)
 
 
-def won_term(env: "TextWorldEnv", event: StepEvent) -> float:
+def won_term(env: "TextGameEnv", event: StepEvent) -> float:
     """Return 1 when the game is won; outcome."""
     return float(event.is_last and env.is_won)
 
 
-def score_gain_term(env: "TextWorldEnv", event: StepEvent) -> float:
+def score_gain_term(env: "TextGameEnv", event: StepEvent) -> float:
     """Return by how much the game's score has grown, as a share of its highest score."""
     return env.score_gain
 
 
-class TextWorldEnv(ToolEnv):
-    """TextWorld (Côté et al., 2018, arXiv 1806.11532) as an environment.
+class TextGameEnv(ToolEnv):
+    """A game of the library TextWorld: act, read what happens, reach the objective.
 
-    Task: reach the objective of a generated text adventure. Tool: ``act(command)``. Reward terms:
-    ``won`` at the end (outcome); ``score_gain`` and ``format`` on the way (process). The episode
-    ends when the game is won or lost, with an answer (giving up), or at the turn limit (20 turns
-    unless ``max_episode_steps=`` says otherwise).
-
-    Games are compiled once and kept in ``$XDG_CACHE_HOME/agent-envs/textworld`` (``~/.cache``).
-
-    Version history: v0, first version.
+    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` and
+    ``format`` on the way (process). The episode ends when the game is won or lost, or with an
+    answer: giving up.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -57,61 +53,35 @@ class TextWorldEnv(ToolEnv):
         "such as: go east, take the key, open the chest with the key, look, inventory."
     )
 
-    def __init__(
-        self,
-        *,
-        game: str | None = None,
-        rooms: int = 3,
-        objects: int = 5,
-        quest_length: int = 3,
-        split: str = "train",
-        **shared: Any,
-    ) -> None:
-        """Choose the family of games.
+    def __init__(self, **shared: Any) -> None:
+        """Open no game yet.
 
         Args:
-            game: A game file (``.z8``, ``.ulx``) to play instead of generated ones.
-            rooms: Rooms of a generated game.
-            objects: Objects of a generated game.
-            quest_length: Commands that its quest takes.
-            split: ``"train"`` or ``"test"``, drawn by different seeds.
             shared: What every tool environment takes; see `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``textworld``.
-            UnknownNameError: If the split is unknown.
-            DataError: If there is no such game file.
-            ConfigurationError: If a number is less than 1.
         """
-        require_extra("textworld", "AgentR1/TextWorld-v0", "textworld")
-        for name, value in (("rooms", rooms), ("objects", objects), ("quest_length", quest_length)):
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
-        if game is not None and not Path(game).is_file():
-            raise DataError(f"{game}: is no game file. Pass the path of a .z8 or .ulx file.")
-        self._file, self._split = game, split
-        self._sizes = (rooms, objects, quest_length)
-        self._split_seed = lookup(_SPLITS, split, kind="split")
         self._game: Any = None
         super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
 
-    @property
-    def num_tasks(self) -> int | None:
-        """Endless, or the one game that was given."""
-        return None if self._file is None else 1
+    def _begin(self, path: Path, wrappers: Sequence[Any], task_id: str) -> Task:
+        """Begin a game; return it as a task."""
+        import textworld
 
-    def get_task(self, index: int) -> Task:
-        """Make game `index` of the split, and begin it."""
-        path = Path(self._file) if self._file is not None else self._make_game(index)
-        self._start(path)
-        sizes = "-".join(map(str, self._sizes))
-        name = path.stem if self._file is not None else f"{sizes}-{self._split}-{index}"
-        objective = self._state.objective or "Win the game."
+        wanted = textworld.EnvInfos(
+            feedback=True, objective=True, won=True, lost=True, score=True, max_score=True,
+            policy_commands=True,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the libraries below warn of themselves
+            if self._game is not None:
+                self._game.close()
+            self._game = textworld.start(str(path), wanted, list(wrappers))
+            self._state = self._game.reset()
         scene = _readable(self._state.feedback)
         scene = scene[max(0, scene.find("-= ")) :]  # what stands before is a picture and a welcome
+        objective = self._state.objective or ""
         return Task(
-            id=f"textworld-{name}",
-            question=f"{objective}\n\n{scene}",
+            id=task_id,
+            question=f"{objective}\n\n{scene}".strip(),
             answers=(),
             data={"commands": tuple(self._state.policy_commands or ())},
         )
@@ -164,19 +134,67 @@ class TextWorldEnv(ToolEnv):
         highest = self._state.max_score or 1
         return float(self._state.score or 0) / highest
 
-    def _start(self, path: Path) -> None:
-        import textworld
 
-        wanted = textworld.EnvInfos(
-            feedback=True, objective=True, won=True, lost=True, score=True, max_score=True,
-            policy_commands=True,
-        )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the libraries below warn of themselves
-            if self._game is not None:
-                self._game.close()
-            self._game = textworld.start(str(path), wanted)
-            self._state = self._game.reset()
+class TextWorldEnv(TextGameEnv):
+    """TextWorld (Côté et al., 2018, arXiv 1806.11532) as an environment.
+
+    Task: reach the objective of a generated text adventure. Tool, rewards and end: see
+    `TextGameEnv`; at most 20 turns unless ``max_episode_steps=`` says otherwise.
+
+    Games are compiled once and kept in ``$XDG_CACHE_HOME/agent-envs/textworld`` (``~/.cache``).
+
+    Version history: v0, first version.
+    """
+
+    def __init__(
+        self,
+        *,
+        game: str | None = None,
+        rooms: int = 3,
+        objects: int = 5,
+        quest_length: int = 3,
+        split: str = "train",
+        **shared: Any,
+    ) -> None:
+        """Choose the family of games.
+
+        Args:
+            game: A game file (``.z8``, ``.ulx``) to play instead of generated ones.
+            rooms: Rooms of a generated game.
+            objects: Objects of a generated game.
+            quest_length: Commands that its quest takes.
+            split: ``"train"`` or ``"test"``, drawn by different seeds.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``textworld``.
+            UnknownNameError: If the split is unknown.
+            DataError: If there is no such game file.
+            ConfigurationError: If a number is less than 1.
+        """
+        require_extra("textworld", "AgentR1/TextWorld-v0", "textworld")
+        for name, value in (("rooms", rooms), ("objects", objects), ("quest_length", quest_length)):
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
+        if game is not None and not Path(game).is_file():
+            raise DataError(f"{game}: is no game file. Pass the path of a .z8 or .ulx file.")
+        self._file, self._split = game, split
+        self._sizes = (rooms, objects, quest_length)
+        self._split_seed = lookup(_SPLITS, split, kind="split")
+        super().__init__(**shared)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Endless, or the one game that was given."""
+        return None if self._file is None else 1
+
+    def get_task(self, index: int) -> Task:
+        """Make game `index` of the split, and begin it."""
+        if self._file is not None:
+            return self._begin(Path(self._file), (), f"textworld-{Path(self._file).stem}")
+        sizes = "-".join(map(str, self._sizes))
+        task_id = f"textworld-{sizes}-{self._split}-{index}"
+        return self._begin(self._make_game(index), (), task_id)
 
     def _make_game(self, index: int) -> Path:
         """Compile a game, unless it has been before."""
@@ -200,6 +218,87 @@ class TextWorldEnv(ToolEnv):
             for made in (path.with_suffix(".json"), path):
                 (Path(scratch) / f"game{made.suffix}").replace(made)
         return path
+
+
+class ALFWorldEnv(TextGameEnv):
+    """ALFWorld (Shridhar et al., 2021, arXiv 2010.03768), its text version, as an environment.
+
+    Task: a household task, such as to put a clean mug on a shelf. Tool, rewards and end: see
+    `TextGameEnv`; at most 30 turns unless ``max_episode_steps=`` says otherwise. Games are those
+    that ``alfworld-download`` fetches.
+
+    Version history: v0, first version.
+    """
+
+    default_system_prompt: ClassVar[str] = (
+        "You are in a house and have a task. Do it by acting, one command after the other, such "
+        "as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, clean mug 1 with sinkbasin 1, "
+        "move mug 1 to shelf 2, use desklamp 1, look, inventory."
+    )
+
+    def __init__(
+        self,
+        *,
+        data: str | None = None,
+        split: str = "train",
+        kinds: str | Sequence[str] | None = None,
+        **shared: Any,
+    ) -> None:
+        """Find the games.
+
+        Args:
+            data: Folder with the splits; ``$ALFWORLD_DATA/json_2.1.1`` if not given.
+            split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
+            kinds: Only these kinds of tasks, such as ``"pick_and_place_simple"``.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``alfworld``.
+            DataError: If there are no such games.
+        """
+        require_extra("alfworld", "AgentR1/ALFWorld-v0", "alfworld", "textworld")
+        base = Path(data) if data else Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1"
+        folder = base / split
+        wanted = (kinds,) if isinstance(kinds, str) else kinds
+        self._folder = folder
+        self._games = sorted(
+            path
+            for path in folder.rglob("game.tw-pddl")
+            if _is_playable(path) and (wanted is None or _kind(path, folder) in wanted)
+        )
+        if not self._games:
+            raise DataError(
+                f"{folder}: holds no games (game.tw-pddl). Run alfworld-download, and pass data= "
+                "or set ALFWORLD_DATA; splits are train, valid_seen, valid_unseen."
+            )
+        super().__init__(**shared)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of games."""
+        return len(self._games)
+
+    def get_task(self, index: int) -> Task:
+        """Begin game `index`."""
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+
+        path = self._games[index]
+        name = path.parent.relative_to(self._folder).as_posix()
+        return self._begin(path, [AlfredDemangler()], f"alfworld-{name}")
+
+
+def _is_playable(path: Path) -> bool:
+    """Return whether ALFWorld itself plays a game: solvable, without sliced or movable things."""
+    if "movable" in str(path) or "Sliced" in str(path):
+        return False
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("solvable"))
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: is no game of ALFWorld ({error}). Download it again.") from None
+
+
+def _kind(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).parts[0].split("-")[0]
 
 
 def _cache_folder() -> Path:

@@ -1,4 +1,7 @@
 import importlib.util
+import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -60,3 +63,81 @@ def test_wrong_arguments_are_refused(text_world_game, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"agent-r1\[textworld\]"):
         gym.make(ID)
+
+
+class House:
+    """Stands in for a game of ALFWorld: speaks textworld's protocol."""
+
+    def reset(self):
+        self.is_won = False
+        return self.state("-= Welcome to TextWorld, ALFRED! =-\n\nYour task is to: look.\n\n> ")
+
+    def step(self, command):
+        self.is_won = command == "look"
+        feedback = "You look." if self.is_won else "Nothing happens."
+        return self.state(feedback), self.is_won, self.is_won
+
+    def state(self, feedback):
+        return SimpleNamespace(
+            feedback=feedback, objective=None, won=self.is_won, lost=False, score=int(self.is_won),
+            max_score=1, policy_commands=["look"],
+        )  # fmt: skip
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def alfworld_games(tmp_path, monkeypatch):
+    textworld = pytest.importorskip("textworld")
+    for name, content in (
+        ("look_at_obj_in_light-Mug/trial_1", {"solvable": True}),
+        ("pick_and_place_simple-Cup/trial_2", {"solvable": True}),
+        ("pick_and_place_simple-Pan/trial_3", {"solvable": False}),
+        ("pick_and_place_simple-BreadSliced/trial_4", {"solvable": True}),
+    ):
+        folder = tmp_path / "valid_seen" / name
+        folder.mkdir(parents=True)
+        (folder / "game.tw-pddl").write_text(json.dumps(content), encoding="utf-8")
+    module = ModuleType("alfred_tw_env")
+    module.AlfredDemangler = lambda: "the demangler"
+    monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", module)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "alfworld" else found(name)
+    )
+    started = []
+
+    def start(path, infos, wrappers):
+        started.append((path, wrappers))
+        return House()
+
+    monkeypatch.setattr(textworld, "start", start)
+    return str(tmp_path), started
+
+
+def test_alfworld_games_are_found_and_played(alfworld_games):
+    data, started = alfworld_games
+    env = gym.make("AgentR1/ALFWorld-v0", data=data, split="valid_seen")
+    assert env.unwrapped.num_tasks == 2  # solvable, nothing sliced
+    question, info = env.reset(options={"task": 1})
+    assert question.endswith("Your task is to: look.")
+    assert info["task_id"] == "alfworld-pick_and_place_simple-Cup/trial_2"
+    assert started[-1][0].endswith("Cup/trial_2/game.tw-pddl")
+    assert started[-1][1] == ["the demangler"]
+    assert act(env, "jump")[0] == "Nothing happens."
+    (action,) = env.unwrapped.reference_actions()
+    _, reward, terminated, _, info = env.step(action)
+    assert terminated
+    assert info["metrics"]["success"] == 1.0
+    assert reward == pytest.approx(1.12)
+    settings = {"data": data, "split": "valid_seen", "kinds": "look_at_obj_in_light"}
+    assert gym.make("AgentR1/ALFWorld-v0", **settings).unwrapped.num_tasks == 1
+    with pytest.raises(DataError, match="holds no games"):
+        gym.make("AgentR1/ALFWorld-v0", data=data, split="train")
+
+
+def test_without_alfworld_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"agent-r1\[alfworld\]"):
+        gym.make("AgentR1/ALFWorld-v0")
