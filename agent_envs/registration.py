@@ -36,6 +36,7 @@ ENVIRONMENTS: Final = (
     _spec("ReasoningGym", "reasoning:ReasoningGymEnv", 4),
     _spec("TextWorld", "text_world:TextWorldEnv", 20),
     _spec("ALFWorld", "text_world:ALFWorldEnv", 30),
+    _spec("WebShop", "web_shop:WebShopEnv", 15),
     _spec("SyntheticMultiHop", "synthetic:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic:SyntheticMultiHopEnv", 10, questions=3),
     _spec("SyntheticArithmetic", "synthetic_tools:SyntheticArithmeticEnv", 10),

@@ -1,0 +1,262 @@
+"""WebShop: buy what was asked for, in a simulated shop that runs as a server of its own."""
+
+import itertools
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool, ToolError
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.errors import ConfigurationError, DataError
+
+SPLITS: Final[Mapping[str, range]] = {
+    "test": range(500),
+    "validation": range(500, 1500),
+    "train": range(1500, 6910),
+}
+"""Goals of each split, as in the paper's repository."""
+_SUBPAGES: Final = ("Description", "Features", "Reviews", "Attributes")
+_SCORE_TEXT: Final = "Your score (min 0.0, max 1.0)"
+_HIDDEN: Final = ("style", "script", "head", "title", "meta", "[document]")
+_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Where an agent is in the shop."""
+
+    kind: str = "index"
+    query: str = ""
+    number: int = 1
+    item: str = ""
+    subpage: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+    def path(self, session: str) -> str:
+        """Return its path on the server."""
+        options = urllib.parse.quote(str(dict(self.options)), safe="")
+        query = urllib.parse.quote(self.query or " ", safe="")
+        return {
+            "index": f"/{session}",
+            "results": f"/search_results/{session}/{query}/{self.number}",
+            "item": f"/item_page/{session}/{self.item}/{query}/{self.number}/{options}",
+            "subpage": f"/item_sub_page/{session}/{self.item}/{query}/{self.number}"
+            f"/{self.subpage}/{options}",
+            "done": f"/done/{session}/{self.item}/{options}",
+        }[self.kind]
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What a page shows."""
+
+    text: str
+    buttons: set[str] = field(default_factory=set)
+    items: set[str] = field(default_factory=set)
+    options: dict[str, str] = field(default_factory=dict)
+    """Option -> its kind, such as colour."""
+    score: float | None = None
+
+
+def score_term(env: "WebShopEnv", event: StepEvent) -> float:
+    """Return WebShop's own reward of the purchase, 0 to 1; outcome."""
+    return env.score if event.is_last else 0.0
+
+
+class WebShopEnv(ToolEnv):
+    """WebShop (Yao et al., 2022, arXiv 2207.01206) as an environment, against its server.
+
+    Task: find and buy a product that fits an instruction. Tools: ``search(keywords)`` and
+    ``click(button)``: a product's number, an option, or a button of the page. Reward terms:
+    ``score`` (WebShop's own reward, outcome) and ``format`` (process); success is a full score. The
+    episode ends with "Buy Now", with an answer (giving up), or at the turn limit (15 turns unless
+    ``max_episode_steps=`` says otherwise).
+
+    Start the server of https://github.com/princeton-nlp/WebShop (``./run_dev.sh``) first.
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "score": score_term,
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
+    default_system_prompt: ClassVar[str] = (
+        "You are in a web shop. Buy what the instruction asks for: search, click a product, click "
+        'the options that fit, then click "Buy Now".'
+    )
+
+    def __init__(
+        self, *, base_url: str = "http://127.0.0.1:3000", split: str = "train", **shared: Any
+    ) -> None:
+        """Reach the shop.
+
+        Args:
+            base_url: Where the server is.
+            split: ``"train"``, ``"validation"`` or ``"test"``.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``webshop``.
+            UnknownNameError: If the split is unknown.
+            ConfigurationError: If `base_url` is no http address.
+        """
+        require_extra("webshop", "AgentR1/WebShop-v0", "httpx", "bs4")
+        if not re.match(r"https?://", base_url):
+            raise ConfigurationError(f"base_url must begin with http:// or https://: {base_url!r}.")
+        import httpx
+
+        self._goals = lookup(SPLITS, split, kind="split")
+        self._client = httpx.Client(base_url=base_url, timeout=_SECONDS, follow_redirects=True)
+        self._base_url = base_url
+        tools = [Tool(self.search, timeout=None), Tool(self.click, timeout=None)]
+        super().__init__(default_tools=tools, **shared)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of goals in the split."""
+        return len(self._goals)
+
+    def get_task(self, index: int) -> Task:
+        """Begin a session with goal `index` of the split.
+
+        Raises:
+            DataError: If the server cannot be reached.
+        """
+        self._session = f"fixed_{self._goals[index]}"
+        self._page = _Page()
+        try:
+            self._shown = self._fetch(self._page)
+        except ToolError as error:
+            raise DataError(
+                f"{self._base_url}: the WebShop server did not answer ({error}). Start it, or pass "
+                "base_url=."
+            ) from None
+        return Task(id=f"webshop-{self._goals[index]}", question=self._shown.text, answers=())
+
+    def search(self, keywords: str) -> str:
+        """Search the shop; possible where the page has a search field.
+
+        Args:
+            keywords: What to look for.
+        """
+        if self._page.kind != "index":
+            raise ToolError('There is no search field here. Click "Back to Search" first.')
+        return self._go(_Page("results", query=" ".join(keywords.split())))
+
+    def click(self, button: str) -> str:
+        """Click something on the page.
+
+        Args:
+            button: What stands in brackets: a product's number, an option, a button.
+        """
+        button, page = button.strip().strip("[]"), self._page
+        if button in self._shown.options and page.kind == "item":
+            options = dict(page.options) | {self._shown.options[button]: button}
+            return self._go(replace(page, options=tuple(options.items())))
+        if button in self._shown.items and page.kind == "results":
+            return self._go(replace(page, kind="item", item=button))
+        if button not in self._shown.buttons or (following := _follow(page, button)) is None:
+            known = sorted({*self._shown.buttons, *self._shown.items, *self._shown.options})
+            raise ToolError(f"There is no {button!r} here; there are: {', '.join(known)}.")
+        return self._go(following)
+
+    def is_finished(self) -> bool:
+        """Return whether something has been bought."""
+        return self._page.kind == "done"
+
+    @property
+    def score(self) -> float:
+        """WebShop's reward; 0 until something has been bought."""
+        return self._shown.score or 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {
+            "success": float(self.score == 1.0), "score": self.score, **super().metrics()
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+        super().close()
+
+    def _go(self, page: _Page) -> str:
+        shown = self._fetch(page)
+        self._page, self._shown = page, shown
+        return shown.text
+
+    def _fetch(self, page: _Page) -> _Shown:
+        import httpx
+
+        try:
+            response = self._client.get(page.path(self._session))
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise ToolError(f"the shop did not answer: {type(error).__name__}") from None
+        return _read_page(response.text, page)
+
+
+def _follow(page: _Page, button: str) -> _Page | None:
+    """Return the page behind a button; None if it leads nowhere from here."""
+    if button == "Back to Search":
+        return _Page()
+    if page.kind == "results" and button in ("Next >", "< Prev"):
+        return replace(page, number=max(1, page.number + (1 if button == "Next >" else -1)))
+    if page.kind == "subpage" and button == "< Prev":
+        return replace(page, kind="item", subpage="")
+    if page.kind == "item":
+        if button == "Buy Now":
+            return replace(page, kind="done")
+        if button == "< Prev":
+            return replace(page, kind="results", item="", options=())
+        if button in _SUBPAGES:
+            return replace(page, kind="subpage", subpage=button)
+    return None
+
+
+def _read_page(html: str, page: _Page) -> _Shown:
+    """Read a page: its text line by line, what can be clicked in brackets."""
+    import bs4
+
+    shown, lines, kind_of_option = _Shown(""), [], ""
+    chosen = {value for _, value in page.options}
+    for node in bs4.BeautifulSoup(html, "html.parser").find_all(string=True):
+        text, parent = " ".join(node.split()), node.parent
+        if not text or isinstance(node, bs4.Comment) or parent is None or parent.name in _HIDDEN:
+            continue
+        if parent.name == "button":
+            shown.buttons.add(text)
+            lines.append(f"[{text}]")
+        elif parent.name == "label":
+            shown.options[text] = kind_of_option
+            lines.append(f"[[{text}]]" if text in chosen else f"[{text}]")
+        elif "product-link" in (parent.get("class") or ()):
+            shown.items.add(text)
+            lines.append(f"[{text}]")
+        else:
+            kind_of_option = text
+            lines.append(text)
+    shown.text = "\n".join(lines)
+    if page.kind == "done":
+        shown.score = _read_score(lines)
+    return shown
+
+
+def _read_score(lines: list[str]) -> float:
+    for heading, value in itertools.pairwise(lines):
+        if heading == _SCORE_TEXT:
+            try:
+                return min(1.0, max(0.0, float(json.loads(value))))
+            except (ValueError, TypeError):
+                break
+    raise ToolError("the shop gave no score")

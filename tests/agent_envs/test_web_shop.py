@@ -1,0 +1,150 @@
+"""WebShop against a small server that speaks the same protocol."""
+
+import ast
+import importlib.util
+import threading
+import urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import gymnasium as gym
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from agent_envs import ConfigurationError, DataError, MissingExtraError
+
+ID = "AgentR1/WebShop-v0"
+PRODUCTS = {"B001": "red mug", "B002": "blue mug"}
+
+
+class Shop(BaseHTTPRequestHandler):
+    """The pages of WebShop, as far as they matter."""
+
+    def do_GET(self):
+        parts = [urllib.parse.unquote(part) for part in self.path.strip("/").split("/")]
+        page = getattr(self, parts[0], None)
+        body = page(*parts[1:]) if page else self.index(parts[0])
+        html = f"<html><head><title>WebShop</title></head><body>{body}<!-- hm --></body></html>"
+        self.send_response(200 if body else 500)
+        self.end_headers()
+        self.wfile.write(html.encode())
+
+    def index(self, session):
+        goal = session.removeprefix("fixed_")
+        return f"<h4>Instruction: goal {goal}: buy a large red mug</h4><button>Search</button>"
+
+    def search_results(self, session, keywords, page):
+        links = "".join(
+            f'<h4><a class="product-link" href="#">{number}</a></h4><h4>{name}</h4>'
+            for number, name in PRODUCTS.items()
+            if set(keywords.split()) & set(name.split())
+        )
+        back = "<button>Back to Search</button><button>Next &gt;</button>"
+        return f"{back}<p>Page {page}</p>{links}"
+
+    def item_page(self, session, item, keywords, page, options):
+        chosen = ast.literal_eval(options)
+        return (
+            "<button>Back to Search</button><button>&lt; Prev</button>"
+            "<h4>size</h4><label>small</label><label>large</label>"
+            f"<h2>{PRODUCTS[item]} {sorted(chosen.items())}</h2>"
+            "<button>Description</button><button>Buy Now</button>"
+        )
+
+    def item_sub_page(self, session, item, keywords, page, subpage, options):
+        return f"<button>&lt; Prev</button><p>{subpage} of {item}</p>"
+
+    def done(self, session, item, options):
+        score = 0.5 * (item == "B001") + 0.5 * (ast.literal_eval(options) == {"size": "large"})
+        return f"<h3>Your score (min 0.0, max 1.0)</h3><pre>{score}</pre>"
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def base_url():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Shop) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def env(base_url):
+    env = gym.make(ID, base_url=base_url, split="test")
+    env.reset(options={"task": 7})
+    yield env
+    env.close()
+
+
+def do(env, name, argument):
+    key = "keywords" if name == "search" else "button"
+    observation, *_, info = env.step(env.unwrapped.write_call(name, **{key: argument}))
+    return observation, info
+
+
+def test_what_fits_is_searched_chosen_and_bought(env):
+    question, _ = env.reset(options={"task": 7})
+    assert question == "Instruction: goal 7: buy a large red mug\n[Search]"
+    results, _ = do(env, "search", "red mug")
+    assert results.splitlines()[-4:] == ["[B001]", "red mug", "[B002]", "blue mug"]
+    item, _ = do(env, "click", "[B001]")
+    assert "[large]" in item
+    chosen, _ = do(env, "click", "large")
+    assert "[[large]]" in chosen
+    assert "red mug [('size', 'large')]" in chosen
+    assert do(env, "click", "Description")[0].endswith("Description of B001")
+    assert "[[large]]" in do(env, "click", "< Prev")[0]
+    call = env.unwrapped.write_call("click", button="Buy Now")
+    _, reward, terminated, _, info = env.step(call)
+    assert terminated
+    assert reward == pytest.approx(1.02)
+    assert info["metrics"]["success"] == info["metrics"]["score"] == 1.0
+
+
+def test_half_of_what_was_asked_for_is_half_the_score(env):
+    do(env, "search", "mug")
+    do(env, "click", "B001")
+    _, info = do(env, "click", "Buy Now")
+    assert info["metrics"]["score"] == info["reward_terms"]["score"] == 0.5
+    assert info["metrics"]["success"] == 0.0
+
+
+def test_what_is_not_there_cannot_be_clicked(env):
+    text, info = do(env, "click", "Buy Now")
+    assert info["action"]["error"] == "tool_error"
+    assert text == "There is no 'Buy Now' here; there are: Search."
+    do(env, "search", "mug")
+    assert 'Click "Back to Search" first.' in do(env, "search", "again")[0]
+    assert "Page 2" in do(env, "click", "Next >")[0]
+    assert "goal 7" in do(env, "click", "Back to Search")[0]
+
+
+def test_giving_up_scores_nothing(env):
+    _, reward, terminated, _, info = env.step(env.unwrapped.write_answer("nothing fits"))
+    assert terminated
+    assert reward == pytest.approx(0.02)
+    assert info["metrics"]["score"] == 0.0
+
+
+def test_it_is_a_gymnasium_environment(base_url):
+    check_env(gym.make(ID, base_url=base_url).unwrapped)
+
+
+def test_splits_have_their_own_goals(base_url):
+    sizes = {
+        split: gym.make(ID, base_url=base_url, split=split).unwrapped.num_tasks
+        for split in ("train", "validation", "test")
+    }
+    assert sizes == {"train": 5410, "validation": 1000, "test": 500}
+
+
+def test_a_shop_that_is_closed_and_wrong_arguments_are_explained(monkeypatch):
+    env = gym.make(ID, base_url="http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:9: the WebShop server did not answer"):
+        env.reset(seed=0)
+    with pytest.raises(ConfigurationError, match="base_url must begin with http"):
+        gym.make(ID, base_url="localhost:3000")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"agent-r1\[webshop\]"):
+        gym.make(ID)
