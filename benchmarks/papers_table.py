@@ -112,7 +112,7 @@ class PapersTableArguments:
     budget: int = field(
         default=24_000, metadata={"help": "Environment steps that each run may train for."}
     )
-    long_budget: int = field(default=16_000, metadata={"help": "The same over the long horizon."})
+    long_budget: int = field(default=8_000, metadata={"help": "The same over the long horizon."})
     num_tasks: int = field(default=300, metadata={"help": "Held-out tasks per column."})
     studies: list[str] = field(
         default_factory=lambda: [study.name for study in STUDIES],
