@@ -134,6 +134,9 @@ class ToolEnv(gym.Env[str, str]):
     def begin_episode(self) -> None:
         """Forget the last episode; `task` is already the new one."""
 
+    def begin_step(self) -> None:
+        """Forget what the last step earned; called at reset and before each action."""
+
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
         return {
@@ -165,6 +168,7 @@ class ToolEnv(gym.Env[str, str]):
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
         self.begin_episode()
+        self.begin_step()
         self._begin_conversation(self._task.question)
         self._transcript.clear()
         self._show(Entry(speaker="task", text=self._task.question))
@@ -191,6 +195,7 @@ class ToolEnv(gym.Env[str, str]):
         if self._is_over:
             raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
         self.num_turns += 1
+        self.begin_step()
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)
         following = self.next_question() if parsed.kind == "answer" else None

@@ -116,12 +116,11 @@ class CodeEnv(ToolEnv):
         self.num_failed_runs = 0
         self.is_correct = False
         self._has_failed = self._has_passed = False
-        self._forget_step()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
-        self._forget_step()
-        return super().step(action)
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
+        self.new_share = 0.0
+        self.has_repaired = False
 
     def next_question(self) -> None:
         """Run the hidden tests against the answer; there is one question."""
@@ -167,10 +166,6 @@ class CodeEnv(ToolEnv):
         else:
             self.has_repaired = self._has_failed and not self._has_passed
             self._has_passed = True
-
-    def _forget_step(self) -> None:
-        self.new_share = 0.0
-        self.has_repaired = False
 
 
 class HumanEvalEnv(CodeEnv):

@@ -114,12 +114,11 @@ class CommandLineEnv(ToolEnv):
             path: text.encode() for path, text in self._made.files.items()
         }
         # What is right from the beginning earns nothing.
-        self.best_share, self.new_share = self.share_right, 0.0
+        self.best_share = self.share_right
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
         self.new_share = 0.0
-        return super().step(action)
 
     def shell(self, command: str) -> str:
         """Run a command in the folder of the task.

@@ -106,12 +106,11 @@ class MathEnv(ToolEnv):
         self._seen: set[float] = set()
         self.num_used_results = 0
         self.is_correct = False
-        self._forget_step()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
-        self._forget_step()
-        return super().step(action)
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
+        self.uses_result = False
+        self.new_value_share = 0.0
 
     def close(self) -> None:
         """End the Python session."""
@@ -160,10 +159,6 @@ class MathEnv(ToolEnv):
         self._unused -= used
         self.uses_result = bool(used)
         self.num_used_results += len(used)
-
-    def _forget_step(self) -> None:
-        self.uses_result = False
-        self.new_value_share = 0.0
 
 
 class GSM8KEnv(MathEnv):

@@ -11,7 +11,6 @@ from agent_envs.errors import ConfigurationError
 from agent_envs.scoring import (
     Overlap,
     answer_overlap,
-    exact_match,
     joint_overlap,
     normalize_answer,
     set_match,
@@ -139,9 +138,10 @@ class PassageQAEnv(RetrievalQAEnv):
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
-        return super().metrics() | self._citation_metrics()
+        measured = super().metrics()
+        return measured | self._citation_metrics(measured["exact_match"])
 
-    def _citation_metrics(self) -> dict[str, float]:
+    def _citation_metrics(self, answer_match: float) -> dict[str, float]:
         """Compare what the notes cite with the gold facts, as the data sets' own scripts do."""
         if "note" not in self.tools or "supporting_facts" not in self.task.data:
             return {}
@@ -150,7 +150,7 @@ class PassageQAEnv(RetrievalQAEnv):
         gold = self.task.data["supporting_facts"]
         overlap, match = set_overlap(facts, gold), set_match(facts, gold)
         measured = {"supporting_fact_em": match, "supporting_fact_f1": overlap.f1}
-        joint, joint_match = [self._answer_overlap(), overlap], self._answer_match() * match
+        joint, joint_match = [self._answer_overlap(), overlap], answer_match * match
         if "evidences" in self.task.data:
             triples = {_normalized(note.triple) for note in notes if note.triple is not None}
             evidences = {_normalized(triple) for triple in self.task.data["evidences"]}
@@ -163,9 +163,6 @@ class PassageQAEnv(RetrievalQAEnv):
     def _answer_overlap(self) -> Overlap:
         overlaps = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
         return max(overlaps, key=lambda overlap: overlap.f1)
-
-    def _answer_match(self) -> float:
-        return 0.0 if self.answer is None else exact_match(self.answer, self.task.answers)
 
     def reference_actions(self) -> list[str]:
         """Search each gold passage by its title, cite if turns are left for it, give the answer.

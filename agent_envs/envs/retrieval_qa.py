@@ -5,7 +5,7 @@ passages that lead to the answer.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tool import ToolResult
@@ -86,7 +86,6 @@ class RetrievalQAEnv(ToolEnv):
         self._queries: set[str] = set()
         self._found: set[str] = set()
         self.num_repeated_queries = 0
-        self._forget_step()
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the keys of the passages that lead to the answer, without repetition."""
@@ -96,10 +95,10 @@ class RetrievalQAEnv(ToolEnv):
         """Return what names a passage among the gold ones: its title."""
         return passage.title
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
-        self._forget_step()
-        return super().step(action)
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
+        self.new_gold_share = 0.0
+        self.is_repeated_query = False
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which gold passages a search found, and whether its query is an old one."""
@@ -128,7 +127,3 @@ class RetrievalQAEnv(ToolEnv):
             **super().metrics(),
             "num_repeated_queries": float(self.num_repeated_queries),
         }
-
-    def _forget_step(self) -> None:
-        self.new_gold_share = 0.0
-        self.is_repeated_query = False

@@ -109,12 +109,10 @@ class SyntheticToolEnv(ToolEnv):
         self._wanted = {(step.tool, step.result) for step in self._reference()}
         self._found: set[tuple[str, str]] = set()
         self.is_correct = False
-        self.new_value_share = 0.0
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
         self.new_value_share = 0.0
-        return super().step(action)
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note whether a call found a value on the way."""

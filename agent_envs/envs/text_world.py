@@ -88,12 +88,11 @@ class TextGameEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Forget the last game's score."""
-        self._score, self.score_gain = 0.0, 0.0
+        self._score = 0.0
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
         self.score_gain = 0.0
-        return super().step(action)
 
     def act(self, command: str) -> str:
         """Do something in the game.

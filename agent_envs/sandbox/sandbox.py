@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
@@ -62,7 +61,20 @@ def open_sandbox(
     return Sandbox(make_launcher(folders, image))
 
 
-class Sandbox:
+class _Closing:
+    """Is closed at the end of a ``with`` statement."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sandbox(_Closing):
     """Runs untrusted programs, each in an empty scratch directory; safe to use from threads."""
 
     def __init__(self, launcher: Launcher) -> None:
@@ -179,19 +191,6 @@ class Sandbox:
         """End every program and session."""
         self._launcher.close()
 
-    def __enter__(self) -> "Sandbox":
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
-
     def __repr__(self) -> str:
         """Show the level."""
         return f"Sandbox(level={self.level!r})"
@@ -211,7 +210,7 @@ class Sandbox:
         self._run(request, "", own, channels=ends)
 
 
-class Session:
+class Session(_Closing):
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
     def __init__(
@@ -269,19 +268,6 @@ class Session:
         with self._lock:
             if not self._is_closed:
                 self._close()
-
-    def __enter__(self) -> "Session":
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def _receive(self) -> bytes:
         """Return the answer to a call; the program may have written anything there."""
