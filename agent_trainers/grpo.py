@@ -45,6 +45,8 @@ from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
+from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
+from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.policies.transformers import TokenPolicy, context_length
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
@@ -474,16 +476,41 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._complete,
             eos_token_ids=self.eos_token_ids,
             max_prompt_tokens=max_prompt_tokens,
+            make_stream=self._open_slots if self._has_slots() else None,
         )
 
+    def _has_slots(self) -> bool:
+        """Whether generation goes on without waves."""
+        wanted = self.args.transformers_generation
+        if wanted == "waves":
+            return False
+        model = self.accelerator.unwrap_model(self.model)
+        is_served = not self._is_collective and can_serve(model, self._sampling)
+        if wanted == "slots" and not is_served:
+            raise ConfigurationError(
+                "transformers_generation='slots' needs a model with full attention (sdpa or eager) "
+                "and rotary positions, no repetition penalty, and neither vLLM nor sharded "
+                "weights. Use 'auto' or 'waves'."
+            )
+        return is_served
+
+    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        return SlotStream(self._lend_model, prompt, finish, self._sampling, max_slots=2**31)
+
     def _make_rollout(self, make_env: MakeEnv, policy: TokenPolicy) -> Rollout:
-        is_collective = self.use_vllm or self.is_fsdp_enabled or self.is_deepspeed_enabled
         return Rollout(
             make_env,
             policy,
             step_timeout=self.args.step_timeout,
-            is_any_active=self._is_any_active if is_collective else bool,
+            episode_timeout=self.args.episode_timeout,
+            group_quorum=self.args.group_quorum,
+            is_any_active=self._is_any_active if self._is_collective else None,
         )
+
+    @property
+    def _is_collective(self) -> bool:
+        """Whether all processes generate together."""
+        return bool(self.use_vllm or self._is_sharded)
 
     def _is_any_active(self, is_active: bool) -> bool:
         return any(self._gather_int(int(is_active)))
@@ -538,7 +565,12 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
                 for ids, values in zip(token_ids, logprobs, strict=True)
             ]
-        settings = SamplingSettings(
+        with self._lend_model() as model:
+            return sample(model, prompts, rngs, self._sampling)
+
+    @property
+    def _sampling(self) -> SamplingSettings:
+        return SamplingSettings(
             max_new_tokens=self.max_completion_length,
             eos_token_ids=tuple(self.eos_token_ids),
             pad_token_id=self._tokenizer.pad_token_id,
@@ -548,6 +580,10 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
         )
+
+    @contextmanager
+    def _lend_model(self) -> Iterator[Any]:
+        """Lend the model as TRL generates with it."""
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -558,7 +594,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
-            return sample(model, prompts, rngs, settings)
+            yield model
 
     # Rows to tensors
 

@@ -40,7 +40,10 @@ class Engine:
 def make_trainer(tiny_policy, tokenizer, make_config):
     def make(drift, **changes):
         trainer = StepGRPOTrainer(
-            tiny_policy, ID, make_config(max_steps=2, **changes), processing_class=tokenizer
+            tiny_policy,
+            ID,
+            make_config(max_steps=2, transformers_generation="waves", **changes),
+            processing_class=tokenizer,
         )
         trainer.use_vllm = True
         trainer.vllm_generation = Engine(trainer, drift)
