@@ -192,6 +192,16 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             "after batch. 'auto': slots where model and settings allow it, else waves."
         },
     )
+    max_logprob_drift: float | None = field(
+        default=0.2,
+        metadata={
+            "help": "Largest mean difference, in nats per token, between the log-probabilities of "
+            "sampled tokens when they were sampled and when the trainer computes them with the "
+            "same weights. More means that template, tokens or weights differ, and is refused. "
+            "None only reports it. Not checked where top_p, top_k, min_p or a repetition penalty "
+            "change the distribution."
+        },
+    )
     vllm_importance_sampling_mode: str = field(
         default="token_truncate",
         metadata={"help": "As in TRL; only its token-level modes are supported."},

@@ -44,6 +44,12 @@ class SamplingSettings:
     repetition_penalty: float = 1.0
     """Penalty on tokens already seen; 1.0 for none."""
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are drawn from another distribution than the model's at `temperature`."""
+        is_cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p is not None
+        return is_cut or self.repetition_penalty != 1.0 or self.temperature == 0.0
+
     def warpers(self) -> LogitsProcessorList:
         """Return what shapes the distribution before a token is drawn."""
         warpers = LogitsProcessorList()
