@@ -308,7 +308,6 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"entropy_coef": 0.1}, "entropy_coef"),
         ({"group_quorum": 0.0}, "group_quorum"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch"),
-        ({"transformers_generation": "wave"}, "waves"),
         ({"reward_weights": [1.0]}, "reward_weights"),
         ({"max_tool_calling_iterations": 3}, "max_tool_calling_iterations"),
         ({"gamma": 1.5}, "gamma"),
