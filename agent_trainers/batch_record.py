@@ -1,4 +1,4 @@
-"""What became of the last batch, token by token: rows, mask, advantage, value, probability ratio."""
+"""What became of a batch, token by token: rows, mask, advantage, value, probability ratio."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,32 +56,32 @@ def step_tokens(
     """
     advantages = _numbers(record.tensors.get("advantages"))
     values = _numbers(record.tensors.get("old_values"))
-    steps: list[StepTokens] = []
+    trajectory = record.trajectories[episode]
+    # A turn of no tokens has nothing to train.
+    nothing = StepTokens(
+        row=0, fork_reason=None, is_trained=[], advantages=[], values=None, ratios=None
+    )
+    steps = [nothing] * len(trajectory.transitions)
     own = [(i, row) for i, row in enumerate(record.rows) if row.episode == episode]
     for number, (i, row) in enumerate(own):
         row_steps, is_action = np.array(row.steps), np.array(row.is_action, bool)
         for step in dict.fromkeys(row_steps[is_action].tolist()):
             at = np.flatnonzero((row_steps == step) & is_action)  # positions in the row
             is_fork = number > 0 and step == row.steps[0]
-            ratios = None
-            if new_logprobs is not None:
-                difference = new_logprobs[i, at] - np.array(row.logprobs)[at]
-                ratios = np.exp(difference).tolist()
-            steps.append(
-                StepTokens(
-                    row=number,
-                    fork_reason=fork_reason(record.trajectories[episode], step)
-                    if is_fork
-                    else None,
-                    is_trained=np.array(row.is_trained, bool)[at].tolist(),
-                    advantages=[0.0] * len(at)
-                    if advantages is None
-                    else advantages[i, at].tolist(),
-                    values=None if values is None else values[i, at].tolist(),
-                    ratios=ratios,
-                )
+            steps[step] = StepTokens(
+                row=number,
+                fork_reason=fork_reason(trajectory, step) if is_fork else None,
+                is_trained=np.array(row.is_trained, bool)[at].tolist(),
+                advantages=[0.0] * len(at) if advantages is None else advantages[i, at].tolist(),
+                values=None if values is None else values[i, at].tolist(),
+                ratios=None if new_logprobs is None else _ratios(row, new_logprobs[i], at),
             )
     return steps
+
+
+def _ratios(row: Row, new_logprobs: npt.NDArray[Any], at: npt.NDArray[np.intp]) -> list[float]:
+    ratios: list[float] = np.exp(new_logprobs[at] - np.array(row.logprobs)[at]).tolist()
+    return ratios
 
 
 def fork_reason(trajectory: Trajectory, step: int) -> str:

@@ -155,6 +155,18 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if mode == "eval":
             self._last_evaluated_step = self.state.global_step
 
+    @torch.no_grad()
+    def current_logprobs(self) -> npt.NDArray[np.float32]:
+        """Return log-probabilities of the last batch under the policy as it is now, (B, T).
+
+        Collective where the model is sharded: every process must call it.
+        """
+        assert self.last_batch is not None
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logprobs = self._logprobs(self.model, self.last_batch.tensors, "train")
+        values: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
+        return values
+
     # What is overridden
 
     def _set_signature_columns_if_needed(self) -> None:

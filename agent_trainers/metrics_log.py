@@ -50,7 +50,7 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read a ``metrics.jsonl``, also while it is written: a last line that is not whole is left out.
+    """Read a ``metrics.jsonl``, also while it is written: half a line at its end is left out.
 
     Args:
         path: The file, or the output folder it is in.

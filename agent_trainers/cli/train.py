@@ -63,6 +63,13 @@ class TrainArguments:
         default=200,
         metadata={"help": "Tasks played once before and once after training; 0 for none."},
     )
+    sample_steps: int = field(
+        default=10,
+        metadata={
+            "help": "Optimiser steps between two samples of trajectories, in trajectories/*.parquet "
+            "and on trajectories.html; 0 for those of the first and the last step only."
+        },
+    )
     resume: bool = field(
         default=False,
         metadata={"help": "Go on from the newest checkpoint in output_dir."},
@@ -92,7 +99,7 @@ def run(arguments: Sequence[str]) -> None:
     options, config = parse_arguments(arguments)
     trainer = make_trainer(options, config)
     use_success_progress(trainer)
-    collector = SampleCollector(trainer)
+    collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = _checkpoint(options, config)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
@@ -100,12 +107,12 @@ def run(arguments: Sequence[str]) -> None:
     trainer.train(resume_from_checkpoint=checkpoint)
     train_seconds = time.perf_counter() - train_started
     after = evaluate(trainer)
-    collector.collect("eval", "evaluation, after training")
+    collector.collect_evaluated("evaluation, after training")
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         write_results(
             trainer,
-            collector.samples,
+            collector,
             run={
                 "env": options.env,
                 "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
