@@ -24,14 +24,17 @@ class StepClock(TrainerCallback):  # type: ignore[misc]
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._generated = 0.0
         self._started: float | None = None
+        self.part = "train"  # what is being done now
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
         """Count the block's seconds to `part`, and not to the block around it."""
         started, before = time.perf_counter(), sum(self._seconds.values())
+        outer, self.part = self.part, part
         try:
             yield
         finally:
+            self.part = outer
             inside = sum(self._seconds.values()) - before
             self._seconds[part] += time.perf_counter() - started - inside
 

@@ -3,6 +3,7 @@
 Without arguments it trains the embedded policy on the synthetic environment, on CPU.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -32,7 +33,7 @@ from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_class
-from agent_trainers.progress import use_success_progress
+from agent_trainers.progress import show_progress
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
@@ -66,8 +67,8 @@ class TrainArguments:
     sample_steps: int = field(
         default=10,
         metadata={
-            "help": "Optimiser steps between two samples of trajectories, in trajectories/*.parquet "
-            "and on trajectories.html; 0 for those of the first and the last step only."
+            "help": "Optimiser steps between two samples of trajectories, in trajectories/ and on "
+            "trajectories.html; 0 for those of the first and the last step only."
         },
     )
     resume: bool = field(
@@ -98,13 +99,14 @@ def run(arguments: Sequence[str]) -> None:
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
     trainer = make_trainer(options, config)
-    use_success_progress(trainer)
+    progress = show_progress(trainer, f"{options.algorithm} on {options.env}")
     collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = _checkpoint(options, config)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
     train_started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with contextlib.closing(progress):
+        trainer.train(resume_from_checkpoint=checkpoint)
     train_seconds = time.perf_counter() - train_started
     after = evaluate(trainer)
     collector.collect_evaluated("evaluation, after training")
