@@ -102,14 +102,18 @@ def state_change(trajectory: Trajectory, step: int) -> StateChange:
         return StateChange(added=after, dropped=[])
     previous = trajectory.transitions[step - 1]
     before = [*previous.messages, _action_message(previous, after)]
-    matcher = difflib.SequenceMatcher(None, [*map(_key, before)], [*map(_key, after)], False)
+    # What follows the model's last message is new, even if something like it was said before.
+    roles = [message["role"] for message in after]
+    num_new = roles[::-1].index("assistant") if "assistant" in roles else 0
+    kept, new = after[: len(after) - num_new], after[len(after) - num_new :]
+    matcher = difflib.SequenceMatcher(None, [*map(_key, before)], [*map(_key, kept)], False)
     added: list[Message] = []
     dropped: list[Message] = []
     for kind, i, j, k, m in matcher.get_opcodes():
         if kind != "equal":
             dropped += before[i:j]
-            added += after[k:m]
-    return StateChange(added=added, dropped=dropped)
+            added += kept[k:m]
+    return StateChange(added=[*added, *new], dropped=dropped)
 
 
 def _action_message(previous: Transition, after: Sequence[Message]) -> Message:

@@ -23,8 +23,10 @@ from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
+from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
 from agent_trainers.cli.results import SampleCollector, write_results
@@ -36,6 +38,7 @@ from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_cl
 from agent_trainers.progress import show_progress
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
+LOGGERS: Final = ("tensorboard", "trackio", "wandb")
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
 
 
@@ -71,6 +74,13 @@ class TrainArguments:
             "trajectories.html; 0 for those of the first and the last step only."
         },
     )
+    dry_run: bool = field(
+        default=False,
+        metadata={
+            "help": "Play, score and backpropagate one batch, show all of it, and stop before "
+            "anything is updated or saved."
+        },
+    )
     resume: bool = field(
         default=False,
         metadata={"help": "Go on from the newest checkpoint in output_dir."},
@@ -98,8 +108,15 @@ def run(arguments: Sequence[str]) -> None:
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
+    title = f"{options.algorithm} on {options.env}"
+    if options.dry_run:
+        dry_run.prepare(config)
+    _check_loggers(config)
     trainer = make_trainer(options, config)
-    progress = show_progress(trainer, f"{options.algorithm} on {options.env}")
+    if options.dry_run:
+        dry_run.dry_run(trainer, title, _checkpoint(options, config))
+        return
+    progress = show_progress(trainer, title)
     collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = _checkpoint(options, config)
@@ -206,6 +223,19 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTra
         eval_dataset=_eval_tasks(make_eval_env, options.num_eval_tasks),
         processing_class=tokenizer,
     )
+
+
+def _check_loggers(config: StepGRPOConfig) -> None:
+    """Check that what the run reports to is installed, and give the run a name and a place there.
+
+    Without a name, trackio would begin another run for the evaluation after training; without a
+    folder, TensorBoard would write the evaluation before it into the working directory.
+    """
+    for logger in config.report_to:
+        if logger in LOGGERS:
+            require_extra("loggers", f"--report_to {logger}", logger)
+    config.run_name = config.run_name or Path(config.output_dir).name
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(config.output_dir) / "tensorboard"))
 
 
 def _eval_tasks(make_env: Callable[[], Any], num_tasks: int) -> Dataset | None:
