@@ -163,7 +163,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         assert self.last_batch is not None
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logprobs = self._logprobs(self.model, self.last_batch.tensors, "train")
+            logprobs = self._logprobs(self.model, self.last_batch.tensors)
         values: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
         return values
 
