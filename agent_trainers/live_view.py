@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,22 +65,25 @@ class RunView:
         self._num_steps = num_steps
         self._curves: defaultdict[str, list[float]] = defaultdict(list)
         self._newest: dict[str, float] = {}
+        self._lock = threading.Lock()  # it is drawn from a thread of its own
 
     def add(self, logs: Mapping[str, Any]) -> None:
         """Take in what was logged; what is not of a training batch changes nothing."""
         if "reward" not in logs and "loss" not in logs:
             return
-        self._newest = {name: v for name, v in logs.items() if isinstance(v, int | float)}
-        for name, value in self._newest.items():
-            if name in ("success", "reward") or name.startswith("rewards/"):
-                self._curves[name].append(value)
+        with self._lock:
+            self._newest = {name: v for name, v in logs.items() if isinstance(v, int | float)}
+            for name, value in self._newest.items():
+                if name in ("success", "reward") or name.startswith("rewards/"):
+                    self._curves[name].append(value)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the panel."""
         blocks = ASCII_BLOCKS if options.ascii_only else BLOCKS
-        parts: list[Any] = [self._progress(), "", self._reward_table(blocks)]
-        if self._newest:
-            parts += ["", self._numbers(), "", self._time_split(), self._failures()]
+        with self._lock:
+            parts: list[Any] = [self._progress(), "", self._reward_table(blocks)]
+            if self._newest:
+                parts += ["", self._numbers(), "", self._time_split(), self._failures()]
         yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
 
     def _progress(self) -> Table:

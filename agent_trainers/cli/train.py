@@ -23,12 +23,12 @@ from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
-from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
+from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
 from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
@@ -38,7 +38,6 @@ from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_cl
 from agent_trainers.progress import show_progress
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
-LOGGERS: Final = ("tensorboard", "trackio", "wandb")
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
 
 
@@ -111,7 +110,7 @@ def run(arguments: Sequence[str]) -> None:
     title = f"{options.algorithm} on {options.env}"
     if options.dry_run:
         dry_run.prepare(config)
-    _check_loggers(config)
+    check_loggers(config)
     trainer = make_trainer(options, config)
     if options.dry_run:
         dry_run.dry_run(trainer, title, _checkpoint(options, config))
@@ -126,6 +125,7 @@ def run(arguments: Sequence[str]) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
     train_seconds = time.perf_counter() - train_started
     after = evaluate(trainer)
+    close_loggers(trainer)
     collector.collect_evaluated("evaluation, after training")
     trainer.save_model()
     if trainer.accelerator.is_main_process:
@@ -157,6 +157,7 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
     if trainer.eval_dataset is None:
         return {}
     trainer.forget_trajectories("eval")
+    open_loggers(trainer)
     trainer.evaluate()
     played: dict[str, list[tuple[bool, float]]] = {}
     episodes = [(t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
@@ -223,19 +224,6 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTra
         eval_dataset=_eval_tasks(make_eval_env, options.num_eval_tasks),
         processing_class=tokenizer,
     )
-
-
-def _check_loggers(config: StepGRPOConfig) -> None:
-    """Check that what the run reports to is installed, and give the run a name and a place there.
-
-    Without a name, trackio would begin another run for the evaluation after training; without a
-    folder, TensorBoard would write the evaluation before it into the working directory.
-    """
-    for logger in config.report_to:
-        if logger in LOGGERS:
-            require_extra("loggers", f"--report_to {logger}", logger)
-    config.run_name = config.run_name or Path(config.output_dir).name
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(config.output_dir) / "tensorboard"))
 
 
 def _eval_tasks(make_env: Callable[[], Any], num_tasks: int) -> Dataset | None:
