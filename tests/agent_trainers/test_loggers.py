@@ -96,14 +96,21 @@ def test_trackio_gets_every_figure_as_one_run(tmp_path):
     logged = train_apart(tmp_path, "trackio", TRACKIO_DIR=str(folder))
     script = (
         "import json, trackio\n"
-        "runs = trackio.Api().runs('huggingface')\n"
-        "print(json.dumps([[run.name, run.metrics()] for run in runs], default=str))\n"
+        "from trackio.sqlite_storage import SQLiteStorage\n"
+        "runs = list(trackio.Api().runs('huggingface'))\n"
+        "read = SQLiteStorage.get_logs\n"
+        "logs = [read('huggingface', run.name, run_id=run.id) for run in runs]\n"
+        "print(json.dumps(logs, default=str))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
         env={**os.environ, "TRACKIO_DIR": str(folder)},
     )  # fmt: skip
-    raise AssertionError(result.stdout[-3000:] + result.stderr[-3000:] + str(logged.keys()))
+    (run,) = json.loads(result.stdout.splitlines()[-1])
+    for name in SHOWN:
+        values = [entry[f"train/{name}"] for entry in run if f"train/{name}" in entry]
+        assert values == pytest.approx([logged[1][name], logged[2][name]])
+    assert sum("eval/success" in entry for entry in run) == 2  # before and after training
 
 
 @pytest.mark.parametrize("logger", LOGGERS)
