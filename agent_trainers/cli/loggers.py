@@ -5,7 +5,6 @@ before and after. Then, without what is done here, TensorBoard would write into 
 directory, and trackio would raise, or begin another run.
 """
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ LOGGERS: Final = ("tensorboard", "trackio", "wandb")
 
 
 def check_loggers(config: Any) -> None:
-    """Check that what the run reports to is installed, and give the run a name and a place there.
+    """Check that what the run reports to is installed, and give the run a name there.
 
     Args:
         config: The trainer's settings; ``run_name`` is set where it was not.
@@ -29,7 +28,6 @@ def check_loggers(config: Any) -> None:
         if logger in LOGGERS:
             require_extra("loggers", f"--report_to {logger}", logger)
     config.run_name = config.run_name or Path(config.output_dir).name
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(config.output_dir) / "tensorboard"))
 
 
 def open_loggers(trainer: Any) -> None:

@@ -58,7 +58,7 @@ def test_tensorboard_gets_every_figure_in_the_output_folder(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}
-    for path in (tmp_path / "run" / "tensorboard").glob("events*"):
+    for path in (tmp_path / "run").rglob("events*"):
         events = EventAccumulator(str(path))
         events.Reload()
         for name in events.Tags()["scalars"]:
