@@ -34,6 +34,7 @@ _NUMBERS: Final = (
     ("entropy", "entropy", "{:.3f}"),
     ("kl", "KL", "{:.4f}"),
     ("clip_ratio/region_mean", "clipped", "{:.1%}"),
+    ("sampling/sampling_logp_difference/mean", "drift", "{:.1e}"),
     ("groups/without_variance", "groups without variance", "{:.0%}"),
     ("critic/explained_variance", "critic explains", "{:.0%}"),
     ("context/drops", "contexts cut", "{:.0%}"),
@@ -42,8 +43,8 @@ _PARTS: Final = (("generate", "cyan"), ("environment", "yellow"), ("score", "mag
                  ("train", "green"))  # fmt: skip
 _DOING: Final = {"rollout": "playing episodes", "score": "scoring", "train": "training"}
 _FAILURES: Final = (
-    "episodes/unscorable", "episodes/token_limit", "episodes/context_overflow", "actions/",
-    "tools/failures",
+    "episodes/environment_error", "episodes/timeout", "episodes/policy_error", "episodes/left_out",
+    "episodes/token_limit", "episodes/context_overflow", "actions/", "tools/failures",
 )  # fmt: skip
 
 

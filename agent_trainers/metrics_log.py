@@ -45,8 +45,11 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
         if self._path is None:
             self._early.append(line)
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:  # a full disk does not say which file it was about
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

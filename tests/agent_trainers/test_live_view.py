@@ -14,7 +14,7 @@ from agent_trainers.progress import SuccessProgress, show_progress
 
 LOGS = {"reward": 0.5, "success": 0.25, "rewards/exact_match": 0.4, "loss": 0.125, "entropy": 0.3,
         "time/rollout_seconds": 2.0, "time/wait_seconds": 0.5, "time/score_seconds": 0.25,
-        "time/train_seconds": 1.0, "actions/bad_json": 0.03, "episodes/unscorable": 0.0,
+        "time/train_seconds": 1.0, "actions/bad_json": 0.03, "episodes/timeout": 0.0,
         "actions/invalid": 0.03, "tools/failures": 0.02, "epoch": None}  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_the_view_shows_step_curves_terms_time_and_failures():
                  "+0.400", "entropy 0.300", "3.25 s a step", "generate 1.50", "environment 0.50",
                  "train 1.00", "bad_json 3.0%", "tool failures 2.0%"):  # fmt: skip
         assert part in shown
-    assert "unscorable" not in shown  # there were none
+    assert "timeout" not in shown  # there were none
     assert "invalid" not in shown  # its codes are there
 
 
