@@ -162,7 +162,12 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         Collective where the model is sharded: every process must call it.
         """
         assert self.last_batch is not None
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        device = self.accelerator.device
+        with (
+            # to look at a run must not change it: dropout draws
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
             logprobs = self._logprobs(self.model, self.last_batch.tensors)
         values: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
         return values
