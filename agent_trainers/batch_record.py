@@ -67,10 +67,9 @@ def step_tokens(
         row_steps, is_action = np.array(row.steps), np.array(row.is_action, bool)
         for step in dict.fromkeys(row_steps[is_action].tolist()):
             at = np.flatnonzero((row_steps == step) & is_action)  # positions in the row
-            is_fork = number > 0 and step == row.steps[0]
             steps[step] = StepTokens(
                 row=number,
-                fork_reason=fork_reason(trajectory, step) if is_fork else None,
+                fork_reason=row.fork_reason if step == row.steps[0] else None,
                 is_trained=np.array(row.is_trained, bool)[at].tolist(),
                 advantages=[0.0] * len(at) if advantages is None else advantages[i, at].tolist(),
                 values=None if values is None else values[i, at].tolist(),
@@ -82,19 +81,6 @@ def step_tokens(
 def _ratios(row: Row, new_logprobs: npt.NDArray[Any], at: npt.NDArray[np.intp]) -> list[float]:
     ratios: list[float] = np.exp(new_logprobs[at] - np.array(row.logprobs)[at]).tolist()
     return ratios
-
-
-def fork_reason(trajectory: Trajectory, step: int) -> str:
-    """Say why the state of `step` did not extend the row before it."""
-    before, after = trajectory.transitions[step - 1], trajectory.transitions[step]
-    if context := before.info.get("context"):
-        return f"the state did not extend the one before: {context.get('reason')}"
-    if after.messages[: len(before.messages)] != before.messages:
-        return "the state did not extend the one before: the environment began another conversation"
-    length = len(before.prompt_ids) + len(before.completion_ids)
-    if after.prompt_ids[:length] == [*before.prompt_ids, *before.completion_ids]:
-        return "steps are not merged (merge_steps)"
-    return "the state's tokens do not begin with those sampled: the chat template rewrites the past"
 
 
 def _numbers(tensor: Any) -> Floats | None:
