@@ -36,7 +36,6 @@ from agent_trainers.batching import (
     loss_weights,
     make_rows,
     num_rows_per_rank,
-    pack,
     pad_right,
     padding_row,
     trim,
@@ -45,6 +44,7 @@ from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.metrics_log import MetricsLog
+from agent_trainers.packing import pack
 from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
