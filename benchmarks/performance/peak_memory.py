@@ -36,6 +36,8 @@ from benchmarks.performance.synthetic_trajectories import (
 TARGET: Final = 1.3
 REFERENCE_ROWS: Final = 4
 """Rows of the micro-batch of exactly the budget."""
+NUM_BUDGETS: Final = 2
+"""Tokens of the trajectories, in budgets: several micro-batches, however short they are."""
 # One heap, and nothing kept: what is freed goes back to the system, so that peaks are real.
 _ALLOCATOR: Final = {
     "MALLOC_ARENA_MAX": "1",
@@ -94,9 +96,17 @@ def _measure(settings: Settings, name: str) -> int:
 def _batch(settings: Settings, name: str) -> list[Trajectory]:
     rng = np.random.default_rng(SEED)
     if name != "budget":
-        return [make_trajectory(int(name), rng) for _ in range(settings.num_trajectories)]
+        batch: list[Trajectory] = []
+        while sum(map(_num_tokens, batch)) < NUM_BUDGETS * settings.token_budget:
+            batch.append(make_trajectory(int(name), rng))
+        return batch
     action_tokens = settings.token_budget // REFERENCE_ROWS - PROMPT_TOKENS
     return [make_long_turn(PROMPT_TOKENS, action_tokens, rng) for _ in range(REFERENCE_ROWS)]
+
+
+def _num_tokens(trajectory: Trajectory) -> int:
+    last = trajectory.transitions[-1]
+    return len(last.prompt_ids) + len(last.completion_ids)
 
 
 class _StepPeak(TrainerCallback):  # type: ignore[misc]
