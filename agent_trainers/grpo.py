@@ -53,6 +53,7 @@ from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.policies.transformers import MakeStream, TokenPolicy, context_length
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
+from agent_trainers.shared_prompts import can_share, find_groups, forward_shared
 from agent_trainers.step_clock import StepClock
 from agent_trainers.trajectory import Trajectory
 
@@ -246,13 +247,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _piece_loss(self, model: Any, inputs: Piece) -> torch.Tensor:
         """Return the policy loss of a piece: clipped policy gradient, or CISPO, and KL."""
         mask, actions = inputs["tool_mask"], inputs["action_mask"]
-        logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),  # (B, P + T)
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].size(1),
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
+        logprobs, entropies, aux_loss = self._score_tokens(
+            model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
         advantages = inputs["advantages"]
         old = inputs.get("old_per_token_logps")
@@ -309,6 +305,28 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             window = self.current_gradient_accumulation_steps
             factor *= self.args.steps_per_generation / window
         return (loss * weights).sum() * factor
+
+    def _score_tokens(self, model: Any, piece: Piece, **options: Any) -> tuple[Any, Any, Any]:
+        """Return log-probabilities and entropies of completions, (B, T), and the auxiliary loss.
+
+        Rows that begin with the same prompt share its forward pass where that saves enough.
+        """
+        width = piece["completion_ids"].size(1)
+        policy = self.accelerator.unwrap_model(model)
+        if not (self._is_sharded or options.get("compute_aux_loss")) and can_share(policy):
+            groups = find_groups(piece["prompt_ids"], piece["prompt_mask"], width)
+            if groups is not None:
+                with self.accelerator.autocast():
+                    output = forward_shared(model, body_of(policy), piece, groups)
+                return output.log_probs, output.entropy, None
+        scores: tuple[Any, Any, Any] = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1),  # (B, P + T)
+            torch.cat([piece["prompt_mask"], piece["completion_mask"]], dim=1),
+            width,
+            **options,
+        )
+        return scores
 
     def _note_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Note a mean over the tokens in `mask`, to be logged for the whole micro-batch."""
@@ -760,12 +778,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Return the log-probability of each completion token, shape (B, T)."""
 
         def logprobs_of(piece: Piece) -> torch.Tensor:
-            logprobs, _, _ = self._get_per_token_logps_and_entropies(
-                model,
-                torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1),  # (B, P + T)
-                torch.cat([piece["prompt_mask"], piece["completion_mask"]], dim=1),
-                piece["completion_ids"].size(1),
-            )
+            logprobs, _, _ = self._score_tokens(model, piece)
             assert isinstance(logprobs, torch.Tensor)
             return logprobs
 
@@ -821,6 +834,13 @@ def _take(batch: Mapping[str, torch.Tensor], rows: list[int]) -> Piece:
         weights = [name for name in piece if name.endswith("_weights")]
         piece |= {name: torch.zeros_like(piece[name]) for name in weights}
     return piece
+
+
+def body_of(model: Any) -> Any:
+    """Return an unwrapped policy without its language-model head."""
+    if is_peft_model(model):
+        model = model.get_base_model()
+    return model.base_model
 
 
 def environment_reward(**_: Any) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -27,7 +27,7 @@ from agent_trainers.critic import (
 )
 from agent_trainers.episode_statistics import EpisodeSummary
 from agent_trainers.files import atomic_path
-from agent_trainers.grpo import Piece, StepGRPOTrainer
+from agent_trainers.grpo import Piece, StepGRPOTrainer, body_of
 from agent_trainers.losses import value_loss
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import Trajectory
@@ -135,11 +135,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         return self.args.critic_model is None
 
     def _body(self) -> Any:
-        """Return the policy without its language-model head."""
-        model = self.accelerator.unwrap_model(self.model)
-        if is_peft_model(model):
-            model = model.get_base_model()
-        return model.base_model
+        return body_of(self.accelerator.unwrap_model(self.model))
 
     def _assign_credit(
         self,

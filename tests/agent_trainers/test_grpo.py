@@ -12,6 +12,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers import grpo
 from agent_trainers.episode_statistics import summarise
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
@@ -75,6 +76,24 @@ def test_however_transformers_generates_its_log_probabilities_are_the_trainers(
     logged = trainer.state.log_history[0]
     assert logged["sampling/sampling_logp_difference/max"] < 1e-3
     assert logged["episodes/answered"] > 0
+
+
+def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
+    make_trainer, played, monkeypatch
+):
+    shared = []
+    forward = grpo.forward_shared
+    monkeypatch.setattr(grpo, "forward_shared", lambda *a: shared.append(a[3]) or forward(*a))
+    trainer = make_trainer(beta=0.1, num_iterations=2)
+    batch = micro_batches(trainer, played)
+    together = gradient(trainer, batch)
+    assert {len(groups.firsts) for groups in shared} == {2}  # two groups of four episodes
+    logged = trainer._metrics["train"]["entropy"][-1]
+    monkeypatch.setattr(grpo, "can_share", lambda model: False)
+    apart = gradient(trainer, micro_batches(trainer, played))
+    assert apart.abs().max() > 1e-3
+    assert (together - apart).abs().max() < 2e-6
+    assert trainer._metrics["train"]["entropy"][-1] == pytest.approx(logged, rel=1e-5)
 
 
 def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):

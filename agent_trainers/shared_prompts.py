@@ -1,0 +1,117 @@
+"""One forward pass over a prompt for all rows that begin with it.
+
+The members of a group begin with the same state. Its keys and values are computed once and handed
+to every row; gradients come back through them and add up. The result is the same as row by row.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+MIN_SAVED_SHARE: Final = 0.1
+"""Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
+work is 0.84 of what it was, at 0.57 it is 0.44)."""
+
+
+class PromptGroups(NamedTuple):
+    """Which rows begin with the same prompt."""
+
+    firsts: list[int]
+    """A row of each group, shape (U,)."""
+    group: list[int]
+    """The group of each row, shape (B,)."""
+
+
+def can_share(model: Any) -> bool:
+    """Say whether a model can go on from keys and values with a gradient.
+
+    Args:
+        model: A causal language model, unwrapped.
+    """
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        set(kinds) == {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+        and config._attn_implementation in ("sdpa", "eager")
+        and not getattr(config, "attention_dropout", 0.0)  # each row would have had its own
+        and not getattr(model, "is_gradient_checkpointing", False)  # it keeps no keys and values
+        and not config.is_encoder_decoder
+    )
+
+
+def find_groups(
+    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, width: int
+) -> PromptGroups | None:
+    """Group rows by their prompts.
+
+    Args:
+        prompt_ids: (B, P), int64.
+        prompt_mask: (B, P), int64.
+        width: T, tokens of the completions.
+
+    Returns:
+        None where sharing saves too little.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    firsts: list[int] = []
+    group = []
+    for row, (ids, mask) in enumerate(zip(prompt_ids.tolist(), prompt_mask.tolist(), strict=True)):
+        key = (sum(mask), *ids)
+        if key not in numbers:
+            numbers[key] = len(firsts)
+            firsts.append(row)
+        group.append(numbers[key])
+    num_rows, length = prompt_ids.shape
+    saved = (num_rows - len(firsts)) * (length - 1)
+    if saved < MIN_SAVED_SHARE * num_rows * (length + width):
+        return None
+    return PromptGroups(firsts, group)
+
+
+def forward_shared(
+    model: Any, body: Any, piece: dict[str, torch.Tensor], groups: PromptGroups
+) -> Any:
+    """Return the model's output for the completions of a piece.
+
+    Relies on: TRL's fused head, which takes labels and returns ``log_probs`` and ``entropy`` of all
+    positions but the first; a model that goes on from a `DynamicCache` with a gradient.
+
+    Args:
+        model: The policy, wrapped or not.
+        body: The same without its language-model head, unwrapped.
+        piece: Rows, see `collate`.
+        groups: Which of them begin with the same prompt.
+
+    Returns:
+        TRL's ``FusedCausalLMOutput``; ``log_probs`` and ``entropy`` have shape (B, T).
+    """
+    cache = DynamicCache(config=body.config)
+    # The last token of the prompt goes with the completion: what follows it is scored.
+    body(
+        input_ids=piece["prompt_ids"][groups.firsts, :-1],  # (U, P - 1)
+        attention_mask=piece["prompt_mask"][groups.firsts, :-1],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    _hand_out(cache, groups.group)
+    input_ids = torch.cat([piece["prompt_ids"][:, -1:], piece["completion_ids"]], dim=1)
+    mask = torch.cat([piece["prompt_mask"][:, -1:], piece["completion_mask"]], dim=1)
+    labels = input_ids.masked_fill(mask == 0, -100)
+    labels[:, 0] = -100
+    return model(
+        input_ids=input_ids,  # (B, 1 + T)
+        attention_mask=torch.cat([piece["prompt_mask"][:, :-1], mask], dim=1),  # (B, P + T)
+        past_key_values=cache,
+        labels=labels,
+        fused_lm_head=True,
+    )
+
+
+def _hand_out(cache: DynamicCache, group: Sequence[int]) -> None:
+    """Give every row the keys and values of its group's prompt."""
+    for layer in cache.layers:
+        layer.keys = layer.keys[group]
+        layer.values = layer.values[group]
