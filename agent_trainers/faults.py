@@ -13,6 +13,7 @@ from agent_trainers.trajectory import StopReason, Trajectory
 EPISODE_FAULTS: Final[Mapping[StopReason, str]] = {
     StopReason.ENVIRONMENT_ERROR: "environment_error",  # raised, or gave a reward that is no number
     StopReason.TIMEOUT: "environment_timeout",
+    StopReason.POLICY_ERROR: "policy_error",
 }
 TOOL_FAULTS: Final = ("tool_error", "tool_timeout")
 RESULT_CUT: Final = "tool_result_cut"

@@ -40,6 +40,7 @@ from agent_trainers.batching import (
     trim,
 )
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
+from agent_trainers.faults import count_faults
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
@@ -764,6 +765,9 @@ class StepGRPOTrainer(ResumableTrainer):
         advantages: list[Array] = gather_object(list(own_advantages))
         for name, value in trainer_metrics(episodes, advantages, self._outcome_terms).items():
             self._metrics[mode][name].append(value)
+        faults: list[dict[str, int]] = gather_object([count_faults(trajectories)])
+        for name in faults[0]:
+            self._metrics[mode][f"faults/{name}"].append(sum(counts[name] for counts in faults))
         if mode == "train":
             self.state.num_input_tokens_seen += sum(episode.num_tokens for episode in episodes)
         self._metrics[mode]["num_tokens"] = [self.state.num_input_tokens_seen]
