@@ -181,6 +181,16 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Do not warn of weights that are missing because another holds them, as tied ones are.
+
+        Relies on: told what loading a model's weights came to.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        tied = getattr(model, "all_tied_weights_keys", None) or ()
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a reader finds each file whole, and weights only when all is there.
 

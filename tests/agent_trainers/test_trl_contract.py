@@ -37,6 +37,7 @@ OVERRIDDEN_FOR_RESUMING = {
     "save_model",
     "_finalize_training",
     "_get_output_dir",
+    "_issue_warnings_after_load",
     "_load_rng_state",
     "_push_from_checkpoint",
     "_run_epoch",
