@@ -199,7 +199,10 @@ def check_writable(folder: Path) -> None:
 
 def storage_error(error: BaseException, what: str, folder: Path) -> CheckpointError:
     """Put a failure to write into words: what, where, why, what is safe, and what to do."""
-    reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    if "PytorchStreamWriter" in str(error) or "inline_container" in str(error):
+        reason = "a file could not be written in full"  # PyTorch tells no more than that
+    else:
+        reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
     try:
         free = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free there)"
     except OSError:

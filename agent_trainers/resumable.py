@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors.torch import load_file, save_file
 from trl import GRPOTrainer
 
@@ -177,7 +177,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         if not path.exists():
             path = self._state_file(checkpoint, process=0)
         if path.exists():  # otherwise another trainer wrote the checkpoint
-            self._restore(torch.load(path, map_location=self.accelerator.device), path)
+            self._restore(torch.load(path, map_location="cpu"), path)
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
@@ -289,7 +289,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
         if state["layout"] == self._layout():
-            self._step, self._buffered_inputs = state["step"], state["buffer"]
+            self._step = state["step"]
+            self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
         elif state["buffer"] is None:  # the next step generates: any layout will do
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
             self._buffered_inputs = None
