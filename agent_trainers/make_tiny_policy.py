@@ -45,12 +45,28 @@ CHAT_TEMPLATE: Final = """\
 {% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>
 {% endif %}
 {%- for message in messages if message.role != "system" %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
+{{ message.content }}{% for call in message.tool_calls or [] %}\
+<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 """ChatML with the names of the tools, and without system messages: the tiny policy has words for
-its world only."""
+its world only. Calls are part of the content here; apart from it, in other libraries' messages."""
+RESPONSE_TEMPLATE: Final[dict[str, Any]] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor_pattern": r"<\|im_start\|>\s*assistant\s*",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
+    },
+}
+"""Tells transformers, and so TRL's own loop, how to read calls in what was written."""
 
 TOOLS: Final = [{"type": "function", "function": {"name": "search"}}]
 FORMAT: Final = TOOL_FORMATS["hermes"]
@@ -91,6 +107,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
+    fast.response_template = RESPONSE_TEMPLATE
     return fast
 
 

@@ -129,9 +129,7 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]
     ]  # fmt: skip
     settings, config = parse_arguments(options)
     if spec.method == "trl":
-        trainer, played = make_trl_trainer(
-            functools.partial(gym.make, spec.env, **spec.env_kwargs), config, load_tokenizer()
-        )
+        trainer, played = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer = make_trainer(settings, config)
         played = functools.partial(_played, trainer)

@@ -255,7 +255,7 @@ class ToolEnv(gym.Env[str, str]):
         """The weight of each reward term that is on."""
         return self._weights
 
-    def write_call(self, name: str, **arguments: Any) -> str:
+    def write_call(self, name: str, /, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""
         return self._format.write_call(name, arguments)
 

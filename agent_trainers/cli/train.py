@@ -3,6 +3,7 @@
 Without arguments it trains the embedded policy on the synthetic environment, on CPU.
 """
 
+import contextlib
 import functools
 import json
 import shlex
@@ -22,8 +23,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
+from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
 from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.cli.resuming import begin_run, check_output_folder, say, stopped_early
 from agent_trainers.cli.supervision import supervise
@@ -33,7 +36,7 @@ from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_class
-from agent_trainers.progress import use_success_progress
+from agent_trainers.progress import show_progress
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
@@ -63,6 +66,20 @@ class TrainArguments:
     num_eval_tasks: int = field(
         default=200,
         metadata={"help": "Tasks played once before and once after training; 0 for none."},
+    )
+    sample_steps: int = field(
+        default=10,
+        metadata={
+            "help": "Optimiser steps between two samples of trajectories, in trajectories/ and on "
+            "trajectories.html; 0 for those of the first and the last step only."
+        },
+    )
+    dry_run: bool = field(
+        default=False,
+        metadata={
+            "help": "Play, score and backpropagate one batch, show all of it, and stop before "
+            "anything is updated or saved."
+        },
     )
     resume: bool = field(
         default=False,
@@ -107,25 +124,37 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
-    check_output_folder(config.output_dir, must_exist=options.resume)
+    title = f"{options.algorithm} on {options.env}"
+    if options.dry_run:
+        dry_run.prepare(config)
+    else:
+        check_output_folder(config.output_dir, must_exist=options.resume)
+    check_loggers(config)
     trainer = make_trainer(options, config)
+    if options.dry_run:
+        given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+        dry_run.dry_run(trainer, title, given)
+        return 0
     stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
     trainer.add_callback(stop)
-    use_success_progress(trainer)
-    collector = SampleCollector(trainer)
+    progress = show_progress(trainer, title)
+    collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with contextlib.closing(progress):
+        trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
+        close_loggers(trainer)
         return stopped_early(trainer, stop.stopped_by)
     after = evaluate(trainer)
-    collector.collect("eval", "evaluation, after training")
+    close_loggers(trainer)
+    collector.collect_evaluated("evaluation, after training")
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         write_results(
             trainer,
-            collector.samples,
+            collector,
             run={
                 "env": options.env,
                 "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
@@ -152,6 +181,7 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
     if trainer.eval_dataset is None:
         return {}
     trainer.forget_trajectories("eval")
+    open_loggers(trainer)
     trainer.evaluate()
     played: dict[str, list[tuple[bool, float]]] = {}
     episodes = [(t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]

@@ -1,0 +1,1 @@
+"""The same environments as another library's environments."""

@@ -1,0 +1,139 @@
+"""Trains several trainers in turns, one optimiser step each, and times the steps.
+
+So all sides meet the same machine. Each trainer runs its own ``train()`` in a thread, and waits
+before every step until it is its turn; only one works at a time.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """What one optimiser step took."""
+
+    seconds: float
+    """All of it: rollout, scores, gradient, update."""
+    gradient_seconds: float
+    """All but the update of the weights."""
+    facts: dict[str, float]
+    """What the side says of its step."""
+
+
+def train_in_turns(
+    trainers: Mapping[str, Trainer],
+    rounds: int,
+    *,
+    before_round: Callable[[], None] = lambda: None,
+    facts: Mapping[str, Callable[[], dict[str, float]]] | None = None,
+) -> dict[str, list[TimedStep]]:
+    """Train each trainer for `rounds` steps after one that is not counted.
+
+    Args:
+        trainers: By name; each with ``max_steps`` of `rounds` + 1. Who goes first changes from
+            round to round.
+        rounds: How many steps of each are counted.
+        before_round: Called before each round, when no trainer is at work.
+        facts: By name, called after each step.
+
+    Returns:
+        The steps of each trainer, in order.
+    """
+    sides = {
+        name: _Side(trainer, (facts or {}).get(name, dict[str, float]))
+        for name, trainer in trainers.items()
+    }
+    try:
+        for side in sides.values():
+            side.start()
+        for number in tqdm(range(rounds + 1), desc=" vs ".join(sides), leave=False):
+            before_round()
+            order = list(sides.values())
+            for side in order if number % 2 else reversed(order):
+                side.take_turn()
+    finally:
+        for side in sides.values():
+            side.end()
+    return {name: side.steps[1:] for name, side in sides.items()}
+
+
+class _Stopped(Exception):
+    """Ends a trainer's thread where another side failed."""
+
+
+class _Side(TrainerCallback):  # type: ignore[misc]
+    """One trainer in its thread."""
+
+    def __init__(self, trainer: Trainer, facts: Callable[[], dict[str, float]]) -> None:
+        self.steps: list[TimedStep] = []
+        self._trainer, self._facts = trainer, facts
+        self._may_go, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_stopped = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+
+    def start(self) -> None:
+        """Let the trainer go until it waits before its first step."""
+        self._thread.start()
+        self._wait()
+
+    def take_turn(self) -> None:
+        """Let the trainer do one step."""
+        self._may_go.release()
+        self._wait()
+
+    def end(self) -> None:
+        """Let the thread end, wherever it is."""
+        self._is_stopped = True
+        self._may_go.release()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wait for the turn."""
+        self._has_paused.release()
+        self._may_go.acquire()
+        if self._is_stopped:
+            raise _Stopped
+        self._started = _now()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note when the gradient was there."""
+        self._gradient_seconds = _now() - self._started
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note the step."""
+        seconds = _now() - self._started
+        self.steps.append(
+            TimedStep(seconds=seconds, gradient_seconds=self._gradient_seconds, facts=self._facts())
+        )
+
+    def _run(self) -> None:
+        try:
+            self._trainer.train()
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            self._error = error
+        finally:
+            self._has_paused.release()
+
+    def _wait(self) -> None:
+        self._has_paused.acquire()
+        if self._error is not None:
+            raise self._error
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

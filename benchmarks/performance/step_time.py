@@ -1,0 +1,99 @@
+"""A whole optimiser step of ours against one of TRL's own trainer, through the TRL adapter.
+
+Both play the same environment with the same batch, from the same weights: before each pair, TRL's
+trainer gets those of ours, since how long episodes are follows from the policy.
+"""
+
+import functools
+import tempfile
+from typing import Any, Final
+
+from agent_trainers.cli.train import parse_arguments
+from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.grpo_config import StepGRPOConfig
+from benchmarks.performance.alternation import TimedStep, train_in_turns
+from benchmarks.performance.comparison import compare, spread
+from benchmarks.performance.models import EMBEDDED, load_model, load_tokenizer
+from benchmarks.performance.settings import Settings
+from benchmarks.trl_peer import make_trl_trainer
+
+ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
+TARGET: Final = 0.8
+
+
+def measure_step_time(settings: Settings) -> dict[str, Any]:
+    """Return seconds of our step over seconds of TRL's, pair by pair, and what was done in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = _config(settings, folder)
+        tokenizer = load_tokenizer()
+        is_scripted = settings.step_model != EMBEDDED
+        if is_scripted:
+            config.max_logprob_drift = None
+        load = functools.partial(
+            load_model, settings.step_model, settings.device, is_scripted=is_scripted
+        )
+        ours = StepGRPOTrainer(
+            model=load(), env=ENVIRONMENT, args=config, processing_class=tokenizer
+        )
+        theirs, _ = make_trl_trainer(ENVIRONMENT, {}, config, tokenizer, model=load())
+        steps = train_in_turns(
+            {"ours": ours, "trl": theirs},
+            settings.rounds,
+            before_round=lambda: theirs.model.load_state_dict(ours.model.state_dict()),
+            facts={
+                "ours": functools.partial(_facts_of_ours, ours),
+                "trl": functools.partial(_facts_of_theirs, theirs),
+            },
+        )
+    result = compare(
+        [step.seconds for step in steps["ours"]],
+        [step.seconds for step in steps["trl"]],
+        target=TARGET,
+    )
+    return result | {
+        "model": settings.step_model,
+        "batch": f"{settings.num_questions} x {settings.num_generations}",
+        "per_step": {name: _summary(timed) for name, timed in steps.items()},
+    }
+
+
+def _config(settings: Settings, folder: str) -> StepGRPOConfig:
+    """Return the settings of the default run."""
+    options = {
+        **settings.trainer_options,
+        "max_steps": settings.rounds + 1,
+        "num_generations": settings.num_generations,
+        "per_device_train_batch_size": settings.num_questions * settings.num_generations,
+        "output_dir": folder,
+        "save_strategy": "no",
+        "num_eval_tasks": 0,
+        "disable_tqdm": True,
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    _, config = parse_arguments(arguments)
+    return config
+
+
+def _facts_of_ours(trainer: StepGRPOTrainer) -> dict[str, float]:
+    played = trainer.trajectories["train"]
+    return {
+        "environment_steps": sum(len(trajectory.transitions) for trajectory in played),
+        "sampled_tokens": sum(sum(trajectory.lengths) for trajectory in played),
+        "success": sum(trajectory.success for trajectory in played) / len(played),
+    }
+
+
+def _facts_of_theirs(trainer: Any) -> dict[str, float]:
+    environments = trainer.environments
+    # since the last log; each step is logged
+    (mean_length,) = trainer._metrics["train"]["completions/mean_length"]
+    return {
+        "environment_steps": sum(environment._num_steps for environment in environments),
+        "sampled_tokens": round(mean_length * len(environments)),
+        "success": sum(e._success for e in environments) / len(environments),
+    }
+
+
+def _summary(steps: list[TimedStep]) -> dict[str, Any]:
+    names = steps[0].facts
+    return {name: spread([step.facts[name] for step in steps]) for name in names}

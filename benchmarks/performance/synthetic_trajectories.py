@@ -1,0 +1,99 @@
+"""Trajectories that nobody played: a context that grows by a turn and an observation a step."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from agent_trainers.rollout import EpisodeSpec
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+PROMPT_TOKENS: Final = 60
+ACTION_TOKENS: Final = 20
+OBSERVATION_TOKENS: Final = 60
+FIRST_TOKEN: Final = 8
+"""Below it are the tokenizer's special ones."""
+
+
+def make_trajectory(
+    num_steps: int, rng: np.random.Generator, *, group_id: str = "0", num_tokens: int = 200
+) -> Trajectory:
+    """Make a trajectory whose parts are 0.5 to 1.5 times as long as the constants above.
+
+    Args:
+        num_steps: Its steps; each state extends the last.
+        rng: Draws lengths, tokens and rewards.
+        group_id: Its group.
+        num_tokens: Tokens are drawn from this many.
+    """
+
+    def draw(mean: int) -> list[int]:
+        length = int(rng.integers(mean // 2, mean + mean // 2 + 1))
+        return draw_tokens(length, rng, num_tokens)
+
+    state, transitions = draw(PROMPT_TOKENS), []
+    for step in range(num_steps):
+        action = draw(ACTION_TOKENS)
+        transitions.append(make_transition(state, action, rng, is_last=step == num_steps - 1))
+        state = [*state, *action, *draw(OBSERVATION_TOKENS)]
+    return _trajectory(transitions, group_id)
+
+
+def make_long_turn(
+    prompt_tokens: int, action_tokens: int, rng: np.random.Generator, *, group_id: str = "0"
+) -> Trajectory:
+    """Make a trajectory of one step with these very lengths."""
+    state, action = (draw_tokens(length, rng) for length in (prompt_tokens, action_tokens))
+    return _trajectory([make_transition(state, action, rng, is_last=True)], group_id)
+
+
+def draw_tokens(length: int, rng: np.random.Generator, num_tokens: int = 200) -> list[int]:
+    """Draw ordinary tokens."""
+    tokens: list[int] = rng.integers(FIRST_TOKEN, num_tokens, size=length).tolist()
+    return tokens
+
+
+def make_transition(
+    state: list[int], action: list[int], rng: np.random.Generator, *, is_last: bool
+) -> Transition:
+    """Make a step with a random reward."""
+    return Transition(
+        messages=[{"role": "user", "content": ""}],
+        prompt_ids=state,
+        completion_ids=action,
+        logprobs=np.zeros(len(action), np.float32),
+        action="",
+        reward=float(rng.random()),
+        reward_terms={},
+        terminated=is_last,
+        truncated=False,
+        info={},
+    )
+
+
+def _trajectory(transitions: list[Transition], group_id: str) -> Trajectory:
+    return Trajectory(
+        task_id=group_id,
+        group_id=group_id,
+        transitions=transitions,
+        metrics={"success": 0.0},
+        timings={"generate_seconds": 0.0, "environment_seconds": 0.0},
+        stop_reason=StopReason.ANSWERED,
+    )
+
+
+class RecordedRollout:
+    """Stands in a trainer's rollout: hands out batches that were made before."""
+
+    def __init__(self, batches: Sequence[Sequence[Trajectory]]) -> None:
+        """Hand out `batches` in order, then the last again and again."""
+        self._batches, self._next = batches, 0
+
+    def collect(self, specs: Sequence[EpisodeSpec], *_: Any, **__: Any) -> list[Trajectory]:
+        """Return the next batch; it has a trajectory per spec."""
+        batch = self._batches[min(self._next, len(self._batches) - 1)]
+        self._next += 1
+        return list(batch)
+
+    def close(self) -> None:
+        """Close nothing."""
