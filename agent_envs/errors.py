@@ -6,6 +6,7 @@
     ├── UnknownNameError (KeyError)      a name that no table holds; suggests the nearest one
     ├── ConfigurationError (ValueError)  arguments that contradict each other or make no sense
     ├── DataError (ValueError)           a source of tasks or passages that cannot be read
+    ├── CheckpointError (OSError)        a checkpoint that cannot be written, found or used
     ├── MissingExtraError (ImportError)  an optional library that is not installed
     ├── ActionTypeError (TypeError)      an action that is not text
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
@@ -34,6 +35,10 @@ class ConfigurationError(AgentEnvsError, ValueError):
 
 class DataError(AgentEnvsError, ValueError):
     """A data source that is missing or malformed; the message names file, row and field."""
+
+
+class CheckpointError(AgentEnvsError, OSError):
+    """A checkpoint that cannot be written, found or used; the message says what is safe."""
 
 
 class MissingExtraError(AgentEnvsError, ImportError):

@@ -1,8 +1,8 @@
 """`StepGRPOTrainer`: GRPO on environment steps, on top of ``trl.GRPOTrainer``.
 
-Five methods of TRL are overridden, all here; ``tests/agent_trainers/test_trl_contract.py`` watches
-what they rely on. TRL keeps doing models, PEFT, vLLM, reference models, log-probabilities,
-optimisation, logging, checkpoints and callbacks.
+Five methods of TRL are overridden here; what its checkpoints lack is in ``resumable.py``.
+``tests/agent_trainers/test_trl_contract.py`` watches what both rely on. TRL keeps doing models,
+PEFT, vLLM, reference models, log-probabilities, optimisation, logging and callbacks.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
-from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
@@ -41,6 +40,7 @@ from agent_trainers.batching import (
     trim,
 )
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
+from agent_trainers.faults import count_faults
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.metrics_log import MetricsLog
@@ -51,6 +51,7 @@ from agent_trainers.policies.sampling import Completion, SamplingSettings, sampl
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.policies.transformers import MakeStream, TokenPolicy, context_length
+from agent_trainers.resumable import ResumableTrainer
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
 from agent_trainers.shared_prompts import can_share, find_groups, forward_shared
@@ -65,7 +66,7 @@ class Piece(dict[str, torch.Tensor]):
     """Rows of a micro-batch that go through the model together, without needless padding."""
 
 
-class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class StepGRPOTrainer(ResumableTrainer):
     """Trains a language model by GRPO; each environment step is one transition."""
 
     args: StepGRPOConfig
@@ -809,6 +810,9 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         advantages: list[Array] = gather_object(list(own_advantages))
         for name, value in trainer_metrics(episodes, advantages, self._outcome_terms).items():
             self._metrics[mode][name].append(value)
+        faults: list[dict[str, int]] = gather_object([count_faults(trajectories)])
+        for name in faults[0]:
+            self._metrics[mode][f"faults/{name}"].append(sum(counts[name] for counts in faults))
         if mode == "train":
             self.state.num_input_tokens_seen += sum(episode.num_tokens for episode in episodes)
         self._metrics[mode]["num_tokens"] = [self.state.num_input_tokens_seen]

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from agent_envs.errors import AgentEnvsError
 from agent_trainers.episode import Episode, EpisodeSpec, TextEnv, template_tools
+from agent_trainers.foreign_envs import UnmadeEnv, is_immediate
 from agent_trainers.policies.policy import Generation, Policy
 from agent_trainers.policies.streams import GenerationStream, open_stream
 from agent_trainers.trajectory import StopReason, Trajectory
@@ -100,7 +102,14 @@ class Rollout:
             collection.close_late_ones()
 
     def _take_env(self) -> TextEnv:
-        return self._idle_envs.pop() if self._idle_envs else self._make_env()
+        if self._idle_envs:
+            return self._idle_envs.pop()
+        try:
+            return self._make_env()
+        except AgentEnvsError:
+            raise  # wrong settings or data: no episode would ever work
+        except Exception as error:  # noqa: BLE001 - foreign code; the episode records it
+            return UnmadeEnv(error)
 
     def _keep_envs(self, episodes: Sequence[Episode]) -> None:
         # An environment that failed or hangs may be in any state: the next episode gets a new one.
@@ -192,8 +201,7 @@ class _Collection:
 
     def _call(self, key: int, function: Callable[[], Any]) -> None:
         """Run a reset or a step: at once if it only computes, else in another thread."""
-        env = self._episodes[key].env.unwrapped
-        if not getattr(env, "is_immediate", False):
+        if not is_immediate(self._episodes[key].env):
             self._session.submit(key, function, self._step_timeout)
             return
         started = time.perf_counter()
@@ -210,18 +218,27 @@ class _Collection:
         for outcome in outcomes:
             episode = self._episodes[outcome.key]
             episode.step_seconds.append(outcome.seconds)
-            if outcome.error is not None:
-                episode.fail(outcome.error)
-            elif episode.generation is None:
-                _, episode.info = outcome.value
-                self._lend_tokenizer(episode)
-            else:
-                episode.advance(outcome.value)
+            self._note(episode, outcome)
             if episode.stop_reason is not None:
                 self._end(outcome.key)
             else:
                 self._stream.add(outcome.key, episode.request())
                 self._generating.add(outcome.key)
+
+    def _note(self, episode: Episode, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            episode.fail(outcome.error)
+            return
+        try:
+            if episode.generation is None:
+                _, episode.info = outcome.value
+                self._lend_tokenizer(episode)
+            else:
+                episode.advance(outcome.value)
+            if episode.stop_reason is None:
+                episode.request()  # what the next turn needs is there
+        except Exception as error:  # noqa: BLE001 - what foreign code returned; it is recorded
+            episode.fail(error, StopReason.ENVIRONMENT_ERROR)
 
     def _act(self, key: int, generation: Generation | BaseException) -> None:
         episode = self._episodes[key]

@@ -110,17 +110,21 @@ class CallSession:
 
     def wait(self, seconds: float) -> list[Outcome]:
         """Return what has ended, once something has, or after `seconds`; 0 does not wait."""
-        outcomes = self._expired()
+        outcomes = self._over()
         until = time.monotonic() + seconds
         while not outcomes and self._running:
             left = min(until, self._deadlines[0][0]) - time.monotonic()
-            outcomes += self._ended(max(0.0, left))
-            outcomes += self._expired()
+            outcomes = self._ended(max(0.0, left)) + self._over()
             if time.monotonic() >= until:
                 break
+        return outcomes
+
+    def _over(self) -> list[Outcome]:
+        """Return what has ended, and then what is late: nobody may have looked in between."""
+        outcomes = []
         while ended := self._ended(0.0):
             outcomes += ended
-        return outcomes
+        return outcomes + self._expired()
 
     def _ended(self, seconds: float) -> list[Outcome]:
         try:

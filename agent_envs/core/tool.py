@@ -56,6 +56,8 @@ class ToolResult:
     """A short code where the call failed: ``tool_error``, ``tool_timeout``."""
     exception: str | None = None
     """Type and message of what the tool raised, for the log; never shown to the model."""
+    num_cut_chars: int = 0
+    """How many characters of a result that was too long are left out."""
 
 
 class Tool:
@@ -159,7 +161,8 @@ class Tool:
         if excess <= 0:
             return result
         kept = result.content[: self.max_result_chars]
-        return replace(result, content=kept + RESULT_CUT_TEXT.format(num_chars=excess))
+        content = kept + RESULT_CUT_TEXT.format(num_chars=excess)
+        return replace(result, content=content, num_cut_chars=excess)
 
 
 @overload

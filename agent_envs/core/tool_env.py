@@ -352,6 +352,8 @@ class ToolEnv(gym.Env[str, str]):
                 info["action"] |= {"error": result.error, "message": result.content}
             if result is not None and result.exception is not None:
                 info["action"]["exception"] = result.exception
+            if result is not None and result.num_cut_chars:
+                info["action"]["num_cut_chars"] = result.num_cut_chars
             info["tool_result"] = None if result is None else result.content
             info["reward_terms"] = terms
             info["metrics"] = self.metrics()

@@ -6,7 +6,6 @@ Without arguments it trains the embedded policy on the synthetic environment, on
 import contextlib
 import functools
 import json
-import os
 import shlex
 import sys
 import time
@@ -20,7 +19,6 @@ import gymnasium as gym
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import AutoTokenizer
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
@@ -30,9 +28,12 @@ from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
 from agent_trainers.cli.results import SampleCollector, write_results
+from agent_trainers.cli.resuming import begin_run, check_output_folder, say, stopped_early
+from agent_trainers.cli.supervision import supervise
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_class
 from agent_trainers.progress import show_progress
@@ -82,7 +83,10 @@ class TrainArguments:
     )
     resume: bool = field(
         default=False,
-        metadata={"help": "Go on from the newest checkpoint in output_dir."},
+        metadata={
+            "help": "Go on from the newest checkpoint in output_dir that is whole; begin anew if "
+            "the run there was stopped before its first."
+        },
     )
 
 
@@ -95,35 +99,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
         launch, rest = split_launch_options(arguments, _own_options())
         command = launch_command(launch, "agent_trainers.cli.train", rest)
         if command is not None:
-            os.execv(command[0], command)  # noqa: S606 - the same interpreter
-        run(rest)
+            sys.exit(supervise(command, say))
+        with StopRequests(say) as requests:
+            exit_code = run(rest, requests)
         leave_process_group()
     except (AgentEnvsError, gym.error.Error) as error:
         sys.exit(f"agent-r1-train: {error}")
+    except Interrupted as interrupted:
+        say("Stopped. The same command with --resume goes on from the last checkpoint.")
+        sys.exit(interrupted.exit_code)
+    sys.exit(exit_code)
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Train in this process, alone or as one of several."""
+def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
+    """Train in this process, alone or as one of several.
+
+    Args:
+        arguments: The command line.
+        requests: Where to learn that the run is to stop.
+
+    Returns:
+        The exit code: 0 if the run went to its end.
+    """
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
     title = f"{options.algorithm} on {options.env}"
     if options.dry_run:
         dry_run.prepare(config)
+    else:
+        check_output_folder(config.output_dir, must_exist=options.resume)
     check_loggers(config)
     trainer = make_trainer(options, config)
     if options.dry_run:
-        dry_run.dry_run(trainer, title, _checkpoint(options, config))
-        return
+        given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+        dry_run.dry_run(trainer, title, given)
+        return 0
+    stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
+    trainer.add_callback(stop)
     progress = show_progress(trainer, title)
     collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
-    checkpoint = _checkpoint(options, config)
+    checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
-    train_started = time.perf_counter()
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
-    train_seconds = time.perf_counter() - train_started
+    if stop.stopped_by is not None:
+        close_loggers(trainer)
+        return stopped_early(trainer, stop.stopped_by)
     after = evaluate(trainer)
     close_loggers(trainer)
     collector.collect_evaluated("evaluation, after training")
@@ -143,10 +166,11 @@ def run(arguments: Sequence[str]) -> None:
             before=before,
             after=after,
             seconds={
-                "seconds": round(train_seconds, 2),
+                "seconds": round(trainer.training_seconds, 2),
                 "total_seconds": round(time.perf_counter() - started, 2),
             },
         )
+    return 0
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
@@ -233,21 +257,6 @@ def _eval_tasks(make_env: Callable[[], Any], num_tasks: int) -> Dataset | None:
     limit = getattr(env.unwrapped, "num_tasks", None)
     env.close()
     return Dataset.from_dict({"task": list(range(min(num_tasks, limit or num_tasks)))})
-
-
-def _checkpoint(options: TrainArguments, config: StepGRPOConfig) -> str | None:
-    if not options.resume:
-        given: str | None = config.resume_from_checkpoint
-        return given
-    folder = config.output_dir
-    is_folder = Path(folder).is_dir()
-    checkpoint: str | None = get_last_checkpoint(folder) if is_folder else None
-    if checkpoint is None:
-        raise ConfigurationError(
-            f"--resume: there is no checkpoint in {folder}. Check --output_dir, or leave --resume "
-            "out to begin anew."
-        )
-    return checkpoint
 
 
 def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, float]:

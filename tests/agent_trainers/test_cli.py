@@ -84,9 +84,33 @@ def test_a_given_checkpoint_is_gone_on_from(tmp_path):
     assert one["return_after"] == other["return_after"]
 
 
-def test_resuming_without_a_checkpoint_says_so(tmp_path):
-    with pytest.raises(ConfigurationError, match="there is no checkpoint"):
+def test_resuming_where_no_run_was_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"--resume: there is no folder .*new"):
         run_train(tmp_path / "new", "--resume")
+
+
+def test_resuming_a_run_that_was_stopped_before_its_first_checkpoint_begins_it(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    run_train(tmp_path / "run", "--resume")
+    assert "There is no checkpoint of this run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_resuming_a_run_that_is_over_gives_its_results_again(tmp_path, capsys):
+    run_train(tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "results.json").read_text())
+    (tmp_path / "run" / "results.json").unlink()
+    run_train(tmp_path / "run", "--resume")
+    again = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert f"Going on from {tmp_path / 'run' / 'checkpoint-2'}." in capsys.readouterr().err
+    for name in ("success_before", "success_after", "return_after", "steps"):
+        assert again[name] == first[name]
+
+
+def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"--output_dir .*cannot be written to"):
+        run_train(tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize(

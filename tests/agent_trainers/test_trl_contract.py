@@ -10,10 +10,11 @@ from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict, use_adapter
+from trl.trainer.utils import RepeatSampler, shuffle_sequence_dict, split_tensor_dict, use_adapter
 
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.ppo import StepPPOTrainer
+from agent_trainers.resumable import ResumableTrainer
 
 OVERRIDDEN = {
     "__init__",
@@ -30,6 +31,19 @@ OVERRIDDEN_FOR_THE_CRITIC = {
     "_save",
     "_load_from_checkpoint",
 }
+OVERRIDDEN_FOR_RESUMING = {
+    "train",
+    "log",
+    "save_model",
+    "_finalize_training",
+    "_get_output_dir",
+    "_issue_warnings_after_load",
+    "_load_rng_state",
+    "_push_from_checkpoint",
+    "_run_epoch",
+    "_save_checkpoint",
+    "_save_rng_state",
+}
 
 
 def parameters(function):
@@ -44,6 +58,7 @@ def test_no_more_of_trl_is_overridden_than_was_meant():
     for kind, expected in (
         (StepGRPOTrainer, OVERRIDDEN),
         (StepPPOTrainer, OVERRIDDEN_FOR_THE_CRITIC),
+        (ResumableTrainer, OVERRIDDEN_FOR_RESUMING),
     ):
         own = {name for name, value in vars(kind).items() if callable(value)}
         assert {name for name in own if hasattr(GRPOTrainer, name)} == expected
@@ -135,6 +150,24 @@ def test_a_critic_finds_the_hooks_it_needs_in_the_trainer():
     assert parameters(Trainer._save) == ["self", "output_dir", "state_dict"]
     assert parameters(Trainer._load_from_checkpoint) == ["self", "resume_from_checkpoint", "model"]
     assert "self._clip_grad_norm(model)" in inspect.getsource(Trainer)
+
+
+def test_checkpoints_are_written_and_read_where_resuming_relies_on_it():
+    save = inspect.getsource(Trainer._save_checkpoint)
+    assert save.count("self._get_output_dir(trial=trial)") == 1
+    for call in ("self._save_rng_state(output_dir)", "rotate_checkpoints(\n", "output_dir=run_dir"):
+        assert call in save
+    assert "self._get_output_dir" in inspect.getsource(GRPOTrainer._save_checkpoint)  # entropy only
+    epoch = inspect.getsource(Trainer._run_epoch)
+    assert epoch.count("self._load_rng_state(resume_from_checkpoint)") == 2
+    assert {"epoch", "epochs_trained", "resume_from_checkpoint", "train_dataloader"} <= set(
+        parameters(Trainer._run_epoch)
+    )
+    loop = inspect.getsource(Trainer._inner_training_loop)
+    for state in ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"):
+        assert f"self.{state} = " in loop  # begun anew before an epoch, and restored in it
+    assert "self._initial_global_step" in inspect.getsource(Trainer._finalize_training)
+    assert "generator" in inspect.getsource(RepeatSampler)
 
 
 def test_a_generation_batch_is_shuffled_and_split_by_rows_and_its_tail_floored():

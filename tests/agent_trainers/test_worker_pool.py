@@ -66,3 +66,12 @@ def test_threads_are_used_again():
         session.submit(0, lambda: None)
         session.wait(5.0)
     assert threading.active_count() - before <= 2
+
+
+def test_a_call_that_ended_in_time_counts_however_late_somebody_looks():
+    session = WorkerPool().session()
+    session.submit(1, lambda: "done", timeout=0.05)
+    time.sleep(0.3)  # as long as a policy may take to generate
+    (outcome,) = session.wait(1.0)
+    assert outcome.value == "done"
+    assert outcome.error is None
