@@ -28,8 +28,11 @@ from agent_trainers.policies.sampling import SamplingSettings, sample
 def recipe_environment(name):
     """The environment variables by which Accelerate hands a recipe on to the processes."""
     arguments = ["--config_file", str(find_config(name)), "--mixed_precision", "no", "script.py"]
-    options, *_ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    parsed = launch_command_parser().parse_args(arguments)
+    options, defaults, _ = _validate_launch_command(parsed)
     if name == "deepspeed_zero3":
+        fields = ",".join(defaults.deepspeed_config)
+        options.deepspeed_fields_from_accelerate_config = fields
         _, variables = prepare_deepspeed_cmd_env(options)
     else:
         variables = prepare_multi_gpu_env(options)
