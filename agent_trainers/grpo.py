@@ -903,7 +903,7 @@ def equal_shares(items: Sequence[Any], num_shares: int) -> list[list[Any]]:
     Empty shares only where there are no items at all.
     """
     size = -(-len(items) // num_shares)
-    filled = [*items, *items[:1] * (size * num_shares - len(items))]
+    filled = [*items, *[items[0] for _ in range(size * num_shares - len(items))]]
     return [filled[i * size : (i + 1) * size] for i in range(num_shares)]
 
 

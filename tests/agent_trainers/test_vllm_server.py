@@ -70,7 +70,9 @@ def test_the_server_gets_the_weights_once_per_optimiser_step(trained):
             "/reset_prefix_cache",
         ]  # fmt: skip
         # the last update was before the last optimiser step
-        moved = [(result["server_weights"][n] - w).abs().max() for n, w in result["weights"].items()]
+        moved = [
+            (result["server_weights"][n] - w).abs().max() for n, w in result["weights"].items()
+        ]
         assert 0 < max(moved) < 0.5
 
 
