@@ -81,9 +81,7 @@ class EnvironmentRolloutWorker:
             )
         self._make_rollout = functools.partial(Rollout, make_env, policy, step_timeout=step_timeout)
         self._tasks, self._num_generations, self._seed = list(tasks), num_generations, seed
-        self._estimate = functools.partial(
-            estimate, advantage_estimator, **dict(estimator_settings or {})
-        )
+        self._estimator, self._estimator_settings = advantage_estimator, estimator_settings or {}
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(max_queued_steps)
         """Scored steps, for the trainer."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -157,7 +155,7 @@ class EnvironmentRolloutWorker:
         )
         if num_scorable < 2:  # nothing to compare with
             return
-        advantages = self._estimate(episodes)
+        advantages = estimate(self._estimator, episodes, **self._estimator_settings)
         rewards = [sum(episode.rewards) for episode in episodes if episode.is_scorable]
         for trajectory, values in zip(trajectories, advantages, strict=True):
             for sample in step_samples(trajectory, values, group=group, model_version=version):
