@@ -24,7 +24,7 @@ from agent_trainers.batching import make_rows
 from agent_trainers.episode_statistics import summarise
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv
-from agent_trainers.trajectory import Trajectory
+from agent_trainers.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -153,6 +153,8 @@ class EnvironmentRolloutWorker:
                 "episodes/mean_turns": (sum(e.num_steps for e in episodes), len(episodes)),
             }
         )
+        if all(t.stop_reason is StopReason.POLICY_ERROR for t in trajectories):
+            raise RuntimeError(trajectories[0].error)
         if num_scorable < 2:  # nothing to compare with
             return
         advantages = estimate(self._estimator, episodes, **self._estimator_settings)

@@ -24,7 +24,7 @@ class Case:
     """Turns of every episode."""
     observation_tokens: int = 32
     """About this many tokens come back from the environment after each turn."""
-    action_tokens: int = 12
+    action_tokens: int = 8
     """Tokens that the policy writes in each turn."""
     group_size: int = 8
     """Episodes of a group."""
@@ -44,7 +44,7 @@ CASES: Final = (
     Case(turns=16),
     Case(observation_tokens=8),
     Case(observation_tokens=96),
-    Case(observation_tokens=192, is_held_out=True),
+    Case(observation_tokens=64, is_held_out=True),
     Case(group_size=4),
     Case(group_size=16),
     Case(group_size=12, turns=6, is_held_out=True),
@@ -52,7 +52,7 @@ CASES: Final = (
     Case(processes=2, turns=8, is_held_out=True),
     Case(processes=2, turns=16),
     Case(processes=2, group_size=16),
-    Case(processes=2, observation_tokens=96, is_held_out=True),
+    Case(processes=2, observation_tokens=64, is_held_out=True),
 )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.cli.train import TINY_POLICY
@@ -76,12 +76,12 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
 class FixedLengthTrainer(StepGRPOTrainer):
     """Samples turns of one length, and times what it does."""
 
-    def __init__(self, *arguments: Any, stopwatch: Stopwatch, **options: Any) -> None:
+    def __init__(self, *, stopwatch: Stopwatch, **options: Any) -> None:
         """Set up the trainer; nothing but the last token of a turn ends it."""
-        super().__init__(*arguments, callbacks=[stopwatch], **options)
+        super().__init__(callbacks=[stopwatch], **options)
         self._stopwatch = stopwatch
-        self._end_of_turn = self.eos_token_ids[0]
-        self.eos_token_ids = [_NO_TOKEN]
+        self._end_of_turn: int = self._tokenizer.eos_token_id
+        self.eos_token_ids: list[int] = [_NO_TOKEN]
         rollout = self._rollouts["train"]
         play = rollout.collect
 
@@ -118,9 +118,9 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
     tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left")
     episodes = NUM_GROUPS * case.group_size
     trainer = FixedLengthTrainer(
-        AutoModelForCausalLM.from_pretrained(TINY_POLICY, max_position_embeddings=8192),
-        functools.partial(FixedShape, case),
-        StepGRPOConfig(
+        model=AutoModelForCausalLM.from_pretrained(TINY_POLICY, max_position_embeddings=8192),
+        env=functools.partial(FixedShape, case),
+        args=StepGRPOConfig(
             folder, max_steps=1 + num_steps, num_generations=case.group_size,
             per_device_train_batch_size=episodes // case.processes,
             max_completion_length=case.action_tokens, learning_rate=1e-4, use_cpu=True, bf16=False,
@@ -131,9 +131,11 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
         processing_class=tokenizer,
         stopwatch=stopwatch,
     )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     lengths = {len(t.transitions) for t in trainer.trajectories["train"]}
-    assert lengths == {case.turns}, lengths
+    if lengths != {case.turns}:
+        raise RuntimeError(f"episodes of {lengths} turns were played instead of {case.turns}.")
     communication = _all_reduce_seconds(trainer.model)
     steps = stopwatch.steps[1:]
     for step in steps:
