@@ -113,8 +113,8 @@ class Work:
     """Tokens that are sampled one after the other: turns times tokens of an action."""
     sampled: float
     """Tokens sampled in all episodes."""
-    prefilled: float
-    """Tokens of all states, each read once a turn."""
+    read: float
+    """Tokens of all states that were not sampled: read once, then kept from turn to turn."""
     attended: float
     """Tokens looked back at while sampling, summed over sampled tokens."""
     trained: float
@@ -136,7 +136,7 @@ def work_of(
         turns=turns,
         waves=turns * action,
         sampled=episodes * turns * action,
-        prefilled=episodes * float(states.sum()),
+        read=episodes * (length - turns * action),
         attended=episodes * action * float((states + action / 2).sum()),
         trained=episodes * length,
         squared=episodes * length**2,

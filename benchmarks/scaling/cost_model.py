@@ -17,7 +17,7 @@ import numpy.typing as npt
 from benchmarks.scaling.cases import Case, Work, case_work, work_of
 
 WORK_OF_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
-    "generate": ("waves", "sampled", "prefilled", "attended"),
+    "generate": ("waves", "sampled", "read", "attended"),
     "environment": ("turns", "steps"),
     "score": ("constant", "trained"),
     "train": ("constant", "trained", "squared"),
@@ -144,8 +144,7 @@ def extrapolate(assumptions: Assumptions, processes: int) -> dict[str, float]:
     )
     memory = a.memory_bytes_per_second * a.memory_utilisation
     seconds_per_pass = 2 * a.parameters / memory + a.seconds_per_decode_pass
-    read_once = work.trained - work.sampled  # what the cache holds is not read again
-    prefill = 2 * a.parameters * read_once / (a.peak_flops * a.prefill_utilisation)
+    prefill = 2 * a.parameters * work.read / (a.peak_flops * a.prefill_utilisation)
     attention = 12 * a.layers_times_width * work.squared / 2
     flops = 6 * a.parameters * work.trained + attention
     seconds = {

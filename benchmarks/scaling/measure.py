@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
@@ -27,7 +26,10 @@ from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.policies.policy import Generation
 from agent_trainers.policies.sampling import Completion
+from agent_trainers.policies.slots import Finish, Prompt
+from agent_trainers.policies.streams import GenerationStream
 from benchmarks.scaling.cases import NUM_GROUPS, Case, FixedShape, case_record
 
 TERMS: Final = ("generate", "environment", "score", "train", "communication")
@@ -91,15 +93,22 @@ class FixedLengthTrainer(StepGRPOTrainer):
 
         rollout.collect = timed  # type: ignore[method-assign]
 
-    def _complete(
-        self, prompts: list[list[int]], rngs: list[np.random.Generator]
-    ) -> list[Completion]:
-        with self._stopwatch.timing("generate"):
-            completions = super()._complete(prompts, rngs)
-        return [
-            dataclasses.replace(c, token_ids=[*c.token_ids[:-1], self._end_of_turn])
-            for c in completions
-        ]
+    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        def end_turn(ids: list[int], completion: Completion | None) -> Generation:
+            if completion is None:
+                raise RuntimeError("a state did not fit the model.")
+            sampled = [*completion.token_ids[:-1], self._end_of_turn]
+            return finish(ids, dataclasses.replace(completion, token_ids=sampled))
+
+        stream = super()._open_slots(prompt, end_turn)
+        advance = stream.advance
+
+        def timed() -> list[tuple[int, Generation | BaseException]]:
+            with self._stopwatch.timing("generate"):
+                return advance()
+
+        stream.advance = timed  # type: ignore[method-assign]
+        return stream
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with self._stopwatch.timing("batch"):
@@ -124,7 +133,8 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
             folder, max_steps=1 + num_steps, num_generations=case.group_size,
             per_device_train_batch_size=episodes // case.processes,
             max_completion_length=case.action_tokens, learning_rate=1e-4, use_cpu=True, bf16=False,
-            advantage_estimator="grpo_step", gradient_checkpointing=False,
+            advantage_estimator="grpo_step", transformers_generation="slots",
+            gradient_checkpointing=False,
             ddp_find_unused_parameters=False, dataloader_pin_memory=False,
             logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
         ),

@@ -17,7 +17,7 @@ from benchmarks.scaling.cost_model import (
 from benchmarks.scaling.measure import TERMS, measure
 
 COSTS = {
-    "generate": {"waves": 1e-3, "sampled": 1e-4, "prefilled": 1e-5, "attended": 1e-7},
+    "generate": {"waves": 1e-3, "sampled": 1e-4, "read": 1e-5, "attended": 1e-7},
     "environment": {"turns": 1e-3, "steps": 2e-3},
     "score": {"constant": 0.01, "trained": 1e-5},
     "train": {"constant": 0.05, "trained": 5e-5, "squared": 1e-8},
@@ -38,7 +38,7 @@ def test_work_is_counted_as_by_hand():
     # two episodes of three turns; states of 10, 10 + 7 and 10 + 14 tokens, actions of 2
     work = work_of(episodes=2, turns=3, prompt=10, action=2, observation=5, processes=1)
     assert (work.waves, work.sampled) == (6, 12)
-    assert work.prefilled == 2 * (10 + 17 + 24)
+    assert work.read == 2 * (26 - 3 * 2)  # the last state and action, without what was sampled
     assert work.attended == 2 * 2 * (11 + 18 + 25)
     assert (work.trained, work.squared) == (2 * 26, 2 * 26**2)
 
