@@ -7,10 +7,12 @@ case by kind of work.
 import dataclasses
 import functools
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from typing import Any, Final
 import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
 
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.cli.train import TINY_POLICY
@@ -134,6 +137,7 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
             per_device_train_batch_size=episodes // case.processes,
             max_completion_length=case.action_tokens, learning_rate=1e-4, use_cpu=True, bf16=False,
             advantage_estimator="grpo_step", transformers_generation="slots",
+            max_logprob_drift=1e6,  # the last token of a turn is not the one that was sampled
             gradient_checkpointing=False,
             ddp_find_unused_parameters=False, dataloader_pin_memory=False,
             logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
@@ -156,8 +160,10 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
 
 def measure_all(cases: list[Case], num_steps: int) -> list[dict[str, Any]]:
     """Measure cases one after the other; they must all have as many processes as there are."""
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    progress = tqdm(cases, desc="measuring", unit="case", disable=not is_main)
     with tempfile.TemporaryDirectory() as folder:
-        return [measure(case, folder, num_steps) for case in tqdm(cases, desc="cases", unit="case")]
+        return [measure(case, folder, num_steps) for case in progress]
 
 
 def _summary(steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -186,6 +192,9 @@ def _all_reduce_seconds(model: torch.nn.Module, repeats: int = 7) -> float:
 
 
 if __name__ == "__main__":
+    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    disable_progress_bar()  # transformers' bars for loading; ours stays
     torch.set_num_threads(1)
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     measured = measure_all([Case(**case) for case in request["cases"]], request["num_steps"])
