@@ -80,6 +80,7 @@ def analyse(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     assumptions = Assumptions()
     return {
         "machine": {"cpus": os.cpu_count(), "architecture": platform.machine()},
+        "core_share": _core_share(measured),
         "cases": measured,
         "costs": costs,
         "fit_error": _error([e for e in measured if not e["case"]["is_held_out"]]),
@@ -96,6 +97,12 @@ def analyse(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for processes in GPUS
         ],
     }
+
+
+def _core_share(entries: Sequence[Mapping[str, Any]]) -> float:
+    """Return how much of its core a process had while it was measured; of those that were alone."""
+    alone = [entry["seconds"] for entry in entries if entry["case"]["processes"] == 1]
+    return float(statistics.median(s["cpu"]["median"] / s["total"]["median"] for s in alone))
 
 
 def _error(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:

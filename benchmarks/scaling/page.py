@@ -11,6 +11,8 @@ from benchmarks.scaling.measure import TERMS
 
 BEGIN: Final = "<!-- begin {name}: made by python -m benchmarks.scaling -->"
 END: Final = "<!-- end {name} -->"
+_QUIET: Final = 0.9
+"""Share of a core below which a measurement is not to be trusted."""
 _COLOURS: Final = ("#4477aa", "#ccbb44", "#aa3377", "#228833", "#ee6677")
 
 
@@ -67,9 +69,16 @@ def check_sentence(result: Mapping[str, Any]) -> str:
     error = result["held_out_error"]
     return (
         f"On the {error['num_cases']} cases left out of the fit the model's total is off by "
-        f"{error['median']:.0%} in the median and {error['most']:.0%} at most; on those of the fit "
-        f"by {result['fit_error']['median']:.0%} and {result['fit_error']['most']:.0%}."
+        f"{error['median']:.0%} in the median and {error['most']:.0%} at most; on those of the "
+        f"fit by {result['fit_error']['median']:.0%} and {result['fit_error']['most']:.0%}. While "
+        f"it was measured, a process had {result['core_share']:.0%} of its core{_warning(result)}."
     )
+
+
+def _warning(result: Mapping[str, Any]) -> str:
+    if result["core_share"] >= _QUIET:
+        return ""
+    return ": **the machine was busy with other things, so the times are too long and uneven**"
 
 
 def assumptions_table(assumptions: Mapping[str, float]) -> str:
@@ -118,11 +127,11 @@ def _draw_check(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
             zorder=3,
         )
     totals = [c["seconds"]["total"]["median"] for c in cases]
-    ends = (min(totals) * 0.8, max(totals) * 1.25)
-    axes.plot(ends, ends, color="#bbbbbb", linewidth=1)
+    end = 1.1 * max(*totals, *(c["model"]["total"] for c in cases))
+    axes.plot((0, end), (0, end), color="#bbbbbb", linewidth=1)
     axes.set(
-        xscale="log", yscale="log", xlabel="measured (s)", ylabel="model (s)",
-        title="One optimiser step on this CPU: measured, and modelled",
+        xlim=(0, end), ylim=(0, end), xlabel="measured (s)", ylabel="model (s)",
+        title="A step on CPU, measured and modelled",
     )  # fmt: skip
     axes.legend(frameon=False)
 
@@ -139,7 +148,7 @@ def _draw_extrapolation(axes: Any, extrapolated: Sequence[Mapping[str, Any]]) ->
     axes.set_xticks(list(places), [str(e["processes"]) for e in extrapolated])
     axes.set(
         ylim=(0, 1.1), xlabel="GPUs", ylabel="share of the step",
-        title="Extrapolated to GPUs by assumption, not measured",
+        title="Extrapolated to GPUs, not measured",
     )  # fmt: skip
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 

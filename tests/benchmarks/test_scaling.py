@@ -25,8 +25,9 @@ COSTS = {
 }
 
 
-def as_measured(case):
+def as_measured(case, core_share=1.0):
     seconds = predict(case, COSTS)
+    seconds["cpu"] = core_share * seconds["total"]
     return {
         "case": case_record(case),
         "seconds": {t: {"median": s, "least": s, "most": s} for t, s in seconds.items()},
@@ -98,6 +99,12 @@ def test_the_page_is_made_from_the_results(tmp_path):
     assert text.count("(held out)") == sum(case.is_held_out for case in CASES)
     assert "off by 0%" in text
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+
+    assert "100% of its core." in text
+
+    output.write_text(json.dumps(analyse([as_measured(case, 0.4) for case in CASES])))
+    main(["--output", str(output), "--page", str(page), "--from_measured"])
+    assert "the machine was busy" in page.read_text(encoding="utf-8")
 
     page.write_text("no markers", encoding="utf-8")
     with pytest.raises(DataError, match="begin measured"):
