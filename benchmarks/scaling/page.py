@@ -11,7 +11,7 @@ from benchmarks.scaling.measure import TERMS
 
 BEGIN: Final = "<!-- begin {name}: made by python -m benchmarks.scaling -->"
 END: Final = "<!-- end {name} -->"
-_QUIET: Final = 0.9
+_QUIET: Final = 0.8
 """Share of a core below which a measurement is not to be trusted."""
 _COLOURS: Final = ("#4477aa", "#ccbb44", "#aa3377", "#228833", "#ee6677")
 
