@@ -663,16 +663,12 @@ class StepGRPOTrainer(ResumableTrainer):
         self, prompts: list[list[int]], rngs: list[np.random.Generator]
     ) -> list[Completion]:
         """Sample one completion per prompt with TRL's backend."""
-        if not prompts:
+        if not prompts and not self._shares_vllm:
             # Generation may be collective: a process without episodes keeps the others company.
             company = self._complete([[self._tokenizer.pad_token_id]], [np.random.default_rng(0)])
             return company[:0]
         if self.use_vllm:
-            token_ids, logprobs = self._generate_single_turn(prompts, None, {}, num_generations=1)
-            return [
-                Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
-                for ids, values in zip(token_ids, logprobs, strict=True)
-            ]
+            return self._complete_with_vllm(prompts)
         with self._lend_model() as model:
             return sample(model, prompts, rngs, self._sampling)
 
@@ -703,6 +699,37 @@ class StepGRPOTrainer(ResumableTrainer):
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
             yield model
+
+    @property
+    def _shares_vllm(self) -> bool:
+        """Whether one engine samples for several processes."""
+        is_shared = self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1
+        return bool(self.use_vllm and self.accelerator.num_processes > 1 and is_shared)
+
+    def _complete_with_vllm(self, prompts: list[list[int]]) -> list[Completion]:
+        """Sample one completion per prompt.
+
+        Where processes share an engine, TRL gives each the part of the answers that it would have
+        if all brought as many prompts. Ours bring as many as they have episodes left, so they
+        exchange them for equal shares first, and the answers back after.
+        """
+        if self._shares_vllm:
+            everything = gather_object(prompts)
+            shares = equal_shares(everything, self.accelerator.num_processes)
+            share = shares[self.accelerator.process_index]
+        else:
+            share = prompts
+        if not share:  # no process has any
+            return []
+        token_ids, logprobs = self._generate_single_turn(share, None, {}, num_generations=1)
+        completions = [
+            Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
+            for ids, values in zip(token_ids, logprobs, strict=True)
+        ]
+        if self._shares_vllm:
+            start = self._num_before(len(prompts))
+            completions = gather_object(completions)[start : start + len(prompts)]
+        return completions
 
     # Rows to tensors
 
@@ -892,6 +919,16 @@ def _check_schedules(args: StepGRPOConfig, env: TextEnv) -> None:
     if weights is not None:
         for name in args.schedules:
             lookup(weights, name, kind="scheduled reward term")
+
+
+def equal_shares(items: Sequence[Any], num_shares: int) -> list[list[Any]]:
+    """Cut `items` into as many shares of one size; the first item fills the last ones up.
+
+    Empty shares only where there are no items at all.
+    """
+    size = -(-len(items) // num_shares)
+    filled = [*items, *[items[0] for _ in range(size * num_shares - len(items))]]
+    return [filled[i * size : (i + 1) * size] for i in range(num_shares)]
 
 
 def _fill_up(values: Sequence[npt.NDArray[Any]], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

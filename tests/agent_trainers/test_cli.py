@@ -9,7 +9,7 @@ from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.core.records import read_records
 from agent_trainers.advantages import needs_values
 from agent_trainers.cli import evaluate, train
-from agent_trainers.cli.launch import launch_command, split_launch_options
+from agent_trainers.cli.launch import ACCELERATE_CONFIGS, launch_command, split_launch_options
 from agent_trainers.metrics_log import read_metrics
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.presets import PRESETS
@@ -259,12 +259,44 @@ def test_several_processes_on_accelerators_are_started_by_accelerate(monkeypatch
                            "--use_fsdp", "--module", "module", "--x"]  # fmt: skip
 
 
-def test_two_processes_really_train_together(tmp_path):
-    command = [sys.executable, "-m", "agent_trainers.cli.train", "--num_processes", "2", *SHORT]
-    result = subprocess.run(
-        [*command, "--output_dir", str(tmp_path)], capture_output=True, timeout=200, check=False
+def test_settings_of_accelerate_come_from_a_recipe_or_a_file(monkeypatch, tmp_path):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    launch, rest = split_launch_options(
+        ["--accelerate_config", "fsdp2", "--num_processes=4", "--beta", "0"], frozenset({"--beta"})
     )
+    assert rest == ["--beta", "0"]
+    command = launch_command(launch, "module", rest)
+    path = str(ACCELERATE_CONFIGS["fsdp2"])
+    assert command[1:6] == ["-m", "accelerate.commands.launch", "--config_file", path,
+                            "--num_processes=4"]  # fmt: skip
+    own = tmp_path / "own.yaml"
+    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n", encoding="utf-8")
+    assert str(own) in launch_command(["--accelerate-config", str(own)], "module", [])
+    with pytest.raises(UnknownNameError, match="Did you mean 'ddp'"):
+        launch_command(["--accelerate_config", "dpp"], "module", [])
+
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert "3" in launch_command(["--accelerate_config", str(own)], "module", [])
+    with pytest.raises(ConfigurationError, match="FSDP needs an accelerator"):
+        launch_command(["--accelerate_config", "fsdp2"], "module", [])
+
+
+def test_two_processes_really_train_together(tmp_path):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", *SHORT, "--num_eval_tasks", "6",
+               "--per_device_train_batch_size", "4", "--accelerate_config", "ddp",
+               "--num_processes", "2"]  # fmt: skip
+    result = subprocess.run(
+        [*command, "--output_dir", str(tmp_path / "two")],
+        capture_output=True, timeout=200, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
-    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert results["num_processes"] == 2
-    assert results["num_eval_episodes"] == 4  # both share them; none counts twice
+    run_train(tmp_path / "one", "--num_eval_tasks", "6")
+    one, two = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")
+    )
+    assert (one["num_processes"], two["num_processes"]) == (1, 2)
+    # the same tasks, seeds and draws: the same success before, in and after training
+    assert two["num_eval_episodes"] == 6  # both share them; none counts twice
+    for name in ("success_before", "success_after", "return_after"):
+        assert one[name] == pytest.approx(two[name])

@@ -1,0 +1,170 @@
+"""A stand-in for ``vllm serve`` as TRL's clients know it: its HTTP protocol, with a small model.
+
+Real are TRL's client, the HTTP between both and what is done to the weights; samples come from
+transformers. The weights themselves go through a queue instead of NCCL, so the server runs in the
+process that sends them.
+"""
+
+import contextlib
+import json
+import queue
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_trainers.policies.sampling import SamplingSettings, sample
+
+SERVER_INFO = {
+    "weight_transfer_config": {"backend": "nccl"},
+    "model_config": {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"},
+}
+
+
+class VLLMStandIn:
+    """Serves a model; notes what it was asked for."""
+
+    def __init__(self, model, eos_token_ids):
+        self.model = AutoModelForCausalLM.from_pretrained(model)
+        self.name, self.eos_token_ids = str(model), tuple(eos_token_ids)
+        self.sent = queue.Queue()
+        self.calls = []
+        self.prompts = []
+        self.versions = []
+        self._lock = threading.Lock()
+
+    def get(self, path):
+        return {
+            "/health": {},
+            "/v1/models": {"data": [{"id": self.name, "max_model_len": 512}]},
+            "/server_info": {"vllm_config": SERVER_INFO},
+            "/get_world_size": {"world_size": 1},
+        }[path]
+
+    def post(self, path, body):
+        self.calls.append(path)
+        if path == "/v1/completions":
+            with self._lock:
+                return self._complete(body)
+        if path == "/update_weights":
+            with self._lock:
+                self._receive(body["update_info"])
+        assert path in (
+            "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+            "/finish_weight_update", "/reset_prefix_cache", "/pause", "/resume",
+        ), path  # fmt: skip
+        return {"success": True}
+
+    def _receive(self, info):
+        parameters = dict(self.model.named_parameters())
+        for name, dtype, shape in zip(
+            info["names"], info["dtype_names"], info["shapes"], strict=True
+        ):
+            sent_name, tensor = self.sent.get(timeout=60)
+            assert (sent_name, list(tensor.shape)) == (name, shape)
+            assert str(tensor.dtype) == f"torch.{dtype}"
+            with torch.no_grad():
+                parameters[name].copy_(tensor)
+        assert set(info["names"]) == set(parameters)
+
+    def _complete(self, body):
+        assert body["n"] == 1
+        prompts = body["prompt"]
+        prompts = [prompts] if isinstance(prompts[0], int) else prompts
+        self.prompts.append(prompts)
+        settings = SamplingSettings(
+            max_new_tokens=body["max_tokens"], eos_token_ids=self.eos_token_ids, pad_token_id=0,
+            temperature=body["temperature"],
+        )  # fmt: skip
+        seed = body.get("seed", len(self.prompts))
+        rngs = [np.random.default_rng([seed % 2**32, *place(p, i)]) for i, p in enumerate(prompts)]
+        completions = sample(self.model, prompts, rngs, settings)
+        return {"choices": [choice(p, c) for p, c in zip(prompts, completions, strict=True)]}
+
+
+def place(prompt, number):
+    return zlib.crc32(json.dumps(prompt).encode()), number
+
+
+def choice(prompt, completion):
+    logprobs = [float(value) for value in completion.logprobs]
+    return {
+        "prompt_token_ids": prompt,
+        "token_ids": completion.token_ids,
+        "logprobs": {
+            "tokens": [f"token_id:{token}" for token in completion.token_ids],
+            "token_logprobs": logprobs,
+            "top_logprobs": [{} for _ in logprobs],
+        },
+    }
+
+
+@contextlib.contextmanager
+def serving(stand_in):
+    """Serve on a free port of this machine; yields the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self._answer(stand_in.get(self.path.split("?")[0]))
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._answer(stand_in.post(self.path.split("?")[0], json.loads(body or b"{}")))
+
+        def _answer(self, value):
+            data = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def vllm_at_hand(stand_in):
+    """Let TRL believe that vLLM is installed; its tensors go to `stand_in` instead of NCCL.
+
+    `stand_in` is None in processes that send nothing.
+    """
+
+    def init_communicator(client, device=0):
+        assert client.get_server_info()["weight_transfer_config"] is not None
+        client._post(f"{client.base_url}/init_weight_transfer_engine", json={"init_info": {}})
+
+    def send(iterator, group, src, post_iter_func):
+        for name, tensor in iterator:
+            stand_in.sent.put((name, tensor.detach().clone()))
+
+    def is_available(*arguments, **options):
+        return True
+
+    client = "trl.generation.vllm_client"
+    with (
+        mock.patch(f"{client}.is_vllm_available", is_available),
+        mock.patch("trl.generation.vllm_generation.is_vllm_available", is_available),
+        mock.patch(f"{client}._HAS_STATEFUL_TRAINER_ENGINE", True),
+        mock.patch(f"{client}._HAS_RESET_PREFIX_CACHE_SUCCESS", True),
+        mock.patch(f"{client}.packed_nccl_broadcast_producer", send, create=True),
+        mock.patch(f"{client}.VLLMClient.init_communicator", init_communicator),
+    ):
+        yield
