@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import pydantic
 from pydantic import InstanceOf
@@ -36,7 +36,6 @@ _SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,79}$"
 _STRICT: Final = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 Labels = dict[str, str | int]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +258,7 @@ def parse_line(text: str, place: str) -> ResultLine:
     if not isinstance(record, dict):
         raise DataError(f"{place}: is no JSON object.")
     fields = {("return_" if key == "return" else key): value for key, value in record.items()}
-    line = _validated(ResultLine, fields, place)
+    line: ResultLine = _validated(ResultLine, fields, place)
     if write_line(line_record(line)) != text + "\n":
         raise DataError(f"{place}: is not in the form in which results are written.")
     return line
@@ -307,7 +306,7 @@ class RunFolder:
                 f"{path}: field 'format_version' is {version!r}; this program reads "
                 f"{FORMAT_VERSION}. Use the version of agent-r1 that made the run."
             )
-        manifest = _validated(Manifest, record, str(path))
+        manifest: Manifest = _validated(Manifest, record, str(path))
         _check_names(manifest, path)
         return manifest
 
@@ -454,14 +453,13 @@ def _json(text: str, place: str) -> Any:
         raise DataError(f"{place}: is not valid JSON ({error}).") from None
 
 
-def _validated(kind: type[T], value: Any, place: str | Path) -> T:
+def _validated(kind: Any, value: Any, place: str | Path) -> Any:
     try:
-        validated: T = _adapter(kind).validate_python(value)
+        return _adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]).replace("return_", "return")
         raise DataError(f"{place}: field {name!r}: {first['msg']}.") from None
-    return validated
 
 
 @functools.cache
