@@ -45,7 +45,7 @@ class Agent(Protocol):
         """Play one episode per spec, in order.
 
         Args:
-            make_env: Makes one environment.
+            make_env: Makes one environment, in the agent's tool format.
             specs: What to play; every draw comes from a spec's own generator.
         """
 
@@ -57,13 +57,19 @@ class AgentKind:
     builder: str
     """``module:function`` below this package; takes the settings, returns an `Agent`."""
     needs_model: bool = True
+    tool_format: str | None = None
+    """The tool format it acts in, given to the environment, and again when its actions are played
+    back; None for the environment's own. A setting ``tool_format`` wins over it."""
+
+    def format_for(self, settings: Mapping[str, Any]) -> str | None:
+        """Return the tool format that an agent with these settings acts in."""
+        return settings.get("tool_format", self.tool_format)
 
 
-_NO_MODEL: Final = False
 AGENTS: Final[Mapping[str, AgentKind]] = {
-    "random": AgentKind("no_model_agents:random_agent", _NO_MODEL),
-    "heuristic": AgentKind("no_model_agents:heuristic_agent", _NO_MODEL),
-    "oracle": AgentKind("no_model_agents:oracle_agent", _NO_MODEL),
+    "random": AgentKind("no_model_agents:random_agent", needs_model=False),
+    "heuristic": AgentKind("no_model_agents:heuristic_agent", needs_model=False),
+    "oracle": AgentKind("no_model_agents:oracle_agent", needs_model=False),
     "base_tool_call": AgentKind("model_agents:base_tool_call"),
     "naive_rag": AgentKind("model_agents:naive_rag"),
     "react": AgentKind("model_agents:react"),

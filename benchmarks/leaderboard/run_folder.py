@@ -123,6 +123,8 @@ class AgentRecord:
     """The model's name; None where there is no model."""
     weights_sha256: dict[str, str]
     """Of the weights files of a local model, by name."""
+    tool_format: str | None
+    """The tool format it acts in; None for the environment's own."""
     settings: dict[str, Any]
     """Its settings, without the model."""
     train: dict[str, Any] | None
