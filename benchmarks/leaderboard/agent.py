@@ -63,7 +63,8 @@ class AgentKind:
 
     def format_for(self, settings: Mapping[str, Any]) -> str | None:
         """Return the tool format that an agent with these settings acts in."""
-        return settings.get("tool_format", self.tool_format)
+        chosen: str | None = settings.get("tool_format", self.tool_format)
+        return chosen
 
 
 AGENTS: Final[Mapping[str, AgentKind]] = {
