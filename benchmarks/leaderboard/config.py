@@ -162,8 +162,12 @@ def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
             ]
         merged["protocol"] |= config.get("protocol") or {}
     where = ", ".join(map(str, paths))
-    merged["protocol"] = _entry(Protocol, merged["protocol"] | protocol, f"{where}, protocol")
-    run = RunConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in merged.items()})
+    run = RunConfig(
+        protocol=_entry(Protocol, merged["protocol"] | protocol, f"{where}, protocol"),
+        environments=tuple(merged["environments"]),
+        agents=tuple(merged["agents"]),
+        left_out=tuple(merged["left_out"]),
+    )
     _check(run, where)
     return run
 
@@ -224,17 +228,7 @@ def _entry(kind: Any, entry: Any, place: str) -> Any:
 
 
 def _check(run: RunConfig, where: str) -> None:
-    protocol = run.protocol
-    for name, least in (
-        ("samples_per_task", 1),
-        ("concurrency", 1),
-        ("max_retries", 0),
-        ("seed", 0),
-    ):
-        if getattr(protocol, name) < least:
-            raise ConfigurationError(f"{where}: protocol: {name} must be at least {least}.")
-    if protocol.temperature < 0:
-        raise ConfigurationError(f"{where}: protocol: temperature must not be negative.")
+    _check_protocol(run.protocol, where)
     if not run.environments or not run.agents:
         raise ConfigurationError(f"{where}: a run needs 'environments' and 'agents'.")
     for environment in run.environments:
@@ -243,14 +237,24 @@ def _check(run: RunConfig, where: str) -> None:
             raise ConfigurationError(f"{where}: {environment.id}: tasks must be at least 1.")
     for agent in run.agents:
         _check_agent(agent, where)
-    for named in (run.environments, run.agents):
-        slugs = [config.slug for config in named]
-        for slug in slugs:
-            if not is_slug(slug) or slugs.count(slug) > 1:
-                raise ConfigurationError(
-                    f"{where}: {slug!r} is used twice, or is no name. Give each a 'name' of its "
-                    "own, of letters and digits."
-                )
+    _check_slugs([config.slug for config in run.environments], where)
+    _check_slugs([config.slug for config in run.agents], where)
+
+
+def _check_protocol(protocol: Protocol, where: str) -> None:
+    least = {"samples_per_task": 1, "concurrency": 1, "max_retries": 0, "seed": 0, "temperature": 0}
+    for name, limit in least.items():
+        if getattr(protocol, name) < limit:
+            raise ConfigurationError(f"{where}: protocol: {name} must be at least {limit}.")
+
+
+def _check_slugs(slugs: Sequence[str], where: str) -> None:
+    for slug in slugs:
+        if not is_slug(slug) or slugs.count(slug) > 1:
+            raise ConfigurationError(
+                f"{where}: {slug!r} is used twice, or is no name. Give each a 'name' of "
+                "its own, of letters and digits."
+            )
 
 
 def _check_agent(agent: AgentConfig, where: str) -> None:
@@ -262,5 +266,5 @@ def _check_agent(agent: AgentConfig, where: str) -> None:
         )
     if agent.train is not None and "model" in agent.settings:
         raise ConfigurationError(
-            f"{where}: agent {agent.name!r}: 'train' makes the model; leave out 'model', or 'train'."
+            f"{where}: agent {agent.name!r}: 'train' makes the model: give it or 'model', not both."
         )

@@ -28,7 +28,7 @@ import pydantic
 from pydantic import InstanceOf
 
 from agent_envs.errors import DataError
-from agent_trainers.files import write_json
+from agent_trainers.files import write_json, write_text
 from agent_trainers.trajectory import StopReason
 
 FORMAT_VERSION: Final = 1
@@ -234,6 +234,16 @@ class ResultLine:
         return self.error is None
 
 
+def manifest_text(manifest: Manifest) -> str:
+    """Return the manifest's file."""
+    return json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
+
+
+def tasks_text(entries: Sequence[TaskEntry]) -> str:
+    """Return a task list's file."""
+    return json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
+
+
 def line_record(line: ResultLine) -> dict[str, Any]:
     """Return a result line as JSON."""
     record = dataclasses.asdict(line)
@@ -314,7 +324,7 @@ class RunFolder:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest."""
-        write_json(self.manifest_path, dataclasses.asdict(manifest))
+        write_text(self.manifest_path, manifest_text(manifest))
 
     def read_tasks(self, environment: str) -> list[TaskEntry]:
         """Read the fixed list of tasks of an environment.
@@ -330,7 +340,7 @@ class RunFolder:
 
     def write_tasks(self, environment: str, entries: Sequence[TaskEntry]) -> None:
         """Write the fixed list of tasks of an environment."""
-        write_json(self.tasks_path(environment), [dataclasses.asdict(entry) for entry in entries])
+        write_text(self.tasks_path(environment), tasks_text(entries))
 
     def read_results(self, environment: str, agent: str) -> list[ResultLine]:
         """Read the results of an agent in an environment.
