@@ -6,12 +6,8 @@ chunks in order, so that a run has the same bytes however often it was interrupt
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +18,7 @@ from benchmarks.leaderboard.agent import AGENTS
 from benchmarks.leaderboard.config import RunConfig
 from benchmarks.leaderboard.playing import Chunk, TimedLine, list_episodes, play_chunk
 from benchmarks.leaderboard.preparing import find_model, prepare
+from benchmarks.leaderboard.processes import run_all
 from benchmarks.leaderboard.run_folder import (
     Manifest,
     RunFolder,
@@ -171,64 +168,14 @@ def _play(cells: Sequence[_Cell], jobs: int) -> None:
     left = sum(len(cells[number].chunks[index].episodes) for number, index in missing)
     played: dict[tuple[int, int], list[TimedLine]] = {}
     with tqdm(total=total, initial=total - left, desc="playing", unit="episode") as bar:
-        chunks = [(key, cells[key[0]].chunks[key[1]]) for key in missing]
-        for key, lines in _play_all(chunks, jobs):
-            played[key] = lines
-            number, _ = key
+        chunks = [cells[number].chunks[index] for number, index in missing]
+        for position, lines in run_all(play_chunk, chunks, jobs):
+            played[missing[position]] = lines
+            number, _ = missing[position]
             while (ready := (number, done[number])) in played:
                 cells[number].write(played.pop(ready))
                 done[number] += 1
             bar.update(len(lines))
-
-
-_Key = tuple[int, int]
-
-
-def _play_all(
-    chunks: Sequence[tuple[_Key, Chunk]], jobs: int
-) -> Iterator[tuple[_Key, list[TimedLine]]]:
-    """Yield each chunk's key with what was played, as it is done."""
-    if jobs == 1 or len(chunks) < 2:
-        for key, chunk in chunks:
-            yield key, play_chunk(chunk)
-        return
-    with _one_thread_each():
-        context = multiprocessing.get_context("spawn")  # forking a process with threads is unsafe
-        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent)
-        try:
-            futures: dict[Future[list[TimedLine]], _Key] = {
-                pool.submit(play_chunk, chunk): key for key, chunk in chunks
-            }
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def end_with_parent() -> None:
-    """Let this process end when the one that started it is gone, however it ended."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let processes that are started compute on one thread, as there is one for each core."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 # Files of lines

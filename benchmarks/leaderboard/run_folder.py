@@ -319,6 +319,7 @@ class RunFolder:
                 f"{FORMAT_VERSION}. Use the version of agent-r1 that made the run."
             )
         manifest: Manifest = _validated(Manifest, record, str(path))
+        _check_protocol(manifest.protocol, path)
         _check_names(manifest, path)
         return manifest
 
@@ -349,7 +350,7 @@ class RunFolder:
             DataError: If a line is malformed; names file and line.
         """
         path = self.results_path(environment, agent)
-        return [parse_line(text, place) for text, place in _lines(path)]
+        return [parse_line(text, f"{path}, line {number}") for number, text in read_lines(path)]
 
     def read_seconds(self, environment: str, agent: str) -> list[float]:
         """Read the seconds of each episode, in the order of the results; empty if not at hand.
@@ -360,8 +361,12 @@ class RunFolder:
         path = self.seconds_path(environment, agent)
         if not path.exists():
             return []
-        records = [_json(text, place) for text, place in _lines(path)]
-        return [_validated(SecondsLine, record, str(path)).seconds for record in records]
+        seconds = []
+        for number, text in read_lines(path):
+            place = f"{path}, line {number}"
+            line: SecondsLine = _validated(SecondsLine, _json(text, place), place)
+            seconds.append(line.seconds)
+        return seconds
 
     def expected_files(self, manifest: Manifest) -> list[str]:
         """Return the paths that `checksums.json` covers, sorted."""
@@ -401,6 +406,18 @@ class SecondsLine:
     seconds: float
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield each line of a file with its number, from 1.
+
+    Raises:
+        DataError: If the file cannot be read, or its last line is not whole.
+    """
+    *lines, rest = _text(path).split("\n")
+    yield from enumerate(lines, start=1)
+    if rest:
+        raise DataError(f"{path}, line {len(lines) + 1}: is cut off.")
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content.
 
@@ -422,6 +439,13 @@ def is_slug(text: str) -> bool:
 def make_slug(name: str) -> str:
     """Return the file name of what is called `name`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
+
+
+def _check_protocol(protocol: Protocol, path: Path) -> None:
+    least = {"samples_per_task": 1, "temperature": 0, "seed": 0, "max_retries": 0, "concurrency": 1}
+    for name, limit in least.items():
+        if getattr(protocol, name) < limit:
+            raise DataError(f"{path}: field 'protocol.{name}' must be at least {limit}.")
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
@@ -447,15 +471,6 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 ({error.reason}).") from None
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each line with its place; the last one must be whole."""
-    *lines, rest = _text(path).split("\n")
-    for number, text in enumerate(lines, start=1):
-        yield text, f"{path}, line {number}"
-    if rest:
-        raise DataError(f"{path}, line {len(lines) + 1}: is cut off.")
 
 
 def _json(text: str, place: str) -> Any:
