@@ -300,7 +300,7 @@ def _check_order(
     for number, line in lines:
         episode = (line.task, line.sample)
         if episode not in known:
-            yield f", line {number}, field 'task': no task {line.task}, sample {line.sample} is listed"
+            yield f", line {number}, field 'task': {episode} is not listed"
         elif episode in seen:
             yield f", line {number}, field 'task': task {line.task} is there twice"
         seen.add(episode)
