@@ -102,18 +102,24 @@ def mean_over_environments(values: Sequence[Sequence[float]], rng: np.random.Gen
     """Estimate the mean of several environments' means, each of equal weight.
 
     Tasks are resampled within each environment: the environments are what they are, not a sample.
+    Where every task of all of them is solved, or none is, the exact bound stands in, as in
+    `bootstrap_interval`.
 
     Args:
-        values: One sequence of tasks' scores for each environment.
+        values: One sequence of tasks' shares of successes for each environment.
         rng: Draws the resamples.
     """
     arrays = [np.asarray(one, float) for one in values]
     if not arrays or not all(map(len, arrays)):
         raise ConfigurationError("A mean over environments needs tasks in each of them.")
-    means = np.mean([_resampled_means(array, rng) for array in arrays], axis=0)
-    low, high = _percentiles(means)
     mean = float(np.mean([array.mean() for array in arrays]))
-    return Interval(mean=mean, low=low, high=high, num_tasks=sum(map(len, arrays)))
+    num_tasks = sum(map(len, arrays))
+    if np.ptp(np.concatenate(arrays)) == 0:
+        low, high = _exact_bounds(mean, num_tasks)
+    else:
+        means = np.mean([_resampled_means(array, rng) for array in arrays], axis=0)
+        low, high = _percentiles(means)
+    return Interval(mean=mean, low=low, high=high, num_tasks=num_tasks)
 
 
 def compare(first: TaskScores, second: TaskScores, rng: np.random.Generator) -> Comparison | None:
@@ -129,14 +135,19 @@ def compare(first: TaskScores, second: TaskScores, rng: np.random.Generator) -> 
         return None
     better, worse = (sum(sign * d > 0 for d in differences) for sign in (1, -1))
     array = np.asarray(differences)
-    means = _resampled_means(array, rng)
-    low, high = _percentiles(means)
-    # One more than was counted: a p-value of 0 would claim more than resamples can show.
-    tail = min((means <= 0).sum(), (means >= 0).sum())
+    p_sign = sign_test(better, worse)
+    if np.ptp(array) == 0:  # resampling finds no spread; the exact bound and test stand in
+        (low, high), p_bootstrap = _exact_difference(float(array[0]), len(array)), p_sign
+    else:
+        means = _resampled_means(array, rng)
+        low, high = _percentiles(means)
+        # One more than was counted: a p-value of 0 would claim more than resamples can show.
+        tail = min((means <= 0).sum(), (means >= 0).sum())
+        p_bootstrap = min(1.0, 2 * (float(tail) + 1) / (len(means) + 1))
     return Comparison(
         difference=Interval(mean=float(array.mean()), low=low, high=high, num_tasks=len(array)),
-        p_bootstrap=min(1.0, 2 * (float(tail) + 1) / (len(means) + 1)),
-        p_sign=sign_test(better, worse),
+        p_bootstrap=p_bootstrap,
+        p_sign=p_sign,
         num_better=better,
         num_worse=worse,
         num_equal=len(array) - better - worse,
@@ -151,7 +162,8 @@ def sign_test(num_better: int, num_worse: int) -> float:
     """
     total, smaller = num_better + num_worse, min(num_better, num_worse)
     tail = sum(math.comb(total, i) for i in range(smaller + 1))
-    return min(1.0, 2 * tail / 2**total)  # integers up to here: no underflow
+    share: float = 2 * tail / 2**total  # of integers: sums of any size are exact
+    return min(1.0, share)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -208,6 +220,19 @@ def _exact_bounds(share: float, num_tasks: int) -> tuple[float, float]:
     if share == 1:
         return reach, 1.0
     return share, share
+
+
+def _exact_difference(difference: float, num_tasks: int) -> tuple[float, float]:
+    """Bound a difference that is 0, 1 or -1 on every task.
+
+    At least `reach` of all tasks are then like these, with the confidence of `_exact_bounds`; of
+    the others, the worst is assumed.
+    """
+    if difference not in (-1.0, 0.0, 1.0):
+        return difference, difference
+    reach = (ALPHA / 2) ** (1 / num_tasks)
+    worst = max(-1.0, reach * difference - (1 - reach)), reach * difference + (1 - reach)
+    return worst[0], min(1.0, worst[1])
 
 
 def _resampled_means(

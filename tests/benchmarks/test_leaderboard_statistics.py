@@ -80,6 +80,8 @@ def test_an_interval_of_nothing_is_an_error():
 def test_environments_weigh_the_same_however_many_tasks_they_have():
     interval = mean_over_environments([[1.0] * 100, [0.0, 0.0]], rng())
     assert (interval.mean, interval.low, interval.high) == (0.5, 0.5, 0.5)
+    solved = mean_over_environments([[1.0] * 4, [1.0] * 6], rng())
+    assert solved.low == pytest.approx(0.025**0.1)
     spread = mean_over_environments([[0.0, 1.0] * 50, [0.0, 1.0] * 50], rng())
     # standard error sqrt(0.25 / 200) = 0.0354
     assert spread.high - spread.low == pytest.approx(2 * 1.96 * 0.0354, abs=0.015)
@@ -126,9 +128,24 @@ def test_pairing_finds_what_unpaired_intervals_cannot():
     first = {task: score + 0.1 for task, score in second.items()}
     comparison = compare(first, second, rng())
     assert comparison.difference.low == pytest.approx(0.1)
-    assert comparison.p_bootstrap == pytest.approx(2 / 5001)
+    assert comparison.p_sign == 2 / 2**50
     one, other = (bootstrap_interval(list(s.values()), rng()) for s in (first, second))
     assert one.low < other.high
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "low", "high", "p_value"),
+    [
+        (1, 1, -0.8418, 0.8418, 1.0),  # of two tasks that are equal, at least 0.025 ** 0.5 = 0.1581
+        (1, 0, -0.6838, 1.0, 0.5),  # 0.1581 - (1 - 0.1581)
+        (0, 1, -1.0, 0.6838, 0.5),
+    ],
+)
+def test_two_tasks_that_agree_leave_doubt_about_a_difference(first, second, low, high, p_value):
+    comparison = compare(scores(first, first), scores(second, second), rng())
+    interval = comparison.difference
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    assert comparison.p_bootstrap == comparison.p_sign == p_value
 
 
 def test_the_paired_bootstrap_has_the_normal_p_value_where_there_are_many_tasks():
