@@ -7,11 +7,11 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import DataError
 from benchmarks.leaderboard.episodes import EpisodeText, StepText
-from benchmarks.leaderboard.run_folder import EnvironmentRecord, ResultLine
+from benchmarks.leaderboard.playing import environment_maker
+from benchmarks.leaderboard.run_folder import AgentRecord, EnvironmentRecord, ResultLine
 
 
 class TextReplay:
@@ -20,16 +20,18 @@ class TextReplay:
     def __init__(self, data: Path | None) -> None:
         """Play with the data sets below the folder `data`; None where none is needed."""
         self._data = data
-        self._slug: str | None = None
+        self._key: tuple[str, str | None] | None = None
         self._env: gym.Env[str, str] | None = None
 
-    def __call__(self, environment: EnvironmentRecord, line: ResultLine) -> EpisodeText:
+    def __call__(
+        self, environment: EnvironmentRecord, agent: AgentRecord, line: ResultLine
+    ) -> EpisodeText:
         """Play an episode again.
 
         Raises:
             DataError: If it does not go as it was recorded: other data, another version.
         """
-        env = self._open(environment)
+        env = self._open(environment, agent.tool_format)
         question, info = env.reset(seed=line.seed, options={"task": line.task})
         steps = []
         for number, (action, recorded) in enumerate(
@@ -58,30 +60,17 @@ class TextReplay:
         """Close the environment."""
         self._close()
 
-    def _open(self, environment: EnvironmentRecord) -> gym.Env[str, str]:
-        if self._env is None or self._slug != environment.slug:
+    def _open(self, environment: EnvironmentRecord, tool_format: str | None) -> gym.Env[str, str]:
+        if self._env is None or self._key != (environment.slug, tool_format):
             self._close()
-            arguments = {key: self._filled(value) for key, value in environment.kwargs.items()}
-            if environment.max_turns is not None:
-                arguments.setdefault("max_episode_steps", environment.max_turns)
-            self._env = gym.make(environment.id, **arguments)
-            self._slug = environment.slug
+            self._env = environment_maker(environment, tool_format, self._data)()
+            self._key = environment.slug, tool_format
         return self._env
 
     def _close(self) -> None:
         if self._env is not None:
             self._env.close()
-        self._env = self._slug = None
-
-    def _filled(self, value: Any) -> Any:
-        """Put the data folder in the place of ``${data}``."""
-        if isinstance(value, str):
-            return value.replace("${data}", str(self._data)) if self._data else value
-        if isinstance(value, Mapping):
-            return {key: self._filled(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._filled(item) for item in value]
-        return value
+        self._env = self._key = None
 
 
 def _action(info: Mapping[str, Any]) -> dict[str, Any]:

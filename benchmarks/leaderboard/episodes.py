@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final
 
 from agent_trainers.trajectory import StopReason
-from benchmarks.leaderboard.run_folder import EnvironmentRecord, ResultLine
+from benchmarks.leaderboard.run_folder import AgentRecord, EnvironmentRecord, ResultLine
 from benchmarks.leaderboard.summary import PlayedRun
 
 FAILURES_PER_SUCCESS: Final = 3
@@ -66,7 +66,7 @@ class EpisodeView:
     """Why it failed, or what went wrong on the way."""
 
 
-Replay = Callable[[EnvironmentRecord, ResultLine], EpisodeText]
+Replay = Callable[[EnvironmentRecord, AgentRecord, ResultLine], EpisodeText]
 
 
 def choose(lines: Sequence[ResultLine], limit: int) -> list[ResultLine]:
@@ -100,11 +100,11 @@ def view_episodes(
         limit: How many at most.
         replay: Says what was said in an episode; None where the text is not to be shown.
     """
-    environment = run.manifest.environment(cell[0])
+    environment, agent = run.manifest.environment(cell[0]), run.manifest.agent(cell[1])
     lines, seconds = run.lines[cell], run.seconds.get(cell, ())
     took = {(line.task, line.sample): s for line, s in zip(lines, seconds, strict=False)}
     for line in choose(lines, limit):
-        text, note = _text(environment, line, replay)
+        text, note = _text(environment, agent, line, replay)
         yield EpisodeView(
             line=line,
             seconds=took.get((line.task, line.sample)),
@@ -136,11 +136,11 @@ def _earned(line: ResultLine, name: str) -> float:
 
 
 def _text(
-    environment: EnvironmentRecord, line: ResultLine, replay: Replay | None
+    environment: EnvironmentRecord, agent: AgentRecord, line: ResultLine, replay: Replay | None
 ) -> tuple[EpisodeText | None, str | None]:
     if replay is None:
         return None, TEXT_IS_LICENSED
     try:
-        return replay(environment, line), None
+        return replay(environment, agent, line), None
     except Exception as error:  # noqa: BLE001 - environments and data of others; the page says it
         return None, f"The text could not be made again: {type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """The leaderboard of a run as people read it: in the terminal, as Markdown, CSV and a web page."""
 
 import csv
+import functools
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -70,7 +71,7 @@ def write_reports(
                 data=data,
                 with_licensed_text=with_text,
                 max_episodes=max_episodes,
-                advance=lambda task=task: progress.advance(task),
+                advance=functools.partial(progress.advance, task),
             )
             written.append(run / name)
     return written
@@ -221,7 +222,7 @@ def _matrix(board: Board) -> str:
 
 def _matrix_cell(cell: Cell | None) -> str:
     if cell is None or cell.success is None:
-        return "–" if cell is None else f"{cell.num_faults} faults"
+        return "-" if cell is None else f"{cell.num_faults} faults"
     text = percent(cell.success)
     if cell.rank is not None:
         text += f" · {rank_mark(cell)}"
@@ -258,7 +259,7 @@ def _row(values: Sequence[str]) -> str:
 
 def percent(interval: Interval) -> str:
     """Write a share and its interval in per cent."""
-    return f"{100 * interval.mean:.1f} ({100 * interval.low:.1f}–{100 * interval.high:.1f})"
+    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
@@ -317,12 +318,12 @@ def _environment_table(board: Board, environment: str) -> Table:
         table.add_row(
             rank_mark(cell),
             Text(visible(board.run.manifest.agent(cell.agent).name)),
-            Text("–" if cell.success is None else percent(cell.success)),
+            Text("-" if cell.success is None else percent(cell.success)),
             Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
-            "–" if cell.return_ is None else f"{cell.return_.mean:.2f}",
-            "–" if cost is None else f"{cost.calls:.1f}",
-            "–" if cost is None else f"{cost.tokens:,.0f}",
-            "–" if cost is None or cost.seconds is None else f"{cost.seconds:.2f}",
+            "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",
+            "-" if cost is None else f"{cost.calls:.1f}",
+            "-" if cost is None else f"{cost.tokens:,.0f}",
+            "-" if cost is None or cost.seconds is None else f"{cost.seconds:.2f}",
             str(cell.num_faults) if cell.num_faults else "",
             style="bold" if cell.rank == 1 else "",
         )

@@ -136,7 +136,7 @@ def test_pairing_finds_what_unpaired_intervals_cannot():
 @pytest.mark.parametrize(
     ("first", "second", "low", "high", "p_value"),
     [
-        (1, 1, -0.8418, 0.8418, 1.0),  # of two tasks that are equal, at least 0.025 ** 0.5 = 0.1581
+        (1, 1, -0.8419, 0.8419, 1.0),  # of two tasks that are equal, at least 0.025 ** 0.5 = 0.1581
         (1, 0, -0.6838, 1.0, 0.5),  # 0.1581 - (1 - 0.1581)
         (0, 1, -1.0, 0.6838, 0.5),
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.leaderboard.summary import read_run, summarise
-from tests.benchmarks.leaderboard_runs import LICENSED, PUBLIC, make_run
+from tests.benchmarks.leaderboard.played_runs import LICENSED, PUBLIC, make_run
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,7 @@ def agent(slug):
         kind={"oracle": "oracle", "best": "react", "some": "react", "hostile": "random"}[slug],
         model="tiny" if has_model else None,
         weights_sha256={},
+        tool_format=None,
         settings={},
         train=None,
         prices=Prices(prompt=1.0, completion=2.0) if has_model else None,
