@@ -51,6 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     report = _add(commands, "report", _report, "write leaderboard.md, .csv and .html")
     report.add_argument("run", type=Path)
     _add_data(report)
+    report.add_argument(
+        "--text",
+        action="store_true",
+        help="also write a page with the text of licensed data sets, for your own eyes",
+    )
     compare = _add(commands, "compare", _compare, "compare two agents on the same tasks")
     compare.add_argument("run", type=Path)
     compare.add_argument("agent_a")
@@ -171,7 +176,7 @@ def _verify(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from benchmarks.leaderboard.report import print_table, write_reports
 
-    write_reports(options.run, options.data)
+    write_reports(options.run, options.data, text=options.text)
     print_table(options.run)
 
 
