@@ -1,8 +1,9 @@
 """``agent-r1-eval``: measure a language model in an environment."""
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.evaluation import Evaluation, evaluate_policy
 from agent_trainers.files import write_json
+from agent_trainers.policies import Policy
 from agent_trainers.policies.transformers import transformers_policy
 from agent_trainers.trajectory import save_trajectories
 
@@ -107,14 +109,15 @@ def run(arguments: Sequence[str]) -> None:
         env_kwargs["tool_format"] = options.tool_format
     make_env = functools.partial(gym.make, options.env, **env_kwargs)
     ks = options.pass_at or sorted({1, options.samples_per_task})
-    evaluation = evaluate_policy(
-        make_env,
-        _serve_policy(options, make_env) if options.base_url else _load_policy(options),
-        _tasks(make_env, options.num_tasks),
-        samples_per_task=options.samples_per_task,
-        ks=ks,
-        seed=options.seed,
-    )
+    with _open_policy(options, make_env) as policy:
+        evaluation = evaluate_policy(
+            make_env,
+            policy,
+            _tasks(make_env, options.num_tasks),
+            samples_per_task=options.samples_per_task,
+            ks=ks,
+            seed=options.seed,
+        )
     if options.output:
         write_json(options.output, _as_json(options, env_kwargs, evaluation))
     if options.trajectories:
@@ -140,9 +143,7 @@ def _check(options: EvaluateArguments) -> None:
 def _check_source(options: EvaluateArguments) -> None:
     if options.base_url is None:
         if options.api_key_env is not None:
-            raise ConfigurationError(
-                "--api_key_env goes with --base_url."
-            )
+            raise ConfigurationError("--api_key_env goes with --base_url.")
         if options.tool_format == "openai":
             raise ConfigurationError(
                 "--tool_format openai is for served models: pass --base_url, or leave it out and "
@@ -155,15 +156,17 @@ def _check_source(options: EvaluateArguments) -> None:
         raise ConfigurationError("--top_k is no parameter of OpenAI's API; use --top_p.")
 
 
-def _serve_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
+    if options.base_url is None or options.model is None:
+        yield _load_policy(options)
+        return
     from agent_trainers.policies.openai import OpenAIPolicy
 
     env = make_env()
     _, info = env.reset(seed=0)
     env.close()
-    assert options.base_url is not None
-    assert options.model is not None
-    return OpenAIPolicy(
+    policy = OpenAIPolicy(
         base_url=options.base_url,
         model=options.model,
         tool_format=info.get("tool_format", "hermes"),
@@ -174,9 +177,11 @@ def _serve_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> An
         max_concurrency=options.max_concurrency,
         timeout_seconds=options.request_timeout,
     )
+    with contextlib.closing(policy):
+        yield policy
 
 
-def _load_policy(options: EvaluateArguments) -> Any:
+def _load_policy(options: EvaluateArguments) -> Policy:
     name = options.model or str(TINY_POLICY)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")

@@ -206,6 +206,6 @@ def _api_key(variable: str | None) -> str:
 
 def _reason(error: Any) -> str:
     """Return what the server said about a request that it refused."""
-    body = error.body if isinstance(error.body, dict) else {}
+    body = error.body if isinstance(error.body, dict) else {"message": error.body}
     code, text = body.get("code"), body.get("message") or error.message
     return f"{text} ({code})"[:_MAX_REASON_CHARS] if code else str(text)[:_MAX_REASON_CHARS]
