@@ -138,6 +138,6 @@ def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def context_length(model: Any) -> int:
-    """Return how many tokens the model can attend to."""
-    config = model.config.get_text_config()
+    """Return how many tokens a model, or one with this config, can attend to."""
+    config = getattr(model, "config", model).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or 2**20)

@@ -7,21 +7,13 @@ folder.
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from agent_envs.core.lookup import lookup
+from agent_trainers.policies import Usage
 from agent_trainers.rollout import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import Trajectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What was asked of a model."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +24,7 @@ class PlayedEpisode:
     """The attempt that counts."""
     attempts: tuple[Trajectory, ...] = ()
     """Earlier or other attempts, which cost but do not count."""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     """Over all attempts."""
 
 

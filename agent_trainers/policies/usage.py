@@ -1,0 +1,63 @@
+"""What an episode asks of a model: calls and tokens, of a served model or a local one."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_envs.core.messages import Message
+from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
+
+
+class MeteredPolicy:
+    """Counts what each episode asks of another policy; safe to call from many threads."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Count for `policy`, which acts as if it were alone."""
+        self._policy = policy
+        self._lock = threading.Lock()
+        # By the episode's own generator, which is what tells episodes apart here.
+        self._by_episode: dict[np.random.Generator, Usage] = {}
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Return one generation per request, in order."""
+        generations = self._policy.generate(requests)
+        with self._lock:
+            for request, generation in zip(requests, generations, strict=True):
+                before = self._by_episode.get(request.rng, Usage())
+                self._by_episode[request.rng] = before + usage_of(generation)
+        return generations
+
+    def count_tokens(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
+    ) -> int:
+        """Count the tokens of a state."""
+        return self._policy.count_tokens(messages, tools)
+
+    def encode(self, request: GenerationRequest) -> list[int] | None:
+        """Return the tokens of a state; None where it does not fit."""
+        return self._policy.encode(request)
+
+    def usage(self, rng: np.random.Generator) -> Usage:
+        """Return what the episode with this generator has asked for so far."""
+        return self._by_episode.get(rng, Usage())
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on what else the policy has: whether and how it may be called concurrently."""
+        if name == "_policy":  # not set yet, as while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._policy, name)
+
+
+def usage_of(generation: Generation) -> Usage:
+    """Return what one generation took: as a server counted it, else by the tokens themselves."""
+    if generation.usage is not None:
+        return generation.usage
+    if generation.finish_reason == "overflow":
+        return Usage()
+    return Usage(
+        calls=1,
+        prompt_tokens=len(generation.prompt_ids),
+        completion_tokens=len(generation.completion_ids),
+    )

@@ -1,0 +1,101 @@
+"""The way to vLLM's offline engine, with a stand-in for the package."""
+
+import sys
+import types
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from agent_envs.errors import MissingExtraError
+from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers.policies import GenerationRequest
+from agent_trainers.policies.vllm import vllm_policy
+
+TOKENIZER = AutoTokenizer.from_pretrained(TINY_POLICY)
+WORDS = TOKENIZER("<answer>", add_special_tokens=False).input_ids
+
+
+@dataclass
+class SamplingParams:
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    logprobs: int
+    stop_token_ids: list
+
+
+@dataclass
+class Logprob:
+    logprob: float
+
+
+class LLM:
+    """Says the same to everything; the second prompt's turn is cut off."""
+
+    calls = []  # noqa: RUF012 - emptied by the fixture
+
+    def __init__(self, model, max_model_len):
+        self.model, self.max_model_len = model, max_model_len
+
+    def generate(self, prompts, sampling_params, *, use_tqdm):
+        self.calls.append((prompts, sampling_params))
+        outputs = []
+        for i in range(len(prompts)):
+            ids = [*WORDS, TOKENIZER.eos_token_id] if i != 1 else list(WORDS)
+            output = types.SimpleNamespace(
+                token_ids=tuple(ids),
+                logprobs=[{token: Logprob(-0.5)} for token in ids],
+                finish_reason="stop" if i != 1 else "length",
+            )
+            outputs.append(types.SimpleNamespace(outputs=[output]))
+        return outputs
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    module = types.ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, SamplingParams
+    module.__spec__ = types.SimpleNamespace(name="vllm")
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(LLM, "calls", [])
+    return LLM
+
+
+def request(text, seed=0):
+    return GenerationRequest(
+        messages=[{"role": "user", "content": text}],
+        tools=None,
+        previous=None,
+        rng=np.random.default_rng(seed),
+    )
+
+
+def test_turns_are_sampled_on_token_ids_with_a_seed_of_each_episode(engine):
+    policy = vllm_policy(str(TINY_POLICY), max_new_tokens=8, temperature=0.5)
+    whole, cut = policy.generate([request("where ?", seed=1), request("who ?", seed=2)])
+    ((prompts, settings),) = engine.calls
+    assert prompts[0] == {"prompt_token_ids": whole.prompt_ids}
+    assert [s.seed for s in settings] == [
+        int(np.random.default_rng(seed).integers(2**31)) for seed in (1, 2)
+    ]
+    assert (settings[0].max_tokens, settings[0].temperature) == (8, 0.5)
+    assert (whole.finish_reason, cut.finish_reason) == ("stop", "length")
+    assert whole.completion_ids == [*WORDS, TOKENIZER.eos_token_id]
+    assert whole.logprobs == pytest.approx([-0.5] * len(whole.completion_ids))
+    assert whole.text == TOKENIZER.decode(WORDS)
+
+
+def test_a_state_that_does_not_fit_is_not_sent(engine):
+    policy = vllm_policy(str(TINY_POLICY), max_new_tokens=8, max_model_len=10)
+    (generation,) = policy.generate([request("where ? " * 5)])
+    assert generation.finish_reason == "overflow"
+    assert engine.calls == []
+
+
+def test_without_vllm_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[vllm\]'"):
+        vllm_policy(str(TINY_POLICY), max_new_tokens=8)
