@@ -108,7 +108,7 @@ def _scored_sentences(question: str, passages: str) -> Iterator[tuple[float, str
     asked = set(_words(question)) - _STOP_WORDS
     position = 0
     for title, text in _hits(passages):
-        in_title = 0.5 * len(asked & set(_words(title)))
+        in_title = len(asked & set(_words(title)))
         for sentence in _SENTENCE.split(text):
             position += 1
             yield len(asked & set(_words(sentence))) + in_title - 0.01 * position, sentence

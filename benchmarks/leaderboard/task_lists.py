@@ -20,9 +20,12 @@ def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> ToolEnv:
     """Make an environment whose tasks can be listed.
 
     Raises:
-        ConfigurationError: If it is no `ToolEnv`.
+        ConfigurationError: If it is no `ToolEnv`, or does not take its arguments.
     """
-    env = make_env().unwrapped
+    try:
+        env = make_env().unwrapped
+    except TypeError as error:  # an unknown argument
+        raise ConfigurationError(f"An environment could not be made: {error}.") from None
     if not isinstance(env, ToolEnv):
         raise ConfigurationError(f"{env}: the leaderboard plays environments with tools (ToolEnv).")
     return env
