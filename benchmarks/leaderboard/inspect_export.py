@@ -61,6 +61,9 @@ def make_log(
         "environment": dataclasses.asdict(environment),
         "agent": dataclasses.asdict(agent),
         "tasks": [dataclasses.asdict(entry) for entry in tasks],
+        "left_out": [dataclasses.asdict(one) for one in manifest.left_out],
+        # Where they stand in the manifest, so that a run comes back in its order.
+        "position": [manifest.environments.index(environment), manifest.agents.index(agent)],
     }
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     spec = EvalSpec(
@@ -201,8 +204,7 @@ def _tool_calls(step: ReplayedStep, number: int) -> list[Any] | None:
 
     if step.understood.get("kind") != "tool_call":
         return None
-    arguments = json.loads(_encodable(json.dumps(step.understood["arguments"])))
-    arguments = json.loads(_encodable(json.dumps(arguments, ensure_ascii=False)))
+    arguments = _encodable_arguments(step.understood["arguments"])
     return [ToolCall(id=f"call_{number}", function=step.understood["name"], arguments=arguments)]
 
 
@@ -220,6 +222,16 @@ def _observation(step: ReplayedStep, number: int) -> Any:
         function=step.understood["name"],
         error=None if step.error is None else ToolCallError(type=kind, message=content),
     )
+
+
+def _encodable_arguments(value: Any) -> Any:
+    if isinstance(value, str):
+        return _encodable(value)
+    if isinstance(value, Mapping):
+        return {_encodable(key): _encodable_arguments(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encodable_arguments(item) for item in value]
+    return value
 
 
 def _encodable(text: str) -> str:

@@ -11,7 +11,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +25,13 @@ from benchmarks.leaderboard.run_folder import (
     Protocol,
     ResultLine,
     TaskEntry,
+    is_slug,
     line_record,
     make_slug,
     tasks_text,
 )
+from benchmarks.leaderboard.summary import IMPORTED
 
-FOREIGN: Final = "inspect_ai:"
-"""Begins the id of an environment that is known from a log only."""
 NOT_VERIFIABLE: Final = (
     "Not known. Read from a log of inspect_ai: nothing can play the episodes again, so the scores "
     "are not verified."
@@ -42,6 +42,7 @@ _LIMITS: Final[Mapping[str, StopReason]] = {
     "message": StopReason.TURN_LIMIT,
     "turn": StopReason.TURN_LIMIT,
 }
+_RECORDED: Final = ("protocol", "environment", "agent", "tasks", "left_out", "position")
 _PASSES: Final = ("C", "correct", "yes", True)
 
 
@@ -61,6 +62,10 @@ class LogContents:
     """Result lines."""
     seconds: list[float | None]
     """Seconds of each episode."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """What the run left out."""
+    position: list[int] = field(default_factory=list)
+    """Where environment and agent stood in the run's manifest, if it came from one."""
 
     def seconds_records(self) -> list[dict[str, Any]]:
         """Return the lines of the run folder's file of seconds."""
@@ -82,8 +87,9 @@ def read_contents(path: Path) -> LogContents:
     if RECORD_KEY not in (log.eval.metadata or {}):
         return _foreign(log)
     try:
-        record = json.loads(log.eval.metadata[RECORD_KEY])
-        lines = [json.loads(sample.metadata[RECORD_KEY]) for sample in log.samples]
+        record = _json(log.eval.metadata[RECORD_KEY])
+        lines = [_json(sample.metadata[RECORD_KEY]) for sample in log.samples]
+        _check_places(record)
         order = {entry["task"]: i for i, entry in enumerate(record["tasks"])}
         both = sorted(
             zip(lines, log.samples, strict=True),
@@ -92,7 +98,7 @@ def read_contents(path: Path) -> LogContents:
         for line, sample in both:
             _check_score(line, sample, path)
         return LogContents(
-            **{key: record[key] for key in ("protocol", "environment", "agent", "tasks")},
+            **{key: record[key] for key in _RECORDED},
             lines=[line for line, _ in both],
             seconds=[sample.total_time for _, sample in both],
         )
@@ -102,6 +108,27 @@ def read_contents(path: Path) -> LogContents:
         raise DataError(
             f"{path}: its record of the run is malformed ({type(error).__name__}: {error})."
         ) from None
+
+
+def _json(text: str) -> Any:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no number of JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _check_places(record: Mapping[str, Any]) -> None:
+    """Check what becomes names of files, and their order; the rest is checked as it is read back.
+
+    Raises:
+        ValueError: If a name is no plain name, or the order no two numbers.
+    """
+    for kind in ("environment", "agent"):
+        if not is_slug(record[kind]["slug"]):
+            raise ValueError(f"{kind}: slug {record[kind]['slug']!r} is no plain name")
+    first, second = record["position"]
+    if not (isinstance(first, int) and isinstance(second, int)):
+        raise ValueError(f"position {record['position']!r} is not two numbers")
 
 
 def _read(path: Path) -> Any:
@@ -160,7 +187,7 @@ def _foreign(log: Any) -> LogContents:
 def _environment(spec: Any, slug: str, entries: Sequence[TaskEntry]) -> EnvironmentRecord:
     return EnvironmentRecord(
         slug=slug,
-        id=f"{FOREIGN}{_plain(spec.task)}",
+        id=f"{IMPORTED}{_plain(spec.task)}",
         kwargs={},
         max_turns=None,
         reward_terms={},

@@ -129,17 +129,26 @@ def _write_run(contents: Sequence[tuple[Path, LogContents]], folder: Path) -> No
     manifest = {
         "format_version": FORMAT_VERSION,
         "protocol": protocol["protocol"],
-        "environments": list(environments.values()),
-        "agents": list(agents.values()),
-        "left_out": [],
+        "environments": _in_order(
+            environments, {log.environment["slug"]: log.position[:1] for _, log in contents}
+        ),
+        "agents": _in_order(agents, {log.agent["slug"]: log.position[1:] for _, log in contents}),
+        "left_out": contents[0][1].left_out,
     }
     _write_json(run.manifest_path, manifest)
     for environment, entries in tasks.items():
         _write_json(run.tasks_path(environment), entries)
     read_run(folder)
     checked = run.read_manifest()
+    for record in checked.environments:
+        run.read_tasks(record.slug)
     if all(run.results_path(e.slug, a.slug).exists() for e, a in checked.cells):
         run.write_checksums(checked)
+
+
+def _in_order(records: Mapping[str, Any], positions: Mapping[str, list[int]]) -> list[Any]:
+    """Return records in the order of the run they came from; without one, as they were read."""
+    return [records[slug] for slug in sorted(records, key=lambda slug: positions[slug])]
 
 
 def _agree(known: dict[str, Any], name: str, value: Any, path: Path) -> None:

@@ -19,7 +19,7 @@ from agent_trainers.files import write_text
 from benchmarks.leaderboard.episodes import EpisodeView, TextSource, view_episodes
 from benchmarks.leaderboard.replay import ReplayedEpisode
 from benchmarks.leaderboard.statistics import CONFIDENCE, RANK_RULE, Comparison, Interval
-from benchmarks.leaderboard.summary import Board, Cell, is_upper_bound
+from benchmarks.leaderboard.summary import Board, Cell, is_upper_bound, is_verifiable
 from benchmarks.leaderboard.visible_text import visible
 
 MAX_EPISODE_CHARS: Final = 3_000_000
@@ -83,6 +83,7 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
         rank_rule=RANK_RULE,
         confidence=f"{CONFIDENCE:.0%}",
         is_upper_bound=is_upper_bound,
+        is_verifiable=is_verifiable,
         shown=shown,
         style=style,
         script=script,
