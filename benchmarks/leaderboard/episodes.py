@@ -4,13 +4,16 @@ Results hold actions and scores only. What the environment said is found by play
 again, and is published only where the text may be: in environments that make their own tasks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
+from agent_envs.errors import DataError
 from agent_trainers.trajectory import StopReason
-from benchmarks.leaderboard.run_folder import AgentRecord, EnvironmentRecord, ResultLine
+from benchmarks.leaderboard.replay import ReplayedEpisode, Replayer
+from benchmarks.leaderboard.run_folder import EnvironmentRecord, Manifest, ResultLine
 from benchmarks.leaderboard.summary import PlayedRun
 
 FAILURES_PER_SUCCESS: Final = 3
@@ -29,28 +32,6 @@ TEXT_IS_LICENSED: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepText:
-    """What a replay says about a step."""
-
-    action: Mapping[str, Any]
-    """What was understood: the tool and its arguments, the answer, or the mistake."""
-    observation: str
-    """What the environment said to it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeText:
-    """What a replay says about an episode."""
-
-    question: str
-    """What was asked."""
-    answers: Sequence[str]
-    """Gold answers."""
-    steps: Sequence[StepText]
-    """One per action."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeView:
     """An episode to look at."""
 
@@ -58,7 +39,7 @@ class EpisodeView:
     """What was recorded."""
     seconds: float | None
     """How long it took, if that was kept."""
-    text: EpisodeText | None
+    text: ReplayedEpisode | None
     """What was said, where it may be shown."""
     note: str | None
     """Why there is no text."""
@@ -66,7 +47,44 @@ class EpisodeView:
     """Why it failed, or what went wrong on the way."""
 
 
-Replay = Callable[[EnvironmentRecord, AgentRecord, ResultLine], EpisodeText]
+class TextSource:
+    """Finds what was said in recorded episodes; keeps the environment of the last one."""
+
+    def __init__(self, manifest: Manifest, data: Path | None) -> None:
+        """Play with the data sets below the folder `data`; None where none is needed."""
+        self._manifest, self._data = manifest, data
+        self._key: tuple[str, str | None] | None = None
+        self._replayer: Replayer | None = None
+
+    def find(self, line: ResultLine) -> ReplayedEpisode:
+        """Play an episode again.
+
+        Raises:
+            AgentEnvsError: If it cannot be played, or does not go as it was recorded: the data, or
+                the environment's version, are others.
+        """
+        episode = self._open(line).replay(line)
+        for number, (step, recorded) in enumerate(zip(episode.steps, line.rewards, strict=True), 1):
+            if step.reward != recorded:
+                raise DataError(
+                    f"step {number} earns {step.reward:g} here; {recorded:g} was recorded."
+                )
+        return episode
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._replayer is not None:
+            self._replayer.close()
+        self._replayer = self._key = None
+
+    def _open(self, line: ResultLine) -> Replayer:
+        agent = self._manifest.agent(line.agent)
+        key = line.environment, agent.tool_format
+        if self._replayer is None or self._key != key:
+            self.close()
+            environment = self._manifest.environment(line.environment)
+            self._replayer, self._key = Replayer(environment, agent, self._data), key
+        return self._replayer
 
 
 def choose(lines: Sequence[ResultLine], limit: int) -> list[ResultLine]:
@@ -90,7 +108,7 @@ def view_episodes(
     cell: tuple[str, str],
     *,
     limit: int,
-    replay: Replay | None,
+    source: TextSource | None,
 ) -> Iterator[EpisodeView]:
     """Yield the episodes of a cell that are worth showing.
 
@@ -98,13 +116,13 @@ def view_episodes(
         run: What was played.
         cell: Environment and agent.
         limit: How many at most.
-        replay: Says what was said in an episode; None where the text is not to be shown.
+        source: Says what was said in an episode; None where the text is not to be shown.
     """
-    environment, agent = run.manifest.environment(cell[0]), run.manifest.agent(cell[1])
+    environment = run.manifest.environment(cell[0])
     lines, seconds = run.lines[cell], run.seconds.get(cell, ())
     took = {(line.task, line.sample): s for line, s in zip(lines, seconds, strict=False)}
     for line in choose(lines, limit):
-        text, note = _text(environment, agent, line, replay)
+        text, note = find_text(line, source)
         yield EpisodeView(
             line=line,
             seconds=took.get((line.task, line.sample)),
@@ -135,12 +153,13 @@ def _earned(line: ResultLine, name: str) -> float:
     return sum(terms.get(name, 0.0) for terms in line.reward_terms)
 
 
-def _text(
-    environment: EnvironmentRecord, agent: AgentRecord, line: ResultLine, replay: Replay | None
-) -> tuple[EpisodeText | None, str | None]:
-    if replay is None:
+def find_text(
+    line: ResultLine, source: TextSource | None
+) -> tuple[ReplayedEpisode | None, str | None]:
+    """Return what was said in an episode, or why that is not known."""
+    if source is None:
         return None, TEXT_IS_LICENSED
     try:
-        return replay(environment, agent, line), None
+        return source.find(line), None
     except Exception as error:  # noqa: BLE001 - environments and data of others; the page says it
         return None, f"The text could not be made again: {type(error).__name__}: {error}"

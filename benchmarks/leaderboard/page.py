@@ -16,10 +16,10 @@ from typing import Any, Final
 import jinja2
 
 from agent_trainers.files import write_text
-from benchmarks.leaderboard.episode_text import TextReplay
-from benchmarks.leaderboard.episodes import EpisodeText, EpisodeView, Replay, view_episodes
+from benchmarks.leaderboard.episodes import EpisodeView, TextSource, view_episodes
+from benchmarks.leaderboard.replay import ReplayedEpisode
 from benchmarks.leaderboard.statistics import CONFIDENCE, RANK_RULE, Comparison, Interval
-from benchmarks.leaderboard.summary import Board, Cell, is_upper_bound
+from benchmarks.leaderboard.summary import Board, Cell, is_upper_bound, is_verifiable
 from benchmarks.leaderboard.visible_text import visible
 
 MAX_EPISODE_CHARS: Final = 3_000_000
@@ -49,13 +49,14 @@ def write_page(
     """
     texts = _Texts()
     episodes: dict[str, list[dict[str, Any]]] = {}
-    with TextReplay(data) as replay:
-        for cell in board.cells:
-            is_public = board.run.manifest.environment(cell[0]).is_text_public
-            own: Replay | None = replay if is_public or with_licensed_text else None
-            views = view_episodes(board.run, cell, limit=max_episodes, replay=own)
-            episodes["/".join(cell)] = [_episode(view, texts) for view in views]
-            advance()
+    source = TextSource(board.run.manifest, data)
+    for cell in board.cells:
+        is_public = board.run.manifest.environment(cell[0]).is_text_public
+        own = source if is_public or with_licensed_text else None
+        views = view_episodes(board.run, cell, limit=max_episodes, source=own)
+        episodes["/".join(cell)] = [_episode(view, texts) for view in views]
+        advance()
+    source.close()
     episodes, shown = _fit(episodes, max_episodes)
     payload = _payload(board) | {
         "episodes": episodes,
@@ -82,6 +83,7 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
         rank_rule=RANK_RULE,
         confidence=f"{CONFIDENCE:.0%}",
         is_upper_bound=is_upper_bound,
+        is_verifiable=is_verifiable,
         shown=shown,
         style=style,
         script=script,
@@ -234,10 +236,10 @@ def _step(view: EpisodeView, i: int, texts: _Texts) -> dict[str, Any]:
     return step | _step_text(view.text, i, texts)
 
 
-def _step_text(text: EpisodeText | None, i: int, texts: _Texts) -> dict[str, Any]:
+def _step_text(text: ReplayedEpisode | None, i: int, texts: _Texts) -> dict[str, Any]:
     if text is None:
         return {}
-    action, observation = text.steps[i].action, text.steps[i].observation
+    action, observation = text.steps[i].understood, text.steps[i].observation
     shown: dict[str, Any] = {}
     if "name" in action:
         arguments = action.get("arguments") or {}

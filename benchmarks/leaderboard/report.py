@@ -19,12 +19,20 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.files import write_text
 from benchmarks.leaderboard.page import write_page
 from benchmarks.leaderboard.statistics import CONFIDENCE, RANK_RULE, Interval
-from benchmarks.leaderboard.summary import Board, Cell, PlayedRun, read_run, summarise
+from benchmarks.leaderboard.summary import (
+    Board,
+    Cell,
+    PlayedRun,
+    is_verifiable,
+    read_run,
+    summarise,
+)
 from benchmarks.leaderboard.visible_text import csv_cell, markdown_cell, visible
 
 MAX_EPISODES: Final = 20
 PAGE: Final = "leaderboard.html"
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
+NOT_VERIFIED: Final = " (not verifiable)"
 _BAR_WIDTH: Final = 20
 _MAX_NAME_WIDTH: Final = 24
 _MIN_WIDTH: Final = 110
@@ -214,7 +222,8 @@ def _matrix(board: Board) -> str:
     lines = [_row(["environment", *names]), "|---" + "|---:" * len(names) + "|"]
     for environment in board.environments:
         cells = [board.cells.get((environment, agent)) for agent in board.agents]
-        lines.append(_row([f"`{environment}`", *map(_matrix_cell, cells)]))
+        mark = "" if is_verifiable(board.run.manifest.environment(environment)) else NOT_VERIFIED
+        lines.append(_row([f"`{environment}`{mark}", *map(_matrix_cell, cells)]))
     overall = [board.overall[agent] for agent in board.agents]
     lines.append(_row(["**mean**", *(percent(one) if one else "" for one in overall)]))
     return "\n".join(lines)
@@ -226,7 +235,7 @@ def _matrix_cell(cell: Cell | None) -> str:
     text = percent(cell.success)
     if cell.rank is not None:
         text += f" · {rank_mark(cell)}"
-    return f"**{text}**" if cell.rank == 1 else text
+    return f"**{text}**" if cell.is_leading else text
 
 
 def _costs(board: Board) -> str:
@@ -263,11 +272,13 @@ def percent(interval: Interval) -> str:
 
 
 def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
+    record = board.run.manifest.environment(environment)
     agent = board.run.manifest.agent(cell.agent)
     cost = cell.cost
     row: dict[str, Any] = {
         "environment": environment,
-        "environment_id": board.run.manifest.environment(environment).id,
+        "environment_id": csv_cell(record.id),
+        "is_verifiable": is_verifiable(record),
         "agent": csv_cell(agent.name),
         "kind": csv_cell(agent.kind),
         "model": csv_cell(agent.model or ""),
@@ -305,7 +316,8 @@ def _ordered(board: Board) -> Iterator[tuple[str, Cell]]:
 
 def _environment_table(board: Board, environment: str) -> Table:
     record = board.run.manifest.environment(environment)
-    title = Text(f"{environment} · {visible(record.id)} · {record.num_tasks} tasks")
+    mark = "" if is_verifiable(record) else NOT_VERIFIED
+    title = Text(f"{environment}{mark} · {visible(record.id)} · {record.num_tasks} tasks")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("agent", max_width=_MAX_NAME_WIDTH, overflow="fold")
@@ -325,7 +337,7 @@ def _environment_table(board: Board, environment: str) -> Table:
             "-" if cost is None else f"{cost.tokens:,.0f}",
             "-" if cost is None or cost.seconds is None else f"{cost.seconds:.2f}",
             str(cell.num_faults) if cell.num_faults else "",
-            style="bold" if cell.rank == 1 else "",
+            style="bold" if cell.is_leading else "",
         )
     return table
 

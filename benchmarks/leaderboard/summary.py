@@ -18,7 +18,13 @@ from typing import Final
 import numpy as np
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
-from benchmarks.leaderboard.run_folder import AgentRecord, Manifest, ResultLine, RunFolder
+from benchmarks.leaderboard.run_folder import (
+    AgentRecord,
+    EnvironmentRecord,
+    Manifest,
+    ResultLine,
+    RunFolder,
+)
 from benchmarks.leaderboard.statistics import (
     Comparison,
     Interval,
@@ -29,6 +35,8 @@ from benchmarks.leaderboard.statistics import (
     ranks_with_ties,
 )
 
+IMPORTED: Final = "inspect_ai:"
+"""Begins the id of an environment that is known from a log only."""
 MAX_LABEL_VALUES: Final = 12
 """A label with more values than this is an identifier, and no type to break scores down by."""
 
@@ -111,6 +119,8 @@ class Cell:
     and for an upper bound."""
     is_tied: bool
     """Whether another agent shares the rank."""
+    is_leading: bool
+    """Whether the rank is the first, and not every agent's."""
     pass_at: Mapping[int, float]
     """pass@k: at least one of k samples is right."""
     pass_hat: Mapping[int, float]
@@ -220,6 +230,11 @@ def is_upper_bound(agent: AgentRecord) -> bool:
     return agent.kind == "oracle"
 
 
+def is_verifiable(environment: EnvironmentRecord) -> bool:
+    """Return whether episodes can be played again; those read from others' logs cannot."""
+    return not environment.id.startswith(IMPORTED)
+
+
 def scored(lines: Iterable[ResultLine]) -> list[ResultLine]:
     """Return the episodes that count: those without a fault of the infrastructure."""
     return [line for line in lines if line.is_scored]
@@ -243,7 +258,8 @@ def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]
         success=_success(lines, rng),
         return_=_return(lines, rng),
         rank=rank,
-        is_tied=list(ranks.values()).count(rank) > 1 if rank is not None else False,
+        is_tied=rank is not None and list(ranks.values()).count(rank) > 1,
+        is_leading=rank == 1 and max(ranks.values()) > 1,
         pass_at=_over_samples(lines, pass_at_k),
         pass_hat=_over_samples(lines, pass_hat_k),
         cost=_cost(every, run.seconds.get((environment, agent), ())),

@@ -24,7 +24,7 @@ def write_config(folder, text=CONFIG, name="config.yaml"):
     return path
 
 
-def data_folder(folder, hotpot_file):
+def make_data_folder(folder, hotpot_file):
     data = Path(folder) / "data"
     data.mkdir()
     shutil.copyfile(hotpot_file, data / "hotpot.jsonl")

@@ -8,19 +8,6 @@ from benchmarks.leaderboard.summary import read_run, summarise
 from tests.benchmarks.leaderboard.played_runs import LICENSED, PUBLIC, make_run
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory, hotpot_file):
-    from pathlib import Path
-
-    return Path(hotpot_file).parent
-
-
-@pytest.fixture(scope="module")
-def board(tmp_path_factory, data):
-    folder = make_run(tmp_path_factory.mktemp("runs") / "run", data)
-    return summarise(read_run(folder))
-
-
 def test_a_cell_holds_the_mean_with_its_interval(board):
     cell = board.cells[PUBLIC, "some"]
     assert cell.success.mean == 3 / 8
@@ -66,17 +53,17 @@ def test_mistakes_and_reward_terms_are_counted(board):
     assert cell.stop_reasons == {"answered": 8}
 
 
-def test_a_fault_of_the_infrastructure_is_not_scored(tmp_path, data):
-    folder = make_run(tmp_path / "run", data, faults=[(PUBLIC, "some", 3)])
+def test_a_fault_of_the_infrastructure_is_not_scored(tmp_path, data_folder):
+    folder = make_run(tmp_path / "run", data_folder, faults=[(PUBLIC, "some", 3)])
     cell = summarise(read_run(folder)).cells[PUBLIC, "some"]
     assert (cell.num_faults, cell.num_episodes) == (1, 7)
     assert cell.success.mean == 3 / 7
     assert cell.stop_reasons["timeout"] == 1
 
 
-def test_a_cell_without_a_scored_episode_has_no_score(tmp_path, data):
+def test_a_cell_without_a_scored_episode_has_no_score(tmp_path, data_folder):
     faults = [(LICENSED, "some", task) for task in range(2)]
-    board = summarise(read_run(make_run(tmp_path / "run", data, faults=faults)))
+    board = summarise(read_run(make_run(tmp_path / "run", data_folder, faults=faults)))
     cell = board.cells[LICENSED, "some"]
     assert (cell.success, cell.rank, cell.num_faults) == (None, None, 2)
     assert board.overall["some"] is None
