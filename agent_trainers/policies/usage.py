@@ -43,11 +43,15 @@ class MeteredPolicy:
         """Return what the episode with this generator has asked for so far."""
         return self._by_episode.get(rng, Usage())
 
-    def __getattr__(self, name: str) -> Any:
-        """Pass on what else the policy has: whether and how it may be called concurrently."""
-        if name == "_policy":  # not set yet, as while it is unpickled
-            raise AttributeError(name)
-        return getattr(self._policy, name)
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether it may be called from many threads: as the policy says."""
+        return bool(getattr(self._policy, "is_concurrent", False))
+
+    @property
+    def max_concurrency(self) -> int:
+        """How many calls at once: as the policy says."""
+        return int(getattr(self._policy, "max_concurrency", 1))
 
 
 def usage_of(generation: Generation) -> Usage:
