@@ -50,12 +50,14 @@ def play_with_reflection(
         for i, trajectory in zip(waiting, played, strict=True):
             attempts[i].append(trajectory)
         # What failed through a fault says nothing about the task; whoever asked plays it again.
-        waiting = [
-            i for i in waiting if attempts[i][-1].is_scorable and not attempts[i][-1].success
-        ]
+        waiting = [i for i in waiting if _may_be_tried_again(attempts[i][-1])]
         if not waiting or trial == trials - 1:
             break
-        memory.reflect([(specs[i], attempts[i][-1]) for i in waiting])
+        errors = memory.reflect([(specs[i], attempts[i][-1]) for i in waiting])
+        for i, error in zip(waiting, errors, strict=True):
+            if error is not None:
+                attempts[i][-1] = _faulty(attempts[i][-1], error)
+        waiting = [i for i, error in zip(waiting, errors, strict=True) if error is None]
     return [
         PlayedEpisode(trajectory=tried[-1], attempts=tuple(tried[:-1]), usage=model.usage(spec.rng))
         for spec, tried in zip(specs, attempts, strict=True)
@@ -197,9 +199,13 @@ def transcript(trajectory: Trajectory) -> str:
     return "\n".join(lines)
 
 
+def _may_be_tried_again(attempt: Trajectory) -> bool:
+    return attempt.is_scorable and not attempt.success
+
+
 def _faulty(trajectory: Trajectory, error: str) -> Trajectory:
     """Return an attempt that could not be reflected on as one that a fault ended."""
-    return replace(trajectory, stop_reason=StopReason.ENVIRONMENT_ERROR, error=error)
+    return replace(trajectory, stop_reason=StopReason.POLICY_ERROR, error=error)
 
 
 def _answers(trajectory: Trajectory) -> tuple[str, ...]:
