@@ -28,7 +28,7 @@ from benchmarks.leaderboard.run_folder import (
     TaskEntry,
 )
 
-_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT)
+_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
