@@ -1,13 +1,15 @@
 """`StepGRPOTrainer`: GRPO on environment steps, on top of ``trl.GRPOTrainer``.
 
-Four methods of TRL are overridden, all here; ``tests/agent_trainers/test_trl_contract.py`` watches
+Five methods of TRL are overridden, all here; ``tests/agent_trainers/test_trl_contract.py`` watches
 what they rely on. TRL keeps doing models, PEFT, vLLM, reference models, log-probabilities,
 optimisation, logging, checkpoints and callbacks.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +18,7 @@ import numpy.typing as npt
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
@@ -33,6 +35,7 @@ from agent_trainers.batching import (
     loss_weights,
     make_rows,
     num_rows_per_rank,
+    pack,
     pad_right,
     padding_row,
     trim,
@@ -48,6 +51,10 @@ from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
+
+
+class Piece(dict[str, torch.Tensor]):
+    """Rows of a micro-batch that go through the model together, without needless padding."""
 
 
 class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -112,6 +119,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
         self._outcome_terms: frozenset[str] = getattr(probe.unwrapped, "outcome_terms", frozenset())
         _check_schedules(args, probe)
+        self._shares: dict[str, torch.Tensor] = {}
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self.advantages: dict[str, list[Any]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -140,12 +148,32 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Keep the column `task`. Relies on: TRL's own are the columns that a row may have."""
         self._signature_columns = ["task"]
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Cut off the columns that are padding in the whole micro-batch.
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Add up the gradient of a micro-batch piece by piece, so that memory stays flat.
 
-        Relies on: TRL generates here, pads the generation batch as a whole, and splits it.
+        Relies on: the `Trainer`'s own method takes the gradient of what `_prepare_inputs` returns,
+        once; TRL's does that too and counts micro-batches and their time.
         """
-        return trim(super()._prepare_inputs(generation_batch))
+        model.train()
+        batch = self._prepare_inputs(inputs)
+        started = time.perf_counter()
+        *pieces, last = self._pieces(batch)
+        loss = torch.zeros((), device=self.accelerator.device)
+        for piece in pieces:
+            with self._without_sync(model):
+                loss += Trainer.training_step(self, model, piece, num_items_in_batch)
+        loss += super().training_step(model, last, num_items_in_batch)
+        self._note_work([*pieces, last], time.perf_counter() - started)
+        self._log_shares()
+        return loss
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Let a piece pass as it is. Relies on: TRL plays, splits and buffers everything else."""
+        if isinstance(generation_batch, Piece):
+            return generation_batch
+        return super()._prepare_inputs(generation_batch)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play the episodes of `inputs` and return their rows.
@@ -173,14 +201,26 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the policy loss of a micro-batch: clipped policy gradient, or CISPO, and KL.
+        """Return the loss of a piece in training, of a whole batch in evaluation.
 
         TRL's own knows a ratio per token or per row, and a mean over tokens or rows; ours also
         knows steps and trajectories. Where both know a setting they agree, and a test says so.
-        Relies on: called for each micro-batch that `_prepare_inputs` returned, in training and in
-        evaluation; the gradients of an accumulation window and of all processes are summed and
-        divided by the number of processes.
+        Relies on: called for what `_prepare_inputs` returned, in training and in evaluation; the
+        gradients of an accumulation window and of all processes are summed and divided by the
+        number of processes.
         """
+        if isinstance(inputs, Piece):
+            return self._piece_loss(model, inputs)
+        loss = torch.zeros((), device=self.accelerator.device)
+        for piece in self._pieces(inputs):
+            loss = loss + self._piece_loss(model, piece)
+        self._log_shares()
+        return loss
+
+    # The loss
+
+    def _piece_loss(self, model: Any, inputs: Piece) -> torch.Tensor:
+        """Return the policy loss of a piece: clipped policy gradient, or CISPO, and KL."""
         mask, actions = inputs["tool_mask"], inputs["action_mask"]
         logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
             model,
@@ -214,15 +254,15 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss = loss * correction
         if (reference := inputs.get("ref_per_token_logps")) is not None:
             divergence = kl_divergence(logprobs, reference)
-            self._log_mean("kl", divergence, actions)
+            self._note_mean("kl", divergence, actions)
             if self.args.kl_placement == "loss":
                 if self.args.use_bias_correction_kl:
                     divergence = divergence * log_ratio.exp()
                 loss = loss + self.beta * divergence * actions
-        self._log_mean("entropy", entropies, actions)
-        self._log_mean("clip_ratio/low_mean", policy.is_clipped_low, mask)
-        self._log_mean("clip_ratio/high_mean", policy.is_clipped_high, mask)
-        self._log_mean(
+        self._note_mean("entropy", entropies, actions)
+        self._note_mean("clip_ratio/low_mean", policy.is_clipped_low, mask)
+        self._note_mean("clip_ratio/high_mean", policy.is_clipped_high, mask)
+        self._note_mean(
             "clip_ratio/region_mean", policy.is_clipped_low | policy.is_clipped_high, mask
         )
         total = self._reduce_loss(loss, inputs["loss_weights"])
@@ -243,12 +283,79 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             factor *= self.args.steps_per_generation / window
         return (loss * weights).sum() * factor
 
-    def _log_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Log a mean over the tokens in `mask`, over all processes."""
-        sums = torch.stack([(values.detach() * mask).sum(), mask.sum()]).float()
-        total, count = self.accelerator.reduce(sums, reduction="sum")
+    def _note_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Note a mean over the tokens in `mask`, to be logged for the whole micro-batch."""
+        self._note_share(name, (values.detach() * mask).sum(), mask.sum())
+
+    def _note_share(self, name: str, part: Any, whole: Any) -> None:
+        """Note a quotient of sums over all pieces and processes."""
+        share = torch.tensor([float(part), float(whole)])
+        self._shares[name] = self._shares.get(name, torch.zeros(2)) + share
+
+    def _note_work(self, pieces: Sequence[Piece], seconds: float) -> None:
+        """Note how much of what went through the model was of use, and how fast it went."""
+        forwarded = sum(p["prompt_ids"].numel() + p["completion_ids"].numel() for p in pieces)
+        real = sum(int(p["prompt_mask"].sum() + p["completion_mask"].sum()) for p in pieces)
+        trained = sum(int(p["tool_mask"].sum()) for p in pieces)
+        self._note_share("rows/padding_share", forwarded - real, forwarded)
+        self._note_share("rows/forwarded_per_trained_token", forwarded, trained)
+        self._note_share("rows/tokens_per_second", real * self.accelerator.num_processes, seconds)
+        self._note_share("time/train_seconds", seconds, 1.0)
+
+    def _log_shares(self) -> None:
+        """Put what was noted where TRL's `log` finds it. Every process notes the same names."""
         mode = "train" if self.model.training else "eval"
-        self._metrics[mode][name].append((total / count.clamp(min=1.0)).item())
+        sums = torch.stack(list(self._shares.values())).to(self.accelerator.device)
+        for name, (part, whole) in zip(
+            self._shares, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True
+        ):
+            self._metrics[mode][name].append(part / whole if whole else 0.0)
+        self._shares.clear()
+
+    # Pieces
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether weights are gathered in each pass, so that processes must pass in step."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def _pieces(self, batch: Mapping[str, torch.Tensor]) -> list[Piece]:
+        """Cut a micro-batch into pieces that fit the token budget."""
+        return [_take(batch, rows) for rows in self._in_step(self._cut(batch))]
+
+    def _in_step(self, cuts: list[list[int]]) -> list[list[int]]:
+        """Add pieces without rows, where processes must pass through the model together."""
+        if not self._is_sharded:
+            return cuts
+        missing = max(self._gather_int(len(cuts))) - len(cuts)
+        return [*[[]] * missing, *cuts]
+
+    def _cut(self, batch: Mapping[str, torch.Tensor]) -> list[list[int]]:
+        is_training = self.model.training
+        return pack(
+            batch["prompt_mask"].sum(dim=1).tolist(),
+            batch["completion_mask"].sum(dim=1).tolist(),
+            max_rows=self.args.per_device_train_batch_size
+            if is_training
+            else self.args.per_device_eval_batch_size,
+            max_tokens=self.args.max_tokens_per_micro_batch,
+        )
+
+    @contextmanager
+    def _without_sync(self, model: Any) -> Iterator[None]:
+        """Add up gradients in this process only: another piece follows."""
+        state = self.accelerator.gradient_state
+        is_last = state.sync_gradients
+        with ExitStack() as stack:
+            if is_last:
+                state._set_sync_gradients(False)  # DeepSpeed steps where this is True
+                stack.callback(state._set_sync_gradients, True)
+                for trained in self._trained_models(model):
+                    stack.enter_context(self.accelerator.no_sync(trained))
+            yield
+
+    def _trained_models(self, model: Any) -> tuple[Any, ...]:
+        return (model,)
 
     # Credit
 
@@ -470,9 +577,9 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
-            self._add_old_logprobs(batch, mode)
+            self._add_old_logprobs(batch)
             if self.beta != 0.0:
-                batch["ref_per_token_logps"] = self._reference_logprobs(batch, mode)
+                batch["ref_per_token_logps"] = self._reference_logprobs(batch)
         return batch
 
     def _weights(
@@ -484,13 +591,13 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         weighed: torch.Tensor = tensor / total.clamp(min=1.0)
         return weighed
 
-    def _add_old_logprobs(self, batch: dict[str, Any], mode: str) -> None:
+    def _add_old_logprobs(self, batch: dict[str, Any]) -> None:
         """Add what TRL's loss needs where the policy that sampled is not the one that trains."""
         uses_correction = self.use_vllm and self.vllm_importance_sampling_correction
         generate_every = self.args.steps_per_generation * self.num_iterations
         if not uses_correction and self.args.gradient_accumulation_steps % generate_every == 0:
             return
-        batch["old_per_token_logps"] = self._logprobs(self.model, batch, mode)
+        batch["old_per_token_logps"] = self._logprobs(self.model, batch)
         if uses_correction:
             batch["importance_sampling_ratio"] = self._importance_ratio(batch)
 
@@ -512,31 +619,41 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             is_outside |= ratio > high
         return ratio.masked_fill(is_outside, 0.0)
 
-    def _reference_logprobs(self, batch: Mapping[str, torch.Tensor], mode: str) -> torch.Tensor:
+    def _reference_logprobs(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if self.ref_model is not None:
-            return self._logprobs(self.ref_model, batch, mode)
+            return self._logprobs(self.ref_model, batch)
         # TRL keeps no reference model beside an adapter: switched off (or, for an adapter that is
         # trained further, its copy "ref") the model is the reference.
         model = self.accelerator.unwrap_model(self.model)
         assert is_peft_model(model)
         with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-            return self._logprobs(self.model, batch, mode)
+            return self._logprobs(self.model, batch)
 
-    def _logprobs(self, model: Any, batch: Mapping[str, torch.Tensor], mode: str) -> torch.Tensor:
+    def _logprobs(self, model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the log-probability of each completion token, shape (B, T)."""
-        train_size, eval_size = (
-            self.args.per_device_train_batch_size,
-            self.args.per_device_eval_batch_size,
-        )
-        logprobs, _, _ = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),  # (B, P + T)
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-            batch["completion_ids"].size(1),
-            batch_size=train_size if mode == "train" else eval_size,
-        )
-        assert isinstance(logprobs, torch.Tensor)
-        return logprobs
+
+        def logprobs_of(piece: Piece) -> torch.Tensor:
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(
+                model,
+                torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1),  # (B, P + T)
+                torch.cat([piece["prompt_mask"], piece["completion_mask"]], dim=1),
+                piece["completion_ids"].size(1),
+            )
+            assert isinstance(logprobs, torch.Tensor)
+            return logprobs
+
+        return self._by_piece(batch, logprobs_of)
+
+    def _by_piece(
+        self, batch: Mapping[str, torch.Tensor], function: Callable[[Piece], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return what `function` gives for each completion token, piece by piece; (B, T)."""
+        values = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        for rows in self._in_step(self._cut(batch)):
+            piece = function(_take(batch, rows)).float()
+            if rows:
+                values[rows, : piece.size(1)] = piece
+        return values
 
     # Logging
 
@@ -568,6 +685,15 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _log_reward_factors(self, factors: Mapping[str, float]) -> None:
         for name, factor in factors.items():
             self._metrics["train"][f"reward_factor/{name}"].append(factor)
+
+
+def _take(batch: Mapping[str, torch.Tensor], rows: list[int]) -> Piece:
+    """Return some rows of a batch, narrowed; for none, one row that weighs nothing."""
+    piece = Piece(trim({name: tensor[rows or [0]] for name, tensor in batch.items()}))
+    if not rows:
+        weights = [name for name in piece if name.endswith("_weights")]
+        piece |= {name: torch.zeros_like(piece[name]) for name in weights}
+    return piece
 
 
 def environment_reward(**_: Any) -> list[float]:

@@ -148,6 +148,15 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             "work less; switch it off only to compare."
         },
     )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that go through the model at once, padding included: rows are sorted "
+            "by length and packed under this budget, so memory stays flat however many rows the "
+            "steps make. The gradient is the same. Default: per_device_train_batch_size rows at "
+            "once, however long."
+        },
+    )
     max_prompt_length: int | None = field(
         default=None,
         metadata={
@@ -181,10 +190,9 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             value = getattr(self, option)
             if value is not None and not 0.0 <= value <= 1.0:
                 raise ConfigurationError(f"{option} must be in [0, 1], not {value}.")
-        if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise ConfigurationError(
-                f"max_prompt_length must be at least 1, not {self.max_prompt_length}."
-            )
+        for option in ("max_prompt_length", "max_tokens_per_micro_batch"):
+            if (limit := getattr(self, option)) is not None and limit < 1:
+                raise ConfigurationError(f"{option} must be at least 1, not {limit}.")
         if self.step_timeout <= 0:
             raise ConfigurationError(f"step_timeout must be positive, not {self.step_timeout}.")
         for option, supported, reason in _REFUSALS:

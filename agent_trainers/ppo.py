@@ -27,7 +27,7 @@ from agent_trainers.critic import (
 )
 from agent_trainers.episode_statistics import EpisodeSummary
 from agent_trainers.files import atomic_path
-from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.grpo import Piece, StepGRPOTrainer
 from agent_trainers.losses import value_loss
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import Trajectory
@@ -110,11 +110,11 @@ class StepPPOTrainer(StepGRPOTrainer):
             )
         self.accelerator.unwrap_model(self.critic).load_state_dict(load_file(path))
 
-    def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return policy loss and value loss of a micro-batch."""
+    def _piece_loss(self, model: Any, inputs: Piece) -> torch.Tensor:
+        """Return policy loss and value loss of a piece."""
         is_warming_up = self.state.global_step < self.args.critic_warmup_steps
         with watch_states(self._body()) as caught:
-            loss = super()._compute_loss(model, inputs)
+            loss = super()._piece_loss(model, inputs)
         if is_warming_up:
             loss = 0.0 * loss
         if self._is_shared:
@@ -125,7 +125,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         errors = value_loss(
             values, inputs["old_values"], inputs["value_targets"], self.args.value_clip_range
         )
-        self._log_mean("critic/value_loss", errors, inputs["value_weights"])
+        self._note_mean("critic/value_loss", errors, inputs["value_weights"])
         return loss + self.args.value_coef * self._reduce_loss(errors, inputs["value_weights"])
 
     # Values
@@ -151,13 +151,13 @@ class StepPPOTrainer(StepGRPOTrainer):
     ) -> list[Array]:
         """Ask the critic, estimate, and add to the batch what the value loss needs."""
         own = self._with_kl_in_reward(batch, rows, own)
-        old_values = self._values(batch, mode)
+        old_values = self._values(batch)
         values = self._values_by_step(rows, old_values, own)
         raw = estimate(
             self.args.advantage_estimator,
             own,
             values=values,
-            bootstrap_values=self._bootstrap_values(trajectories, mode),
+            bootstrap_values=self._bootstrap_values(trajectories),
             whiten=False,
             **self.args.estimator_settings,
         )
@@ -172,24 +172,23 @@ class StepPPOTrainer(StepGRPOTrainer):
         start = self._num_before(len(raw))
         return whiten(gather_object(raw))[start : start + len(raw)]
 
+    def _trained_models(self, model: Any) -> tuple[Any, ...]:
+        return (model, self.critic)
+
     @torch.no_grad()
-    def _values(self, batch: Mapping[str, torch.Tensor], mode: str) -> torch.Tensor:
+    def _values(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the value before each completion token, (B, T)."""
-        size = self.args.per_device_train_batch_size
-        if mode == "eval":
-            size = self.args.per_device_eval_batch_size
         # unwrapped: processes may have different numbers of rows to ask about
         critic = self.accelerator.unwrap_model(self.critic)
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        values = []
-        for start in range(0, batch["prompt_ids"].size(0), size):
-            chunk = {name: batch[name][start : start + size] for name in names}
+
+        def values_of(piece: Piece) -> torch.Tensor:
             with self.accelerator.autocast():
                 if self._is_shared:
-                    values.append(before_tokens(critic(body_states(self._body(), chunk)), chunk))
-                else:
-                    values.append(critic(chunk))
-        return torch.cat(values)
+                    return before_tokens(critic(body_states(self._body(), piece)), piece)
+                values: torch.Tensor = critic(piece)
+                return values
+
+        return self._by_piece(batch, values_of)
 
     def _values_by_step(
         self, rows: Sequence[Row], values: torch.Tensor, own: Sequence[EpisodeSummary]
@@ -204,7 +203,7 @@ class StepPPOTrainer(StepGRPOTrainer):
                 sorted_values[row.episode][step] = numbers[: len(steps)][steps == step]
         return sorted_values
 
-    def _bootstrap_values(self, trajectories: Sequence[Trajectory], mode: str) -> list[float]:
+    def _bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the value of each trajectory's last state; 0 where it was not truncated."""
         values = [0.0] * len(trajectories)
         cut = [i for i, t in enumerate(trajectories) if t.is_scorable and t.is_truncated]
@@ -212,7 +211,7 @@ class StepPPOTrainer(StepGRPOTrainer):
             pad = self._tokenizer.pad_token_id
             rows = [state_row(trajectories[i].final_prompt_ids, pad) for i in cut]
             batch = {k: v.to(self.accelerator.device) for k, v in collate(rows, pad).items()}
-            for i, value in zip(cut, self._values(batch, mode)[:, 0].tolist(), strict=True):
+            for i, value in zip(cut, self._values(batch)[:, 0].tolist(), strict=True):
                 values[i] = value
         return values
 

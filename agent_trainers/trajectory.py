@@ -37,9 +37,18 @@ class StopReason(StrEnum):
     """Failed: the environment did not reply in time."""
     ENVIRONMENT_ERROR = "environment_error"
     """Failed: the environment raised, or gave a reward that is no number."""
+    POLICY_ERROR = "policy_error"
+    """Failed: the policy gave no action, as a server that does not answer."""
+    LEFT_OUT = "left_out"
+    """Failed: it was still going on when every group had its quorum."""
 
 
-_FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR)
+_FAILURES: Final = (
+    StopReason.TIMEOUT,
+    StopReason.ENVIRONMENT_ERROR,
+    StopReason.POLICY_ERROR,
+    StopReason.LEFT_OUT,
+)
 _TRUNCATIONS: Final = (
     StopReason.TURN_LIMIT,
     StopReason.TOKEN_LIMIT,

@@ -45,6 +45,8 @@ class ToolEnv(gym.Env[str, str]):
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
     default_system_prompt: ClassVar[str] = ""
+    computes_only: ClassVar[bool] = False
+    """Whether what the family itself does in a step waits for nothing outside of the process."""
 
     def __init__(
         self,
@@ -242,6 +244,16 @@ class ToolEnv(gym.Env[str, str]):
     def tools(self) -> Mapping[str, Tool]:
         """The tools by name."""
         return self._tools
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether a step only computes and returns at once; a thread for it would cost more."""
+        return self.computes_only and all(tool.timeout is None for tool in self._tools.values())
+
+    @property
+    def tool_format(self) -> str:
+        """The name of the format in which actions are written."""
+        return self._format.name
 
     @property
     def reward_weights(self) -> Mapping[str, float]:

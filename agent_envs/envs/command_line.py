@@ -50,6 +50,7 @@ class CommandLineEnv(ToolEnv):
         "progress": 0.1,
         "format": 0.02,
     }
+    computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
     default_system_prompt: ClassVar[str] = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "

@@ -39,6 +39,7 @@ class ReasoningGymEnv(ToolEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
+    computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
     default_system_prompt: ClassVar[str] = "Answer the question; give the answer alone."
 

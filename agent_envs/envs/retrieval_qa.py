@@ -65,6 +65,7 @@ class RetrievalQAEnv(ToolEnv):
         "format": format_term,
         "repeated_query": repeated_query_term,
     }
+    computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match", "f1", "format_and_answer"})
     default_rewards: ClassVar[Mapping[str, float]] = {
         "exact_match": 1.0,

@@ -60,6 +60,7 @@ class SyntheticToolEnv(ToolEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
+    computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
     max_steps: ClassVar[int]
 

@@ -47,6 +47,7 @@ class TextGameEnv(ToolEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
+    computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"won"})
     default_system_prompt: ClassVar[str] = (
         "You play a text adventure. Reach the objective by acting, one command after the other, "

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import gymnasium as gym
-import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.errors import AgentEnvsError, ConfigurationError
@@ -20,7 +18,7 @@ from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.evaluation import Evaluation, evaluate_policy
 from agent_trainers.files import write_json
 from agent_trainers.policies import Policy
-from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.policies.transformers import load_policy
 from agent_trainers.trajectory import save_trajectories
 
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
@@ -159,7 +157,14 @@ def _check_source(options: EvaluateArguments) -> None:
 @contextlib.contextmanager
 def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
     if options.base_url is None or options.model is None:
-        yield _load_policy(options)
+        yield load_policy(
+            options.model or str(TINY_POLICY),
+            max_new_tokens=options.max_completion_length,
+            temperature=0.0 if options.greedy else options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            max_batch_size=options.batch_size,
+        )
         return
     from agent_trainers.policies.openai import OpenAIPolicy
 
@@ -179,28 +184,6 @@ def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Ite
     )
     with contextlib.closing(policy):
         yield policy
-
-
-def _load_policy(options: EvaluateArguments) -> Policy:
-    name = options.model or str(TINY_POLICY)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--model {name}: could not be loaded ({error}).") from error
-    model.eval()
-    if options.model and torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    is_tiny = model.config.get_text_config().vocab_size < 1000
-    return transformers_policy(
-        model,
-        tokenizer,
-        max_new_tokens=options.max_completion_length or (24 if is_tiny else 512),
-        temperature=0.0 if options.greedy else options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_batch_size=options.batch_size,
-    )
 
 
 def _tasks(make_env: Any, num_tasks: int) -> list[int]:

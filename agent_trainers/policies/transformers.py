@@ -1,15 +1,19 @@
 """Policies that sample tokens: a chat template in front of something that completes prompts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.core.messages import Message
+from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Generation, GenerationRequest
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 
+_TINY_VOCABULARY: Final = 1000
 Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
 
 
@@ -127,6 +131,52 @@ def transformers_policy(
         complete,
         eos_token_ids=eos_token_ids,
         max_prompt_tokens=context_length(model) - max_new_tokens,
+    )
+
+
+def load_policy(
+    name: str,
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_batch_size: int = 64,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> TokenPolicy:
+    """Load a model, onto the accelerator if there is one, and make a policy of it.
+
+    Args:
+        name: Name on the hub, or a folder.
+        max_new_tokens: Longest turn; 24 for models with a vocabulary as small as the embedded
+            policy's, else 512.
+        temperature: See `transformers_policy`, also for the rest.
+        top_p: Nucleus sampling.
+        top_k: 0 for all tokens.
+        max_batch_size: Prompts sampled from at once.
+        chat_template_kwargs: Passed on to the template.
+
+    Raises:
+        ConfigurationError: If the model cannot be loaded.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"Model {name}: could not be loaded ({error}).") from error
+    model.eval()
+    is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
+    if not is_tiny and torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    return transformers_policy(
+        model,
+        tokenizer,
+        max_new_tokens=max_new_tokens or (24 if is_tiny else 512),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        chat_template_kwargs=chat_template_kwargs,
+        max_batch_size=max_batch_size,
     )
 
 

@@ -65,7 +65,7 @@ AGENTS: Final[Mapping[str, AgentKind]] = {
     "oracle": AgentKind("no_model_agents:oracle_agent", needs_model=False),
     "base_tool_call": AgentKind("model_agents:base_tool_call"),
     "naive_rag": AgentKind("model_agents:naive_rag"),
-    "react": AgentKind("model_agents:react"),
+    "react": AgentKind("model_agents:react", tool_format="react"),
     "self_ask": AgentKind("model_agents:self_ask"),
     "iterative_rag": AgentKind("model_agents:iterative_rag"),
     "reflexion": AgentKind("model_agents:reflexion"),

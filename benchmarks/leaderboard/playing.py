@@ -14,9 +14,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from agent_trainers.policies import Usage
 from agent_trainers.rollout import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
-from benchmarks.leaderboard.agent import Agent, PlayedEpisode, Usage, build_agent
+from benchmarks.leaderboard.agent import Agent, PlayedEpisode, build_agent
 from benchmarks.leaderboard.config import fill_in
 from benchmarks.leaderboard.run_folder import (
     AgentRecord,
@@ -27,7 +28,7 @@ from benchmarks.leaderboard.run_folder import (
     TaskEntry,
 )
 
-_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT)
+_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

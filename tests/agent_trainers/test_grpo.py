@@ -74,6 +74,28 @@ def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_tr
     assert (gradient(split, batch) - whole_gradient).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("max_tokens", [None, 1, 200, 500])
+def test_pieces_under_a_token_budget_do_not_change_a_training_step(
+    make_trainer, played, max_tokens
+):
+    def gradients(**changes):
+        trainer = make_trainer(per_device_train_batch_size=8, merge_steps=False, **changes)
+        trainer._rollouts["train"].collect = lambda specs: played
+        trainer.create_optimizer()
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer.training_step(trainer.model, [{"task": i // 4} for i in range(8)])
+        return loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), trainer
+
+    loss, expected, _ = gradients(max_tokens_per_micro_batch=100_000)
+    piecewise_loss, piecewise, trainer = gradients(max_tokens_per_micro_batch=max_tokens)
+    assert expected.abs().max() > 1e-3
+    assert (piecewise - expected).abs().max() < 2e-6
+    assert piecewise_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    assert trainer._step == 1
+    share = trainer._metrics["train"]["rows/padding_share"][-1]
+    assert (share == 0.0) if max_tokens == 1 else (share < 0.4)
+
+
 def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(make_trainer, played):
     trainer = make_trainer()
     (batch,) = micro_batches(trainer, played)
@@ -91,7 +113,7 @@ def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
     trainer = make_trainer()
     (batch,) = micro_batches(trainer, played)
     with torch.no_grad():
-        recomputed = trainer._logprobs(trainer.model, batch, "train")
+        recomputed = trainer._logprobs(trainer.model, batch)
     difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
     assert difference.abs().max() < 1e-4
 

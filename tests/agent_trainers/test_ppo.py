@@ -73,7 +73,7 @@ def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
     stir(trainer)
     rows = trainer._make_rows(played[:2])
     batch = trainer._to_batch(rows, "train")
-    values = trainer._values(batch, "train")
+    values = trainer._values(batch)
     transition = played[0].transitions[1]
     row = rows[0]
     position = row.steps.index(1) if 1 in row.steps else 0
@@ -95,7 +95,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
     trainer.train()
     trajectories = trainer.trajectories["train"]
     assert {t.stop_reason for t in trajectories} == {StopReason.TURN_LIMIT, StopReason.ANSWERED}
-    values = trainer._bootstrap_values(trajectories, "train")
+    values = trainer._bootstrap_values(trajectories)
     for trajectory, value in zip(trajectories, values, strict=True):
         assert (value != 0.0) == (trajectory.stop_reason is StopReason.TURN_LIMIT)
         if trajectory.stop_reason is StopReason.TURN_LIMIT:
@@ -104,7 +104,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
             assert trajectory.final_prompt_ids[:length] == [*last.prompt_ids, *last.completion_ids]
             assert len(trajectory.final_prompt_ids) > length  # and what the tool said
     trainer.args.bootstrap_truncated = False
-    assert not any(trainer._bootstrap_values(trajectories, "train"))
+    assert not any(trainer._bootstrap_values(trajectories))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from agent_trainers.ppo import StepPPOTrainer
 OVERRIDDEN = {
     "__init__",
     "_set_signature_columns_if_needed",
+    "training_step",
     "_prepare_inputs",
     "_generate_and_score_completions",
     "_compute_loss",
@@ -28,7 +29,6 @@ OVERRIDDEN_FOR_THE_CRITIC = {
     "_clip_grad_norm",
     "_save",
     "_load_from_checkpoint",
-    "_compute_loss",
 }
 
 
@@ -102,7 +102,8 @@ def test_our_loss_is_trls_where_trl_has_it(tiny_policy, tokenizer, make_config, 
     trained = sum(b["tool_mask"].sum() for b in trainer._buffered_inputs)
     for compute in (GRPOTrainer._compute_loss, StepGRPOTrainer._compute_loss):
         trainer.model.zero_grad()
-        loss = compute(trainer, trainer.model, batch | {"num_items_in_batch": trained})
+        trls = {"num_items_in_batch": trained} if compute is GRPOTrainer._compute_loss else {}
+        loss = compute(trainer, trainer.model, batch | trls)
         loss.backward()
         losses.append(loss.item())
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
@@ -113,6 +114,14 @@ def test_our_loss_is_trls_where_trl_has_it(tiny_policy, tokenizer, make_config, 
     assert logged["entropy"][0] == pytest.approx(logged["entropy"][1])
     if not trainer.args.use_bias_correction_kl and "beta" in changes:
         assert logged["kl"][0] == pytest.approx(logged["kl"][1])
+
+
+def test_a_training_step_prepares_its_inputs_and_takes_one_gradient():
+    source = inspect.getsource(Trainer.training_step)
+    assert source.count("self._prepare_inputs(inputs)") == 1
+    assert source.count("self.accelerator.backward(loss") == 1
+    assert "self._step += 1" in inspect.getsource(GRPOTrainer.training_step)
+    assert "super().training_step(" in inspect.getsource(GRPOTrainer.training_step)
 
 
 def test_the_loss_is_what_compute_loss_asks_for():

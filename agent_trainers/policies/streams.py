@@ -1,0 +1,130 @@
+"""Streams: how a policy serves many episodes that do not wait for each other.
+
+A state goes in when its episode is there; actions come out as they are ready, in any order. What
+lies between is the policy's business: one batch after the other, a batch that members join and
+leave, or a server.
+"""
+
+import functools
+from typing import Final, Protocol
+
+from agent_trainers.policies.policy import Generation, GenerationRequest, Policy
+from agent_trainers.worker_pool import CallSession, WorkerPool
+
+POLL_SECONDS: Final = 0.01
+
+
+class GenerationStream(Protocol):
+    """Generation for the episodes of one rollout."""
+
+    gathers: bool
+    """Whether it pays to wait a moment for more states before the next `advance`."""
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether actions are wanted."""
+
+    def add(self, key: int, request: GenerationRequest) -> None:
+        """Ask for an action of episode `key`; it has none under way."""
+
+    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+        """Work for a while; return the actions that are ready, or what failed."""
+
+    def drop(self, key: int) -> None:
+        """Forget episode `key`, which is over, and what it asked for."""
+
+    def close(self) -> None:
+        """Give back what is held; nothing is asked any more."""
+
+
+class WaveStream:
+    """All that is asked for at a time is generated as one batch."""
+
+    gathers = True
+
+    def __init__(self, policy: Policy) -> None:
+        """Ask `policy`."""
+        self._policy = policy
+        self._requests: dict[int, GenerationRequest] = {}
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether actions are wanted."""
+        return bool(self._requests)
+
+    def add(self, key: int, request: GenerationRequest) -> None:
+        """Ask for an action of episode `key`."""
+        self._requests[key] = request
+
+    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+        """Return an action for each episode that asked; asks the policy also for none at all."""
+        keys = sorted(self._requests)
+        requests = [self._requests[key] for key in keys]
+        self._requests.clear()
+        return list(zip(keys, self._policy.generate(requests), strict=True))
+
+    def drop(self, key: int) -> None:
+        """Forget what episode `key` asked for."""
+        self._requests.pop(key, None)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ConcurrentStream:
+    """Each state is asked for by itself, many side by side: for policies that are servers."""
+
+    gathers = False
+
+    def __init__(self, policy: Policy, max_concurrency: int) -> None:
+        """Ask `policy`, whose `generate` may be called from several threads.
+
+        Args:
+            policy: Who acts.
+            max_concurrency: Requests under way at once.
+        """
+        self._policy = policy
+        self._max_concurrency = max_concurrency
+        self._waiting: dict[int, GenerationRequest] = {}
+        self._session: CallSession = WorkerPool().session()
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether actions are wanted."""
+        return bool(self._waiting) or len(self._session) > 0
+
+    def add(self, key: int, request: GenerationRequest) -> None:
+        """Ask for an action of episode `key`."""
+        self._waiting[key] = request
+
+    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+        """Send what may be sent; return what has come back, and wait a moment for it."""
+        while self._waiting and len(self._session) < self._max_concurrency:
+            key, request = next(iter(self._waiting.items()))
+            del self._waiting[key]
+            self._session.submit(key, functools.partial(self._generate, request))
+        return [
+            (outcome.key, outcome.error or outcome.value)
+            for outcome in self._session.wait(POLL_SECONDS)
+        ]
+
+    def _generate(self, request: GenerationRequest) -> Generation:
+        return self._policy.generate([request])[0]
+
+    def drop(self, key: int) -> None:
+        """Forget what episode `key` asked for."""
+        self._waiting.pop(key, None)
+        self._session.abandon(key)
+
+    def close(self) -> None:
+        """Leave what is under way to itself."""
+
+
+def open_stream(policy: Policy) -> GenerationStream:
+    """Return the stream of a policy: its own, one per request if it is a server, or waves."""
+    if (opener := getattr(policy, "open_stream", None)) is not None:
+        stream: GenerationStream = opener()
+        return stream
+    if getattr(policy, "is_concurrent", False):
+        return ConcurrentStream(policy, policy.max_concurrency)  # type: ignore[attr-defined]
+    return WaveStream(policy)
