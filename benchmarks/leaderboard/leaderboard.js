@@ -19,7 +19,7 @@
   }
 
   const percent = (value) => (100 * value).toFixed(1);
-  const signed = (value, digits = 1) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+  const signed = (value, digits = 1) => (value < 0 ? "−" : value > 0 ? "+" : "") + Math.abs(value).toFixed(digits);
   function short(value) {
     if (value === null || value === undefined) return "–";
     if (value === 0) return "0";
@@ -102,7 +102,7 @@
   }
   filters.addEventListener("input", applyFilters);
   filters.addEventListener("submit", (event) => event.preventDefault());
-  filters.addEventListener("reset", () => setTimeout(applyFilters));
+  byId("show-all").addEventListener("click", () => { filters.reset(); applyFilters(); });
 
   const fill = (select, options) => select.replaceChildren(
     ...options.map(([value, label]) => make("option", { value }, label)));

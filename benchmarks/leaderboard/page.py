@@ -22,7 +22,7 @@ from benchmarks.leaderboard.statistics import CONFIDENCE, RANK_RULE, Comparison,
 from benchmarks.leaderboard.summary import Board, Cell, is_upper_bound, is_verifiable
 from benchmarks.leaderboard.visible_text import visible
 
-MAX_EPISODE_CHARS: Final = 3_000_000
+MAX_EPISODE_CHARS: Final = 2_500_000
 """Episodes take about as much of the page; cells show fewer of them where there are many cells."""
 MAX_TEXT_CHARS: Final = 2_000
 """Longer texts are cut off: a flood of output is no reading."""

@@ -7,7 +7,6 @@ task that is easy is easy every time. Functions here are pure, and draw from a g
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -177,10 +176,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 RANK_RULE: Final = (
-    "An agent's rank is one more than the number of agents that are significantly better: exact "
-    "sign test on the tasks that both played (McNemar's test where a task is played once), "
-    f"Holm's correction over all pairs of the environment, {ALPHA:.0%} level. Agents that cannot "
-    "be told apart so share a rank, marked with =."
+    "Ranks: the agent with the highest score leads, and every agent whose difference from it is "
+    "not significant shares its rank; of the rest, the highest leads the next group, and so on. A "
+    "rank is one more than the number of agents in the groups before; = marks one that is shared. "
+    "Significant: exact sign test on the tasks that both played (McNemar's where a task is played "
+    f"once), with Holm's correction over all that are compared with the leader, {ALPHA:.0%} level."
 )
 
 
@@ -188,24 +188,27 @@ def ranks_with_ties(scores: Mapping[str, TaskScores]) -> dict[str, int]:
     """Rank agents by `RANK_RULE`.
 
     Args:
-        scores: The mean score of each task, by agent.
+        scores: The mean score of each task, by agent; none is empty.
 
     Returns:
         The rank of each agent, from 1.
     """
-    pairs = list(combinations(scores, 2))
-    signs = [_better_and_worse(scores[one], scores[other]) for one, other in pairs]
-    adjusted = holm([sign_test(*counts) for counts in signs])
-    ranks = dict.fromkeys(scores, 1)
-    for (one, other), (better, worse), p_value in zip(pairs, signs, adjusted, strict=True):
-        if p_value < ALPHA:
-            ranks[other if better > worse else one] += 1
-    return ranks
+    means = {agent: math.fsum(own.values()) / len(own) for agent, own in scores.items()}
+    waiting = sorted(scores, key=lambda agent: (-means[agent], agent))
+    ranks: dict[str, int] = {}
+    while waiting:
+        leader, *others = waiting
+        adjusted = holm([_sign_test_of(scores[leader], scores[other]) for other in others])
+        ties = {o for o, p_value in zip(others, adjusted, strict=True) if p_value >= ALPHA}
+        rank = len(ranks) + 1
+        ranks |= dict.fromkeys([leader, *ties], rank)
+        waiting = [agent for agent in others if agent not in ties]
+    return {agent: ranks[agent] for agent in scores}
 
 
-def _better_and_worse(first: TaskScores, second: TaskScores) -> tuple[int, int]:
+def _sign_test_of(first: TaskScores, second: TaskScores) -> float:
     differences = _differences(first, second)
-    return sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    return sign_test(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
 
 
 def _differences(first: TaskScores, second: TaskScores) -> list[float]:

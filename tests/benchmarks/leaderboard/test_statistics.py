@@ -163,15 +163,27 @@ def test_agents_that_cannot_be_told_apart_share_a_rank():
             "none": scores(*[0] * 40),
         }
     )
-    # bad against none: 10 to 0, p = 0.002, times at most 6 pairs still under 0.05
+    # good against as good: 2 to 0, p = 0.5; against bad: 28 to 0; bad against none: 10 to 0
     assert ranks == {"good": 1, "as good": 1, "bad": 3, "none": 4}
 
 
 def test_many_pairs_take_more_evidence():
-    # 6 to 0 has p = 0.031: enough for one pair, not for one of three
+    # 6 to 0 has p = 0.031: enough for one comparison with the leader, not for one of two
     pair = {"a": scores(*[1] * 6), "b": scores(*[0] * 6)}
     assert ranks_with_ties(pair) == {"a": 1, "b": 2}
     assert set(ranks_with_ties(pair | {"c": scores(*[1] * 3 + [0] * 3)}).values()) == {1}
+
+
+def test_a_group_begins_with_the_best_of_those_that_are_left():
+    # b loses to a by 12 to 0, c to b by 2 to 0: b leads the second group, and c shares its rank.
+    ranks = ranks_with_ties(
+        {
+            "c": scores(*[1] * 26 + [0] * 14),
+            "a": scores(*[1] * 40),
+            "b": scores(*[1] * 28 + [0] * 12),
+        }
+    )
+    assert ranks == {"c": 2, "a": 1, "b": 2}
 
 
 def test_one_task_ranks_nobody():
