@@ -83,20 +83,23 @@ class ModelSource:
         """Use the model that `settings` name; it is loaded when it is needed first."""
         self.settings = settings
 
-    @contextlib.contextmanager
-    def open(self, tool_format: str) -> Iterator[Policy]:
-        """Give a policy for environments with this tool format.
+    def check(self, tool_format: str) -> None:
+        """See that the model can act in a tool format.
 
         Raises:
             ConfigurationError: If a local model is to use a server's calls.
         """
+        if self.settings.base_url is None and tool_format == "openai":
+            raise ConfigurationError(
+                f"{self.settings.model}: tool_format openai is for served models; pass base_url, "
+                "or hermes, which a local model's chat template describes."
+            )
+
+    @contextlib.contextmanager
+    def open(self, tool_format: str) -> Iterator[Policy]:
+        """Give a policy for environments with this tool format; see `check`."""
         settings = self.settings
         if settings.base_url is None:
-            if tool_format == "openai":
-                raise ConfigurationError(
-                    f"{settings.model}: tool_format openai is for served models; pass base_url, or "
-                    "hermes, which a local model's chat template describes."
-                )
             yield self._local
             return
         from agent_trainers.policies.openai import OpenAIPolicy

@@ -53,3 +53,15 @@ def test_agents_on_a_server_are_measured_and_their_run_is_verified(served, tmp_p
     cost = (usage["prompt_tokens"] + 2 * usage["completion_tokens"]) / 1e6
     assert usage["money"] == pytest.approx(cost)
     assert "native" in capsys.readouterr().out
+
+
+def test_an_agent_that_cannot_play_is_refused_before_anything_is_written(tmp_path):
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    settings = {"model": "m", "base_url": "http://localhost:1/v1"}
+    agent = {"name": "rag", "kind": "naive_rag", "settings": settings}
+    environment = CONFIG["environments"][0] | {"id": "AgentR1/SyntheticArithmetic-v0"}
+    text = CONFIG | {"agents": [agent], "environments": [environment]}
+    config.write_text(yaml.safe_dump(text), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"Agent 'naive_rag' needs .*SyntheticArithmetic"):
+        cli.main(["--config", str(config), "--output", str(run)])
+    assert not (run / "manifest.json").exists()
