@@ -61,6 +61,30 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
     assert difference < 2e-6
 
 
+def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
+    trainer = make_trainer(max_steps=4, num_iterations=2)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "sampling/staleness" in entry]
+    assert [entry["sampling/staleness"] for entry in logged] == [0, 1, 0, 1]
+    assert all(entry["sampling/sampling_logp_difference/max"] < 1e-4 for entry in logged[::2])
+
+
+def test_tokens_that_the_policy_did_not_sample_are_refused(make_trainer, played):
+    trainer = make_trainer()
+    wrong = [
+        dataclasses.replace(
+            episode,
+            transitions=[
+                dataclasses.replace(t, logprobs=t.logprobs - 1.0) for t in episode.transitions
+            ],
+        )
+        for episode in played
+    ]
+    trainer._rollouts["train"].collect = lambda specs: wrong
+    with pytest.raises(ConfigurationError, match="off by 1 nats per token"):
+        trainer.train()
+
+
 def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_trainer, played):
     whole = make_trainer()
     whole_gradient = gradient(whole, micro_batches(whole, played))
