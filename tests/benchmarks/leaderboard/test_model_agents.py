@@ -205,3 +205,17 @@ def test_agents_play_on_a_real_server(served, kind, tool_format):
         assert episode.trajectory.is_scorable
         assert episode.usage.calls == len(episode.trajectory.transitions)
         assert episode.usage.prompt_tokens > 0
+
+
+def test_agents_on_the_same_model_load_it_once(monkeypatch):
+    from agent_trainers.policies import transformers
+    from benchmarks.leaderboard import model_source
+
+    model_source._local_policy.cache_clear()
+    loaded, load = [], transformers.load_policy
+    monkeypatch.setattr(
+        transformers, "load_policy", lambda name, **kw: loaded.append(name) or load(name, **kw)
+    )
+    for kind in ("base_tool_call", "naive_rag", "checkpoint"):
+        play(kind, MODEL, count=1)
+    assert loaded == [str(TINY_POLICY)]
