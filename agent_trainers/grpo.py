@@ -43,11 +43,12 @@ from agent_trainers.batching import (
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
+from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream
-from agent_trainers.policies.transformers import TokenPolicy, context_length
+from agent_trainers.policies.transformers import MakeStream, TokenPolicy, context_length
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
 from agent_trainers.trajectory import Trajectory
@@ -518,11 +519,25 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._complete,
             eos_token_ids=self.eos_token_ids,
             max_prompt_tokens=max_prompt_tokens,
-            make_stream=self._open_slots if self._has_slots() else None,
+            make_stream=self._stream_maker(),
         )
 
+    def _stream_maker(self) -> MakeStream | None:
+        """Choose how transformers generates; None for waves."""
+        if not self.use_transformers_continuous_batching:
+            return self._open_slots if self._has_slots() else None
+        if self._is_collective or self._sampling.min_p or self.repetition_penalty != 1.0:
+            raise ConfigurationError(
+                "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
+                "min_p or a repetition penalty. Leave it out, or leave those out."
+            )
+        return self._open_continuous_batching
+
+    def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        config = self.continuous_batching_config
+        return ContinuousBatchingStream(self._lend_model, prompt, finish, self._sampling, config)
+
     def _has_slots(self) -> bool:
-        """Whether generation goes on without waves."""
         wanted = self.args.transformers_generation
         if wanted == "waves":
             return False

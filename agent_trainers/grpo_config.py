@@ -37,11 +37,6 @@ _REFUSALS: Final = (
     _Refusal("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
     _Refusal("entropy_coef", (0.0,), "its mean is one of a micro-batch"),
     _Refusal("use_adaptive_entropy", (False,), "its mean is one of a micro-batch"),
-    _Refusal(
-        "use_transformers_continuous_batching",
-        (False,),
-        "it returns no log-probabilities of the sampled tokens; use vLLM, or plain generation",
-    ),
     _Refusal("cache_implementation", (None,), "generation keeps transformers' default cache"),
     _Refusal("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
     _Refusal(

@@ -1,6 +1,7 @@
 """Generation in slots: the same as in waves, with less work, and without waiting."""
 
 import time
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs import tool
+from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import SlotCache, SlotStream, can_serve
 from agent_trainers.policies.streams import WaveStream
@@ -175,3 +177,34 @@ def test_an_episode_that_is_dropped_frees_its_slot(make_policy):
     stream.add(1, Request)
     stream.advance()
     assert stream._stored[1][0] == 0
+
+
+@pytest.fixture
+def small_batches():
+    from transformers import ContinuousBatchingConfig
+
+    return ContinuousBatchingConfig(
+        page_size=32, num_blocks=64, max_batch_tokens=64, auto_switch_to_flash=False
+    )
+
+
+def test_an_episode_is_the_same_with_transformers_continuous_batching(
+    make_policy, model, monkeypatch, small_batches
+):
+    policy = make_policy(temperature=0.0)
+    in_slots = play(policy, 4)
+    settings = SamplingSettings(
+        max_new_tokens=24, eos_token_ids=(model.generation_config.eos_token_id,), pad_token_id=0,
+        temperature=0.0,
+    )  # fmt: skip
+    monkeypatch.setattr(
+        policy, "_make_stream",
+        lambda prompt, finish: ContinuousBatchingStream(
+            lambda: nullcontext(model), prompt, finish, settings, small_batches
+        ),
+    )  # fmt: skip
+    batched = play(policy, 4)
+    assert tokens(batched) == tokens(in_slots)
+    for one, other in zip(in_slots, batched, strict=True):
+        for a, b in zip(one.transitions, other.transitions, strict=True):
+            assert np.abs(a.logprobs - b.logprobs).max() < 1e-3
