@@ -9,9 +9,9 @@ rows.
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ import torch
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 DENOMINATORS: Final = ("token", "step", "trajectory")
+UNMERGED: Final = "merge_steps is off"
+CHANGED: Final = "the environment or the chat template wrote the past anew"
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Row:
     """Whether the policy learns from it."""
     logprobs: list[float] = field(default_factory=list)
     """Log-probability when sampled; 0 where not sampled."""
+    fork_reason: str | None = None
+    """Why the row begins in the midst of its trajectory; None where it begins with it."""
 
     def can_take(self, transition: Transition) -> bool:
         """Say whether the state of `transition` begins with the whole of this row."""
@@ -102,6 +106,9 @@ def make_rows(
     for step, transition in enumerate(trajectory.transitions):
         if not (merge and rows and rows[-1].can_take(transition)):
             rows.append(Row(episode, list(transition.prompt_ids)))
+            if step > 0:
+                before = trajectory.transitions[step - 1].info
+                rows[-1].fork_reason = fork_reason(before) if merge else UNMERGED
         is_cut = (
             transition is trajectory.transitions[-1]
             and trajectory.stop_reason is StopReason.TOKEN_LIMIT
@@ -113,6 +120,16 @@ def make_rows(
             train_between=train_observations,
         )
     return [row for row in rows if row.completion_ids]
+
+
+def fork_reason(info: Mapping[str, Any]) -> str:
+    """Say why a state did not extend the one before.
+
+    Args:
+        info: What the environment said with the state.
+    """
+    reason = info.get("context", {}).get("reason")
+    return f"the context policy changed it: {reason}" if reason else CHANGED
 
 
 def state_row(prompt_ids: Sequence[int], pad_token_id: int) -> Row:

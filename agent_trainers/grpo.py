@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -43,14 +43,18 @@ from agent_trainers.batching import (
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
+from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
-from agent_trainers.policies.transformers import TokenPolicy, context_length
+from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
+from agent_trainers.policies.streams import GenerationStream
+from agent_trainers.policies.transformers import MakeStream, TokenPolicy, context_length
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
+DRIFT: Final = "sampling/sampling_logp_difference/mean"
 
 
 class Piece(dict[str, torch.Tensor]):
@@ -120,6 +124,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._outcome_terms: frozenset[str] = getattr(probe.unwrapped, "outcome_terms", frozenset())
         _check_schedules(args, probe)
         self._shares: dict[str, torch.Tensor] = {}
+        self._maxima: dict[str, float] = {}
+        self._staleness = 0
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self.advantages: dict[str, list[Any]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -158,6 +164,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         model.train()
         batch = self._prepare_inputs(inputs)
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        self._staleness = self._step % generate_every // self.args.gradient_accumulation_steps
         started = time.perf_counter()
         *pieces, last = self._pieces(batch)
         loss = torch.zeros((), device=self.accelerator.device)
@@ -166,6 +174,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 loss += Trainer.training_step(self, model, piece, num_items_in_batch)
         loss += super().training_step(model, last, num_items_in_batch)
         self._note_work([*pieces, last], time.perf_counter() - started)
+        self._note_share("sampling/staleness", self._staleness, 1.0)
         self._log_shares()
         return loss
 
@@ -232,6 +241,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         advantages = inputs["advantages"]
         old = inputs.get("old_per_token_logps")
+        if old is None:  # the weights are still those that sampled
+            self._note_drift(logprobs.detach(), inputs)
         log_ratio = importance_log_ratio(
             logprobs - (logprobs.detach() if old is None else old),
             mask,
@@ -252,6 +263,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         loss = policy.loss
         if (correction := inputs.get("importance_sampling_ratio")) is not None:
             loss = loss * correction
+            self._note_mean("sampling/importance_sampling_ratio/mean", correction, mask)
         if (reference := inputs.get("ref_per_token_logps")) is not None:
             divergence = kl_divergence(logprobs, reference)
             self._note_mean("kl", divergence, actions)
@@ -302,15 +314,48 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._note_share("rows/tokens_per_second", real * self.accelerator.num_processes, seconds)
         self._note_share("time/train_seconds", seconds, 1.0)
 
+    def _note_drift(self, logprobs: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> None:
+        """Note how far log-probabilities (B, T) are from those noted when tokens were sampled."""
+        sampled = batch["sampling_per_token_logps"]
+        mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
+        difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
+        self._note_mean(DRIFT, difference, mask)
+        name = "sampling/sampling_logp_difference/max"
+        self._maxima[name] = max(self._maxima.get(name, 0.0), float(difference.max()))
+
     def _log_shares(self) -> None:
-        """Put what was noted where TRL's `log` finds it. Every process notes the same names."""
+        """Put what was noted where TRL's `log` finds it. Every process notes the same names.
+
+        Raises:
+            ConfigurationError: If log-probabilities drift beyond `max_logprob_drift`.
+        """
         mode = "train" if self.model.training else "eval"
-        sums = torch.stack(list(self._shares.values())).to(self.accelerator.device)
-        for name, (part, whole) in zip(
-            self._shares, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True
-        ):
-            self._metrics[mode][name].append(part / whole if whole else 0.0)
+        own = torch.stack(list(self._shares.values()))
+        noted = torch.cat([own.flatten(), torch.tensor(list(self._maxima.values()))])
+        gathered = self.accelerator.gather(noted.to(self.accelerator.device)[None])  # (P, N)
+        sums = gathered[:, : own.numel()].sum(dim=0).reshape(own.shape).tolist()
+        shares = {
+            name: part / whole if whole else 0.0
+            for name, (part, whole) in zip(self._shares, sums, strict=True)
+        }
+        maxima = gathered[:, own.numel() :].amax(dim=0).tolist() if self._maxima else []
+        for name, value in (shares | dict(zip(self._maxima, maxima, strict=True))).items():
+            self._metrics[mode][name].append(value)
         self._shares.clear()
+        self._maxima.clear()
+        self._check_drift(shares.get(DRIFT, 0.0))
+
+    def _check_drift(self, drift: float) -> None:
+        limit = self.args.max_logprob_drift
+        if limit is None or drift <= limit or self._sampling.is_truncated:
+            return
+        raise ConfigurationError(
+            f"The log-probabilities of the sampled tokens are off by {drift:.3g} nats per token "
+            f"when they are computed anew (max_logprob_drift: {limit:g}). Policy and trainer do "
+            "not see the same tokens or weights: compare the chat template, the tokenizer and the "
+            "precision of both, and whether the server has the newest weights. To train "
+            "nonetheless, raise max_logprob_drift."
+        )
 
     # Pieces
 
@@ -474,16 +519,55 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._complete,
             eos_token_ids=self.eos_token_ids,
             max_prompt_tokens=max_prompt_tokens,
+            make_stream=self._stream_maker(),
         )
 
+    def _stream_maker(self) -> MakeStream | None:
+        """Choose how transformers generates; None for waves."""
+        if not self.use_transformers_continuous_batching:
+            return self._open_slots if self._has_slots() else None
+        if self._is_collective or self._sampling.min_p or self.repetition_penalty != 1.0:
+            raise ConfigurationError(
+                "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
+                "min_p or a repetition penalty. Leave it out, or leave those out."
+            )
+        return self._open_continuous_batching
+
+    def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        config = self.continuous_batching_config
+        return ContinuousBatchingStream(self._lend_model, prompt, finish, self._sampling, config)
+
+    def _has_slots(self) -> bool:
+        wanted = self.args.transformers_generation
+        if wanted == "waves":
+            return False
+        model = self.accelerator.unwrap_model(self.model)
+        is_served = not self._is_collective and can_serve(model, self._sampling)
+        if wanted == "slots" and not is_served:
+            raise ConfigurationError(
+                "transformers_generation='slots' needs a model with full attention (sdpa or eager) "
+                "and rotary positions, no repetition penalty, and neither vLLM nor sharded "
+                "weights. Use 'auto' or 'waves'."
+            )
+        return is_served
+
+    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        return SlotStream(self._lend_model, prompt, finish, self._sampling, max_slots=2**31)
+
     def _make_rollout(self, make_env: MakeEnv, policy: TokenPolicy) -> Rollout:
-        is_collective = self.use_vllm or self.is_fsdp_enabled or self.is_deepspeed_enabled
         return Rollout(
             make_env,
             policy,
             step_timeout=self.args.step_timeout,
-            is_any_active=self._is_any_active if is_collective else bool,
+            episode_timeout=self.args.episode_timeout,
+            group_quorum=self.args.group_quorum,
+            is_any_active=self._is_any_active if self._is_collective else None,
         )
+
+    @property
+    def _is_collective(self) -> bool:
+        """Whether all processes generate together."""
+        return bool(self.use_vllm or self._is_sharded)
 
     def _is_any_active(self, is_active: bool) -> bool:
         return any(self._gather_int(int(is_active)))
@@ -538,7 +622,12 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
                 for ids, values in zip(token_ids, logprobs, strict=True)
             ]
-        settings = SamplingSettings(
+        with self._lend_model() as model:
+            return sample(model, prompts, rngs, self._sampling)
+
+    @property
+    def _sampling(self) -> SamplingSettings:
+        return SamplingSettings(
             max_new_tokens=self.max_completion_length,
             eos_token_ids=tuple(self.eos_token_ids),
             pad_token_id=self._tokenizer.pad_token_id,
@@ -548,6 +637,10 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
         )
+
+    @contextmanager
+    def _lend_model(self) -> Iterator[Any]:
+        """Lend the model as TRL generates with it."""
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -558,7 +651,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
-            return sample(model, prompts, rngs, settings)
+            yield model
 
     # Rows to tensors
 
@@ -593,11 +686,13 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _add_old_logprobs(self, batch: dict[str, Any]) -> None:
         """Add what TRL's loss needs where the policy that sampled is not the one that trains."""
-        uses_correction = self.use_vllm and self.vllm_importance_sampling_correction
+        is_other_engine = self.use_vllm or self.use_transformers_continuous_batching
+        uses_correction = is_other_engine and self.vllm_importance_sampling_correction
         generate_every = self.args.steps_per_generation * self.num_iterations
         if not uses_correction and self.args.gradient_accumulation_steps % generate_every == 0:
             return
         batch["old_per_token_logps"] = self._logprobs(self.model, batch)
+        self._note_drift(batch["old_per_token_logps"], batch)
         if uses_correction:
             batch["importance_sampling_ratio"] = self._importance_ratio(batch)
 

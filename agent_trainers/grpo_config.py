@@ -37,11 +37,6 @@ _REFUSALS: Final = (
     _Refusal("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
     _Refusal("entropy_coef", (0.0,), "its mean is one of a micro-batch"),
     _Refusal("use_adaptive_entropy", (False,), "its mean is one of a micro-batch"),
-    _Refusal(
-        "use_transformers_continuous_batching",
-        (False,),
-        "it returns no log-probabilities of the sampled tokens; use vLLM, or plain generation",
-    ),
     _Refusal("cache_implementation", (None,), "generation keeps transformers' default cache"),
     _Refusal("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
     _Refusal(
@@ -65,6 +60,7 @@ _REFUSALS: Final = (
 ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_advantage_weight")
 """Settings handed on to the advantage estimator, where given."""
 KL_PLACEMENTS: Final = ("loss", "reward")
+TRANSFORMERS_GENERATION: Final = ("auto", "slots", "waves")
 
 
 @dataclass
@@ -167,8 +163,38 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     step_timeout: float = field(
         default=300.0,
         metadata={
-            "help": "Seconds that one wave of environment steps may take before those that hang "
-            "are given up. Tools have timeouts of their own."
+            "help": "Seconds that a reset or a step of an environment may take before it is given "
+            "up and its episode left out. Tools have timeouts of their own."
+        },
+    )
+    episode_timeout: float | None = field(
+        default=None,
+        metadata={"help": "Seconds that an episode may take before it is left out; no limit if "
+                  "not given."},
+    )  # fmt: skip
+    group_quorum: float = field(
+        default=1.0,
+        metadata={
+            "help": "Share of each group's episodes that has to end: as soon as all groups have "
+            "it, the stragglers are left out. Below 1 it favours what ends early."
+        },
+    )
+    transformers_generation: str = field(
+        default="auto",
+        metadata={
+            "help": "How transformers generates. 'slots': episodes join and leave a batch token by "
+            "token and keep their keys and values between turns. 'waves': model.generate, batch "
+            "after batch. 'auto': slots where model and settings allow it, else waves."
+        },
+    )
+    max_logprob_drift: float | None = field(
+        default=0.2,
+        metadata={
+            "help": "Largest mean difference, in nats per token, between the log-probabilities of "
+            "sampled tokens when they were sampled and when the trainer computes them with the "
+            "same weights. More means that template, tokens or weights differ, and is refused. "
+            "None only reports it. Not checked where top_p, top_k, min_p or a repetition penalty "
+            "change the distribution."
         },
     )
     vllm_importance_sampling_mode: str = field(
@@ -184,17 +210,10 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             ("importance_sampling_level", RATIO_LEVELS),
             ("loss_denominator", DENOMINATORS),
             ("kl_placement", KL_PLACEMENTS),
+            ("transformers_generation", TRANSFORMERS_GENERATION),
         ):
             lookup(dict.fromkeys(names), getattr(self, option), kind=option)
-        for option in ("gamma", "lam", "token_gamma", "token_lam"):
-            value = getattr(self, option)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ConfigurationError(f"{option} must be in [0, 1], not {value}.")
-        for option in ("max_prompt_length", "max_tokens_per_micro_batch"):
-            if (limit := getattr(self, option)) is not None and limit < 1:
-                raise ConfigurationError(f"{option} must be at least 1, not {limit}.")
-        if self.step_timeout <= 0:
-            raise ConfigurationError(f"step_timeout must be positive, not {self.step_timeout}.")
+        self._check_ranges()
         for option, supported, reason in _REFUSALS:
             if (value := getattr(self, option)) not in supported:
                 allowed = " or ".join(repr(choice) for choice in supported)
@@ -217,6 +236,20 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         if "scale" in known:
             given["scale"] = self.scale_rewards
         return {name: value for name, value in given.items() if value is not None}
+
+    def _check_ranges(self) -> None:
+        for option in ("gamma", "lam", "token_gamma", "token_lam"):
+            value = getattr(self, option)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ConfigurationError(f"{option} must be in [0, 1], not {value}.")
+        for option in ("max_prompt_length", "max_tokens_per_micro_batch"):
+            if (limit := getattr(self, option)) is not None and limit < 1:
+                raise ConfigurationError(f"{option} must be at least 1, not {limit}.")
+        for option in ("step_timeout", "episode_timeout"):
+            if (seconds := getattr(self, option)) is not None and seconds <= 0:
+                raise ConfigurationError(f"{option} must be positive, not {seconds}.")
+        if not 0.0 < self.group_quorum <= 1.0:
+            raise ConfigurationError(f"group_quorum must be in (0, 1], not {self.group_quorum}.")
 
     def _refuse_what_would_do_nothing(self) -> None:
         estimator = self.advantage_estimator

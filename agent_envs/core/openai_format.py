@@ -129,6 +129,8 @@ class OpenAIFormat(ActionFormat):
         # A model used to answer tags means what stands between them.
         if len(tagged := _ANSWER.findall(answer)) == 1:
             answer = tagged[0].strip()
+        if "<tool_call>" in answer:  # servers hand on what they cannot read as a call
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         if not answer:
             return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools)
         return ParsedAction(kind="answer", answer=answer)

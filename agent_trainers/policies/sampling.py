@@ -44,6 +44,12 @@ class SamplingSettings:
     repetition_penalty: float = 1.0
     """Penalty on tokens already seen; 1.0 for none."""
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are drawn from another distribution than the model's at `temperature`."""
+        is_cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p is not None
+        return is_cut or self.repetition_penalty != 1.0 or self.temperature == 0.0
+
     def warpers(self) -> LogitsProcessorList:
         """Return what shapes the distribution before a token is drawn."""
         warpers = LogitsProcessorList()
@@ -81,17 +87,31 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores (B, V) that are finite at the drawn token only."""
-        logprobs = scores.double().log_softmax(dim=-1)
-        if self._uniforms is None:
-            tokens = scores.argmax(dim=-1, keepdim=True)
-        else:
-            # double: float32 sums over a large vocabulary would favour its first tokens
-            cumulative = logprobs.exp().cumsum(dim=-1)
-            points = self._uniforms[:, len(self.logprobs), None] * cumulative[:, -1:]
-            tokens = torch.searchsorted(cumulative, points, right=True)
-            tokens.clamp_(max=scores.size(-1) - 1)
-        self.logprobs.append(logprobs.gather(-1, tokens).squeeze(-1))
-        return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, 0.0)
+        points = None if self._uniforms is None else self._uniforms[:, len(self.logprobs)]
+        tokens, logprobs = draw(scores, points)
+        self.logprobs.append(logprobs)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, tokens[:, None], 0.0)
+
+
+def draw(scores: torch.Tensor, points: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token for each row by inverting the cumulative distribution.
+
+    Args:
+        scores: Logits, (B, V).
+        points: Where, (B,) in [0, 1), double; None takes the most likely token.
+
+    Returns:
+        Tokens (B,), int64, and their log-probabilities (B,), double.
+    """
+    logprobs = scores.double().log_softmax(dim=-1)
+    if points is None:
+        tokens = scores.argmax(dim=-1, keepdim=True)
+    else:
+        # double: float32 sums over a large vocabulary would favour its first tokens
+        cumulative = logprobs.exp().cumsum(dim=-1)
+        tokens = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)
+        tokens.clamp_(max=scores.size(-1) - 1)
+    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
 
 
 @torch.no_grad()

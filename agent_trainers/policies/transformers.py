@@ -1,6 +1,7 @@
 """Policies that sample tokens: a chat template in front of something that completes prompts."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +13,11 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Generation, GenerationRequest
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
+from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
+from agent_trainers.policies.streams import GenerationStream, WaveStream
 
 _TINY_VOCABULARY: Final = 1000
+MakeStream = Callable[[Prompt, Finish], GenerationStream]
 Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
 
 
@@ -27,6 +31,7 @@ class TokenPolicy:
         *,
         eos_token_ids: Sequence[int],
         max_prompt_tokens: int,
+        make_stream: MakeStream | None = None,
     ) -> None:
         """Put a chat template in front of `complete`.
 
@@ -36,11 +41,21 @@ class TokenPolicy:
                 prompts, so that collective backends stay in step.
             eos_token_ids: Tokens that end a turn; a completion without one was cut off.
             max_prompt_tokens: Longer states are not sampled from: ``overflow``.
+            make_stream: Makes what serves a rollout without waves, of two functions: from a request
+                to its tokens (None where they do not fit), and from tokens and what was sampled
+                after them to an action. None for waves.
         """
         self._renderer = renderer
         self._complete = complete
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_prompt_tokens = max_prompt_tokens
+        self._make_stream = make_stream
+
+    def open_stream(self) -> GenerationStream:
+        """Return what serves the episodes of one rollout."""
+        if self._make_stream is None:
+            return WaveStream(self)
+        return self._make_stream(self.encode, self._generation)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one generation per request, in order."""
@@ -126,11 +141,15 @@ def transformers_policy(
             )
         ]
 
+    def make_stream(prompt: Prompt, finish: Finish) -> GenerationStream:
+        return SlotStream(lambda: nullcontext(model), prompt, finish, settings, max_batch_size)
+
     return TokenPolicy(
         ChatRenderer(tokenizer, chat_template_kwargs),
         complete,
         eos_token_ids=eos_token_ids,
         max_prompt_tokens=context_length(model) - max_new_tokens,
+        make_stream=make_stream if can_serve(model, settings) else None,
     )
 
 

@@ -31,6 +31,13 @@ class PlayedEpisode:
 class Agent(Protocol):
     """Plays episodes."""
 
+    def check(self, make_env: Callable[[], TextEnv]) -> None:
+        """See that the agent can play in an environment, before anything is played.
+
+        Raises:
+            ConfigurationError: If it cannot; names agent and environment.
+        """
+
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:

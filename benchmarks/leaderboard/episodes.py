@@ -24,6 +24,8 @@ _WHY: Final[Mapping[StopReason, str]] = {
     StopReason.CONTEXT_OVERFLOW: "The conversation no longer fitted the model.",
     StopReason.TIMEOUT: "The environment did not reply in time.",
     StopReason.ENVIRONMENT_ERROR: "The environment failed.",
+    StopReason.POLICY_ERROR: "The model's server failed.",
+    StopReason.LEFT_OUT: "It was stopped before it ended.",
 }
 TEXT_IS_LICENSED: Final = (
     "The text of this data set is not published here. To see it, run report with --data and --text "

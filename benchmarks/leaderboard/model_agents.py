@@ -80,13 +80,21 @@ class ModelAgent:
         self._num_turns_needed = num_turns_needed
         self._play_attempts = play_attempts or _play_once
 
+    def check(self, make_env: MakeEnv) -> None:
+        """See that the agent can play in an environment; the model is not loaded for it.
+
+        Raises:
+            ConfigurationError: If it cannot.
+        """
+        self._checked_format(make_env)
+
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Play one episode per spec, in order.
 
         Raises:
             ConfigurationError: If the agent cannot play in this environment.
         """
-        tool_format = self._check(make_env)
+        tool_format = self._checked_format(make_env)
         with self._source.open(tool_format.name) as model:
             metered = MeteredPolicy(model)
 
@@ -100,7 +108,7 @@ class ModelAgent:
 
             return self._play_attempts(metered, collect, specs)
 
-    def _check(self, make_env: MakeEnv) -> ToolFormat:
+    def _checked_format(self, make_env: MakeEnv) -> ToolFormat:
         """Return the tool format of the environment, if the agent can play in it."""
         env = make_env()
         try:
@@ -112,6 +120,7 @@ class ModelAgent:
                 )
             if self._strategy is not None:
                 self._check_search(base, name)
+            self._source.check(base.tool_format)
             return TOOL_FORMATS[base.tool_format]
         finally:
             env.close()

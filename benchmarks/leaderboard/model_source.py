@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import pydantic
 
@@ -13,7 +14,8 @@ from agent_envs.core.lookup import unknown_name_message
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_trainers.policies import Policy
 
-DEFAULT_MAX_NEW_TOKENS = 512
+DEFAULT_MAX_NEW_TOKENS: Final = 512
+_SAMPLING: Final = ("temperature", "top_p", "max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +79,31 @@ def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str)
 
 
 class ModelSource:
-    """Gives policies on one model; a local one is loaded once."""
+    """Gives policies on one model."""
 
     def __init__(self, settings: ModelSettings) -> None:
         """Use the model that `settings` name; it is loaded when it is needed first."""
         self.settings = settings
 
-    @contextlib.contextmanager
-    def open(self, tool_format: str) -> Iterator[Policy]:
-        """Give a policy for environments with this tool format.
+    def check(self, tool_format: str) -> None:
+        """See that the model can act in a tool format.
 
         Raises:
             ConfigurationError: If a local model is to use a server's calls.
         """
+        if self.settings.base_url is None and tool_format == "openai":
+            raise ConfigurationError(
+                f"{self.settings.model}: tool_format openai is for served models; pass base_url, "
+                "or hermes, which a local model's chat template describes."
+            )
+
+    @contextlib.contextmanager
+    def open(self, tool_format: str) -> Iterator[Policy]:
+        """Give a policy for environments with this tool format; see `check`."""
         settings = self.settings
         if settings.base_url is None:
-            if tool_format == "openai":
-                raise ConfigurationError(
-                    f"{settings.model}: tool_format openai is for served models; pass base_url, or "
-                    "hermes, which a local model's chat template describes."
-                )
-            yield self._local
+            names = [*_SAMPLING, "model", "backend", "concurrency", "chat_template_kwargs"]
+            yield _local_policy(json.dumps({name: getattr(settings, name) for name in names}))
             return
         from agent_trainers.policies.openai import OpenAIPolicy
 
@@ -114,26 +120,25 @@ class ModelSource:
         with contextlib.closing(policy):
             yield policy
 
-    @functools.cached_property
-    def _local(self) -> Policy:
-        settings = self.settings
-        if settings.backend == "vllm":
-            from agent_trainers.policies.vllm import vllm_policy
 
-            return vllm_policy(
-                settings.model,
-                max_new_tokens=settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                chat_template_kwargs=settings.chat_template_kwargs,
-            )
-        from agent_trainers.policies.transformers import load_policy
+@functools.lru_cache(maxsize=1)  # a model at a time
+def _local_policy(settings: str) -> Policy:
+    """Load a model; agents that differ in nothing but their kind share it.
 
-        return load_policy(
-            settings.model,
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_batch_size=settings.concurrency,
-            chat_template_kwargs=settings.chat_template_kwargs,
-        )
+    Args:
+        settings: What says which policy it is, as JSON.
+    """
+    options: dict[str, Any] = json.loads(settings)
+    model, backend = options.pop("model"), options.pop("backend")
+    if backend == "vllm":
+        from agent_trainers.policies.vllm import vllm_policy
+
+        options["max_new_tokens"] = options["max_new_tokens"] or DEFAULT_MAX_NEW_TOKENS
+        del options["concurrency"]  # the engine batches as it sees fit
+        return vllm_policy(model, **options)
+    from transformers.utils.logging import disable_progress_bar
+
+    from agent_trainers.policies.transformers import load_policy
+
+    disable_progress_bar()  # of loading; the run has a bar of its own
+    return load_policy(model, max_batch_size=options.pop("concurrency"), **options)

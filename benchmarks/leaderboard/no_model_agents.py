@@ -39,6 +39,9 @@ class ProgramAgent:
         """
         self._make_player = make_player
 
+    def check(self, make_env: Callable[[], TextEnv]) -> None:
+        """Raise nothing: rules hold for every environment with tools."""
+
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:

@@ -83,6 +83,16 @@ def environment_maker(
     return functools.partial(gym.make, environment.id, **kwargs)
 
 
+def check_chunk(chunk: Chunk) -> None:
+    """See that the agent can play the environment; no model is loaded for it.
+
+    Raises:
+        ConfigurationError: If it cannot, or a setting is wrong.
+    """
+    agent = build_agent(chunk.agent.kind, chunk.agent_settings)
+    agent.check(environment_maker(chunk.environment, chunk.agent.tool_format, chunk.data))
+
+
 def play_chunk(chunk: Chunk) -> list[TimedLine]:
     """Play the episodes; those that an infrastructure fault ended are played again.
 

@@ -56,7 +56,7 @@ def play_with_reflection(
         errors = memory.reflect([(specs[i], attempts[i][-1]) for i in waiting])
         for i, error in zip(waiting, errors, strict=True):
             if error is not None:
-                attempts[i][-1] = _faulty(attempts[i][-1], error)
+                attempts[i].append(_not_begun(attempts[i][-1], error))
         waiting = [i for i, error in zip(waiting, errors, strict=True) if error is None]
     return [
         PlayedEpisode(trajectory=tried[-1], attempts=tuple(tried[:-1]), usage=model.usage(spec.rng))
@@ -203,9 +203,17 @@ def _may_be_tried_again(attempt: Trajectory) -> bool:
     return attempt.is_scorable and not attempt.success
 
 
-def _faulty(trajectory: Trajectory, error: str) -> Trajectory:
-    """Return an attempt that could not be reflected on as one that a fault ended."""
-    return replace(trajectory, stop_reason=StopReason.POLICY_ERROR, error=error)
+def _not_begun(before: Trajectory, error: str) -> Trajectory:
+    """Return the attempt that was to follow `before`, and for which there is no reflection."""
+    return replace(
+        before,
+        transitions=[],
+        metrics={},
+        timings={},
+        stop_reason=StopReason.POLICY_ERROR,
+        error=error,
+        final_prompt_ids=[],
+    )
 
 
 def _answers(trajectory: Trajectory) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from benchmarks.leaderboard.run_folder import (
     TaskEntry,
 )
 
-FAULTS: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR)
+FAULTS: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

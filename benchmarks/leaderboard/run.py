@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from agent_envs.errors import ConfigurationError
 from benchmarks.leaderboard.agent import AGENTS
 from benchmarks.leaderboard.config import RunConfig
-from benchmarks.leaderboard.playing import Chunk, TimedLine, list_episodes, play_chunk
+from benchmarks.leaderboard.playing import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
 from benchmarks.leaderboard.preparing import find_model, prepare
 from benchmarks.leaderboard.processes import run_all
 from benchmarks.leaderboard.run_folder import (
@@ -46,9 +46,12 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
     with _locked(output):
         models = {agent.slug: find_model(agent, output / "work") for agent in config.agents}
         manifest, tasks = prepare(config, models, data)
+        cells = list(_cells(config, folder, manifest, tasks, models, data))
+        for cell in cells:
+            check_chunk(cell.chunks[0])
         _settle(folder, manifest, tasks)
         if not folder.checksums_path.exists():
-            _play(list(_cells(config, folder, manifest, tasks, models, data)), jobs)
+            _play(cells, jobs)
             folder.write_checksums(manifest)
     return folder
 

@@ -159,6 +159,7 @@ def test_a_number_is_an_answer_in_json():
         (REACT, "Action: seek\nAction Input: red", "unknown_tool"),
         (REACT, "Final Answer:", "bad_answer"),
         (OPENAI, "", "bad_answer"),
+        (OPENAI, '<tool_call>{"name": "search", </tool_call>', "bad_call"),
         (OPENAI, '{"tool_calls": [{"function": "search"}]}', "bad_call"),
         (OPENAI, write_message("", [FunctionCall(name="search", arguments="red")]), "bad_json"),
         (OPENAI, write_message("", [FunctionCall(name="search", arguments="[]")]), "bad_call"),

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_trainers.batching import (
+    CHANGED,
     DENOMINATORS,
+    UNMERGED,
     collate,
     loss_weights,
     make_rows,
@@ -132,3 +134,14 @@ def test_pieces_hold_every_row_once_and_keep_to_the_token_budget(lengths, max_to
 def test_rows_of_like_length_share_a_piece_and_the_longest_come_first():
     pieces = pack([5, 5, 5, 5], [10, 90, 12, 95], max_rows=2)
     assert pieces == [[3, 1], [2, 0]]
+
+
+def test_a_row_that_begins_in_the_midst_says_why():
+    first, second = step([1, 2], [3]), step([1, 9], [4])
+    assert [row.fork_reason for row in make_rows(episode(first, second))] == [None, CHANGED]
+    first.info["context"] = {"reason": "kept the last 1 turns"}
+    (_, forked) = make_rows(episode(first, second))
+    assert forked.fork_reason == "the context policy changed it: kept the last 1 turns"
+    extending = step([1, 2, 3, 5], [6])
+    (_, unmerged) = make_rows(episode(step([1, 2], [3]), extending), merge=False)
+    assert unmerged.fork_reason == UNMERGED

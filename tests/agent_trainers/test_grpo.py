@@ -61,6 +61,46 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
     assert difference < 2e-6
 
 
+@pytest.mark.parametrize("changes", [
+    {"transformers_generation": "waves"},
+    {"transformers_generation": "slots"},
+    {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": {
+        "page_size": 32, "num_blocks": 64, "max_batch_tokens": 64, "auto_switch_to_flash": False}},
+])  # fmt: skip
+def test_however_transformers_generates_its_log_probabilities_are_the_trainers(
+    make_trainer, changes
+):
+    trainer = make_trainer(**changes)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
+    assert logged["episodes/answered"] > 0
+
+
+def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
+    trainer = make_trainer(max_steps=4, num_iterations=2)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "sampling/staleness" in entry]
+    assert [entry["sampling/staleness"] for entry in logged] == [0, 1, 0, 1]
+    assert all(entry["sampling/sampling_logp_difference/max"] < 1e-4 for entry in logged[::2])
+
+
+def test_tokens_that_the_policy_did_not_sample_are_refused(make_trainer, played):
+    trainer = make_trainer()
+    wrong = [
+        dataclasses.replace(
+            episode,
+            transitions=[
+                dataclasses.replace(t, logprobs=t.logprobs - 1.0) for t in episode.transitions
+            ],
+        )
+        for episode in played
+    ]
+    trainer._rollouts["train"].collect = lambda specs: wrong
+    with pytest.raises(ConfigurationError, match="off by 1 nats per token"):
+        trainer.train()
+
+
 def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_trainer, played):
     whole = make_trainer()
     whole_gradient = gradient(whole, micro_batches(whole, played))
@@ -266,7 +306,8 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         ({"entropy_coef": 0.1}, "entropy_coef"),
-        ({"use_transformers_continuous_batching": True}, "use_transformers_continuous_batching"),
+        ({"group_quorum": 0.0}, "group_quorum"),
+        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch"),
         ({"reward_weights": [1.0]}, "reward_weights"),
         ({"max_tool_calling_iterations": 3}, "max_tool_calling_iterations"),
         ({"gamma": 1.5}, "gamma"),

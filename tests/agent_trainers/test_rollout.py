@@ -104,13 +104,13 @@ def test_slow_tools_of_many_episodes_run_at_the_same_time():
     @tool
     def wait() -> str:
         """Wait."""
-        time.sleep(0.3)
+        time.sleep(0.5)
         return "waited"
 
     make_env = lambda: gym.make(ID, tools=[wait], max_episode_steps=1)  # noqa: E731
     started = time.monotonic()
     Rollout(make_env, say('<tool_call>{"name": "wait"}</tool_call>')).collect(specs(40))
-    assert time.monotonic() - started < 0.3 * 40 / 4  # one after the other would take 12 s
+    assert time.monotonic() - started < 0.5 * 40 / 4  # one after the other would take 20 s
 
 
 def test_a_wave_waits_for_a_hanging_tool_no_longer_than_its_timeout():
@@ -168,3 +168,98 @@ def test_each_trajectory_is_reported_once_as_it_ends():
     trajectories = rollout.collect(specs(4), seen.append)
     assert len(seen) == 4
     assert {t.stop_reason for t in seen} == {t.stop_reason for t in trajectories}
+
+
+class SlowEnv(FaultyEnv):
+    """Its first step takes as long as its task says, in tenths of a second."""
+
+    def __init__(self):
+        super().__init__({})
+
+    def reset(self, *, seed=None, options=None):
+        self._seconds = options["task"] / 10
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self._steps == 0:
+            time.sleep(self._seconds)
+        return super().step(action)
+
+
+def test_an_episode_does_not_wait_for_the_others():
+    ended = []
+    rollout = Rollout(SlowEnv, say("x"))
+    started = time.monotonic()
+    rollout.collect(specs(8), lambda t: ended.append(time.monotonic() - started))
+    assert ended[0] < 0.4  # with a barrier all would end with the slowest, after 0.7 s
+    assert ended[-1] >= 0.7
+
+
+def test_an_episode_that_takes_too_long_is_left_out():
+    rollout = Rollout(SlowEnv, say("x"), episode_timeout=0.25)
+    trajectories = rollout.collect([*specs(1), *specs(1, task=30)])
+    assert [t.stop_reason for t in trajectories] == [StopReason.ANSWERED, StopReason.TIMEOUT]
+    assert "0.25 seconds" in trajectories[1].error
+
+
+def test_stragglers_are_left_out_once_every_group_has_its_quorum():
+    def group(name, tasks):
+        return [replace(spec, task=t, group_id=name)
+                for spec, t in zip(specs(4), tasks, strict=True)]  # fmt: skip
+
+    started = time.monotonic()
+    trajectories = Rollout(SlowEnv, say("x"), group_quorum=0.75).collect(
+        [*group("a", (0, 0, 0, 30)), *group("b", (0, 0, 4, 30))]
+    )
+    assert time.monotonic() - started < 2.0
+    left_out = [t.stop_reason is StopReason.LEFT_OUT for t in trajectories]
+    assert left_out == [False, False, False, True] * 2
+    assert not trajectories[3].is_scorable
+
+
+def test_an_environment_that_leaves_python_costs_its_own_episode():
+    class Leaving(FaultyEnv):
+        def step(self, action):
+            raise SystemExit(1)
+
+    (trajectory,) = Rollout(lambda: Leaving({}), say("x")).collect(specs(1))
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
+
+
+class Server(ScriptedPolicy):
+    """A policy that is asked by many threads; some requests fail."""
+
+    is_concurrent = True
+    max_concurrency = 4
+
+    def __init__(self):
+        super().__init__(lambda request: "x")
+        self.now, self.most, self._lock = 0, 0, threading.Lock()
+
+    def generate(self, requests):
+        (request,) = requests
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        with self._lock:
+            self.now -= 1
+        if request.rng.bit_generator.state == np.random.default_rng(2).bit_generator.state:
+            raise ConnectionError("gone")
+        return super().generate(requests)
+
+
+def test_a_server_is_asked_side_by_side_and_its_failure_costs_one_episode():
+    policy = Server()
+    trajectories = Rollout(lambda: FaultyEnv({}), policy).collect(specs(12))
+    assert policy.most == 4
+    reasons = [t.stop_reason for t in trajectories]
+    assert reasons.count(StopReason.POLICY_ERROR) == 1
+    assert reasons[2] is StopReason.POLICY_ERROR
+    assert "gone" in trajectories[2].error
+
+
+def test_a_step_that_only_computes_needs_no_thread():
+    before = threading.active_count()
+    Rollout(lambda: gym.make(ID), say("hm")).collect(specs(4))
+    assert threading.active_count() == before

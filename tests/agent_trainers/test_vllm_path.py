@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent_envs import ConfigurationError
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.policies.sampling import SamplingSettings, sample
 
@@ -40,7 +41,10 @@ class Engine:
 def make_trainer(tiny_policy, tokenizer, make_config):
     def make(drift, **changes):
         trainer = StepGRPOTrainer(
-            tiny_policy, ID, make_config(max_steps=2, **changes), processing_class=tokenizer
+            tiny_policy,
+            ID,
+            make_config(max_steps=2, transformers_generation="waves", **changes),
+            processing_class=tokenizer,
         )
         trainer.use_vllm = True
         trainer.vllm_generation = Engine(trainer, drift)
@@ -70,7 +74,7 @@ def test_weights_are_synchronised_once_a_step_and_one_completion_is_asked_for(ma
 def test_the_ratio_between_trainer_and_sampler_corrects_each_trained_token(
     make_trainer, mode, drift, expected
 ):
-    trainer = make_trainer(drift, vllm_importance_sampling_mode=mode)
+    trainer = make_trainer(drift, vllm_importance_sampling_mode=mode, max_logprob_drift=None)
     trainer.vllm_importance_sampling_clip_max = 3.0
     trainer.model.train()
     batch = trainer._prepare_inputs([{"task": i // 4} for i in range(8)])
@@ -87,3 +91,20 @@ def test_a_token_without_log_probability_is_not_corrected(make_trainer):
     trainer.model.train()
     batch = trainer._prepare_inputs([{"task": i // 4} for i in range(8)])
     assert (batch["importance_sampling_ratio"] == 1).all()
+
+
+def test_a_sampler_that_drifts_from_the_trainer_is_refused_before_a_step_is_taken(make_trainer):
+    trainer = make_trainer(0.5)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(ConfigurationError, match=r"off by 0\.5 nats per token.*chat template"):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_drift_within_its_bound_is_reported(make_trainer):
+    trainer = make_trainer(0.1)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-3)
+    assert logged["sampling/sampling_logp_difference/max"] == pytest.approx(0.1, abs=1e-3)
+    assert logged["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(0.1), abs=1e-3)

@@ -12,6 +12,7 @@ from agent_trainers.trajectory import StopReason, Trajectory, Transition
 from benchmarks.leaderboard.agent import AGENTS, build_agent
 from benchmarks.leaderboard.repeated_play import choose_by_majority
 from tests.agent_trainers.chat_server import chat_server, refuses, says
+from tests.agent_trainers.vllm_engine import install_vllm
 
 MODEL = {"model": str(TINY_POLICY), "concurrency": 8}
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
@@ -191,8 +192,10 @@ def test_a_fault_while_reflecting_is_a_fault_of_the_episode():
     with chat_server(reply) as running:
         settings = {"model": "m", "base_url": running.url, "trials": 2}
         (episode,) = play("reflexion", settings, count=1)
+    assert episode.trajectory.stop_reason is StopReason.POLICY_ERROR
     assert not episode.trajectory.is_scorable
     assert "status 400: no" in episode.trajectory.error
+    assert [t.action for t in episode.attempts[0].transitions] == ["<answer>x</answer>"]
 
 
 @pytest.mark.parametrize(("kind", "tool_format"), [("base_tool_call", "openai"), ("react", None)])
@@ -205,3 +208,25 @@ def test_agents_play_on_a_real_server(served, kind, tool_format):
         assert episode.trajectory.is_scorable
         assert episode.usage.calls == len(episode.trajectory.transitions)
         assert episode.usage.prompt_tokens > 0
+
+
+def test_agents_on_the_same_model_load_it_once(monkeypatch):
+    from agent_trainers.policies import transformers
+    from benchmarks.leaderboard import model_source
+
+    model_source._local_policy.cache_clear()
+    loaded, load = [], transformers.load_policy
+    monkeypatch.setattr(
+        transformers, "load_policy", lambda name, **kw: loaded.append(name) or load(name, **kw)
+    )
+    for kind in ("base_tool_call", "naive_rag", "checkpoint"):
+        play(kind, MODEL, count=1)
+    assert loaded == [str(TINY_POLICY)]
+
+
+def test_agents_play_on_vllm(monkeypatch):
+    engine = install_vllm(monkeypatch)
+    played = play("base_tool_call", MODEL | {"backend": "vllm", "temperature": 0.5}, count=2)
+    assert engine.calls
+    assert all(setting.temperature == 0.5 for _, settings in engine.calls for setting in settings)
+    assert played[0].usage.completion_tokens > 0

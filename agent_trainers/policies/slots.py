@@ -1,0 +1,326 @@
+"""Generation on a transformers model without waves: each episode has a slot in one batch.
+
+A slot keeps the keys and values of its episode's tokens. When the episode comes back with a longer
+state, only what is new goes through the model; while it is away with a tool, the others go on.
+Every token is drawn from its episode's own generator, so what an episode samples depends on its own
+state only, as in waves.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from agent_trainers.batching import pack
+from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
+
+_GROWTH: Final = 256
+"""Slots grow by this many tokens."""
+_PREFILL_SHARE: Final = 0.25
+"""New states are read once they are this share of the batch, or nothing else is to be done."""
+
+_READ_TOKENS: Final = 16_384
+"""Tokens read at once."""
+
+Prompt = Callable[[GenerationRequest], list[int] | None]
+Finish = Callable[[list[int], Completion | None], Generation]
+LendModel = Callable[[], AbstractContextManager[Any]]
+
+
+def can_serve(model: Any, settings: SamplingSettings) -> bool:
+    """Say whether slots serve a model: plain attention throughout, with a mask that is given.
+
+    Others (sliding windows, recurrent layers, positions other than rotary ones, flash attention, a
+    repetition penalty) are served in waves by ``model.generate``.
+    """
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    has_rotary_positions = any(
+        getattr(config, name, None) for name in ("rope_parameters", "rope_theta")
+    )
+    return (
+        set(kinds) == {"full_attention"}
+        and has_rotary_positions
+        and not getattr(config, "sliding_window", None)
+        and config._attn_implementation in ("sdpa", "eager")
+        and not getattr(model, "_is_stateful", False)
+        and not config.is_encoder_decoder
+        and settings.repetition_penalty == 1.0
+    )
+
+
+class SlotCache:
+    """Keys and values of all slots, as a transformers model asks for them.
+
+    Relies on a model calling ``update(keys, values, layer)`` once per layer, and on a mask of four
+    dimensions being taken as it is.
+    """
+
+    def __init__(self) -> None:
+        """Start empty; shapes come with the first states."""
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._slots = torch.zeros(0, dtype=torch.long)
+        self._positions = torch.zeros(0, 0, dtype=torch.long)
+        self._width = 0
+        self.num_slots = self.capacity = 0
+        self.is_compileable = False
+
+    def reserve(self, num_slots: int, capacity: int) -> None:
+        """Make room; what is stored stays."""
+        if num_slots <= self.num_slots and capacity <= self.capacity:
+            return
+        self.num_slots = max(num_slots, self.num_slots)
+        self.capacity = max(-(-capacity // _GROWTH) * _GROWTH, self.capacity)
+        for layer, stored in self._layers.items():
+            self._layers[layer] = (self._grown(stored[0]), self._grown(stored[1]))
+
+    def aim(self, slots: torch.Tensor, positions: torch.Tensor, width: int) -> None:
+        """Say where the next tokens go: slots (B,), positions (B, T); read up to `width`."""
+        self._slots, self._positions, self._width = slots, positions, width
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store (B, H, T, D) and return what the slots hold, (B, H, width, D)."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._empty(keys), self._empty(values))
+        rows = self._slots[:, None]  # (B, 1)
+        for stored, new in zip(self._layers[layer], (keys, values), strict=True):
+            stored[rows, :, self._positions] = new.transpose(1, 2)  # (B, T, H, D)
+        found = tuple(s[self._slots, :, : self._width] for s in self._layers[layer])
+        return found[0], found[1]
+
+    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Give slots the first `length` tokens of another."""
+        for stored in self._layers.values():
+            for tensor in stored:
+                tensor[list(targets), :, :length] = tensor[source, :, :length]
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Return 0: positions are always given."""
+        return 0
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        _, heads, _, size = like.shape
+        return like.new_zeros(self.num_slots, heads, self.capacity, size)
+
+    def _grown(self, old: torch.Tensor) -> torch.Tensor:
+        new = old.new_zeros(self.num_slots, old.size(1), self.capacity, old.size(3))
+        new[: old.size(0), :, : old.size(2)] = old
+        return new
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A state in a slot, and what was sampled after it so far."""
+
+    slot: int
+    prompt: list[int]
+    uniforms: np.ndarray[Any, np.dtype[np.float64]] | None
+    num_stored: int
+    """Tokens of the prompt whose keys and values the slot holds."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens to read before the last one, which gives the first new token."""
+        return len(self.prompt) - 1 - self.num_stored
+
+
+class SlotStream:
+    """A batch that episodes join and leave token by token."""
+
+    gathers = False
+
+    def __init__(
+        self,
+        lend_model: LendModel,
+        prompt: Prompt,
+        finish: Finish,
+        settings: SamplingSettings,
+        max_slots: int,
+    ) -> None:
+        """Serve one rollout; the weights stay as they are meanwhile.
+
+        Args:
+            lend_model: Lends the model, in the state in which it generates.
+            prompt: Turns a request into tokens; None where they do not fit.
+            finish: Turns tokens, and what was sampled after them, into an action.
+            settings: How tokens are drawn.
+            max_slots: Episodes served at once.
+        """
+        self._loan = ExitStack()
+        self._model = self._loan.enter_context(lend_model())
+        self._prompt, self._finish = prompt, finish
+        self._settings, self._max_slots = settings, max_slots
+        self._cache = SlotCache()
+        self._free: list[int] = []
+        self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
+        self._waiting: dict[int, GenerationRequest] = {}
+        self._reading: dict[int, _Turn] = {}
+        self._writing: dict[int, _Turn] = {}
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether actions are wanted."""
+        return bool(self._waiting or self._reading or self._writing)
+
+    def add(self, key: int, request: GenerationRequest) -> None:
+        """Ask for an action of episode `key`."""
+        self._waiting[key] = request
+
+    def drop(self, key: int) -> None:
+        """Free the slot of episode `key`."""
+        for turns in (self._waiting, self._reading, self._writing):
+            turns.pop(key, None)
+        if key in self._stored:
+            self._free.append(self._stored.pop(key)[0])
+
+    def close(self) -> None:
+        """Give the model back and free the memory."""
+        self._loan.close()
+        self._cache = SlotCache()
+
+    @torch.no_grad()
+    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+        """Seat who waits, read new states, and write one token for everybody else."""
+        ready = self._seat()
+        enough = _PREFILL_SHARE * (len(self._reading) + len(self._writing))
+        if self._reading and (not self._writing or len(self._reading) >= enough):
+            self._read()
+        if self._writing:
+            self._write()
+        return ready + self._finished()
+
+    def _seat(self) -> list[tuple[int, Generation | BaseException]]:
+        """Give slots to those who wait; return those whose state does not fit."""
+        ready: list[tuple[int, Generation | BaseException]] = []
+        for key, request in list(self._waiting.items()):
+            if key not in self._stored and len(self._stored) >= self._max_slots:
+                continue
+            del self._waiting[key]
+            prompt = self._prompt(request)
+            if prompt is None:
+                ready.append((key, self._finish([], None)))
+                continue
+            slot, tokens = self._stored.get(key) or (self._new_slot(), [])
+            uniforms = None
+            if self._settings.temperature > 0:
+                uniforms = request.rng.random(self._settings.max_new_tokens)
+            known = min(_common_prefix(tokens, prompt), len(prompt) - 1)
+            self._stored[key] = (slot, prompt)
+            self._reading[key] = _Turn(slot, prompt, uniforms, known)
+        return ready
+
+    def _new_slot(self) -> int:
+        return self._free.pop() if self._free else len(self._stored)
+
+    def _read(self) -> None:
+        """Store keys and values of new states; equal first states are read once."""
+        twins: dict[tuple[int, ...], list[_Turn]] = {}
+        unread: list[_Turn] = []
+        for turn in self._reading.values():
+            if turn.num_unread > 0 and turn.num_stored == 0:
+                twins.setdefault(tuple(turn.prompt), []).append(turn)
+            elif turn.num_unread > 0:
+                unread.append(turn)
+        unread += [group[0] for group in twins.values()]
+        self._reserve(self._reading.values())
+        for piece in pack(
+            [0] * len(unread),
+            [turn.num_unread for turn in unread],
+            max_rows=len(unread),
+            max_tokens=_READ_TOKENS,
+        ):
+            self._store([unread[i] for i in piece])
+        for first, *others in twins.values():
+            if others:
+                length = len(first.prompt) - 1
+                self._cache.copy(first.slot, [turn.slot for turn in others], length)
+        self._writing |= self._reading
+        self._reading = {}
+
+    def _store(self, turns: Sequence[_Turn]) -> None:
+        starts = [turn.num_stored for turn in turns]
+        tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
+        self._forward([turn.slot for turn in turns], starts, tokens)
+
+    def _write(self) -> None:
+        """Draw one more token in each slot."""
+        turns = list(self._writing.values())
+        last = [turn.token_ids[-1] if turn.token_ids else turn.prompt[-1] for turn in turns]
+        starts = [len(turn.prompt) - 1 + len(turn.token_ids) for turn in turns]
+        logits = self._forward([turn.slot for turn in turns], starts, [[i] for i in last])
+        scores = logits[:, -1].float()  # (B, V)
+        for warper in self._settings.warpers():
+            scores = warper(None, scores)
+        points = None
+        if self._settings.temperature > 0:
+            numbers = [t.uniforms[len(t.token_ids)] for t in turns if t.uniforms is not None]
+            points = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
+        drawn, logprobs = draw(scores, points)
+        for turn, token, logprob in zip(turns, drawn.tolist(), logprobs.tolist(), strict=True):
+            turn.token_ids.append(token)
+            turn.logprobs.append(logprob)
+
+    def _forward(
+        self, slots: list[int], starts: list[int], tokens: list[list[int]]
+    ) -> torch.Tensor:
+        """Run tokens that stand at `starts` in their slots; return logits (B, 1, V)."""
+        device, dtype = self._model.device, self._model.dtype
+        lengths = [len(ids) for ids in tokens]
+        longest = max(lengths)
+        pad, trash = self._settings.pad_token_id, self._cache.capacity - 1
+        input_ids = [[*ids, *[pad] * (longest - len(ids))] for ids in tokens]
+        positions = torch.tensor(  # (B, T); padding goes where no token ever stands
+            [
+                [*range(start, start + length), *[trash] * (longest - length)]
+                for start, length in zip(starts, lengths, strict=True)
+            ],
+            device=device,
+        )
+        width = max(start + length for start, length in zip(starts, lengths, strict=True))
+        self._cache.aim(torch.tensor(slots, device=device), positions, width)
+        is_hidden = torch.arange(width, device=device) > positions[:, None, :, None]
+        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)  # (B, 1, T, width)
+        mask.masked_fill_(is_hidden, torch.finfo(dtype).min)
+        logits: torch.Tensor = self._model(
+            input_ids=torch.tensor(input_ids, device=device),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits
+
+    def _reserve(self, turns: Iterable[_Turn]) -> None:
+        longest = max(len(turn.prompt) for turn in turns) + self._settings.max_new_tokens
+        self._cache.reserve(max(slot for slot, _ in self._stored.values()) + 1, longest + 1)
+
+    def _finished(self) -> list[tuple[int, Generation | BaseException]]:
+        """Take out the turns that have ended; their slots keep what was said."""
+        ready: list[tuple[int, Generation | BaseException]] = []
+        for key, turn in list(self._writing.items()):
+            is_ended = turn.token_ids[-1] in self._settings.eos_token_ids
+            if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
+                continue
+            del self._writing[key]
+            # The last token was drawn but has not gone through the model yet.
+            self._stored[key] = (turn.slot, [*turn.prompt, *turn.token_ids[:-1]])
+            logprobs = np.array(turn.logprobs, np.float32)
+            completion = Completion(token_ids=turn.token_ids, logprobs=logprobs)
+            ready.append((key, self._finish(turn.prompt, completion)))
+        return ready
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
