@@ -55,7 +55,7 @@ class TextSource:
     def __init__(self, manifest: Manifest, data: Path | None) -> None:
         """Play with the data sets below the folder `data`; None where none is needed."""
         self._manifest, self._data = manifest, data
-        self._key: tuple[str, str | None] | None = None
+        self._key: tuple[str, str] | None = None
         self._replayer: Replayer | None = None
 
     def find(self, line: ResultLine) -> ReplayedEpisode:
@@ -80,11 +80,11 @@ class TextSource:
         self._replayer = self._key = None
 
     def _open(self, line: ResultLine) -> Replayer:
-        agent = self._manifest.agent(line.agent)
-        key = line.environment, agent.tool_format
+        key = line.environment, line.agent
         if self._replayer is None or self._key != key:
             self.close()
             environment = self._manifest.environment(line.environment)
+            agent = self._manifest.agent(line.agent)
             self._replayer, self._key = Replayer(environment, agent, self._data), key
         return self._replayer
 

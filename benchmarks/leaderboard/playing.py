@@ -5,6 +5,7 @@ that the same episodes stand in the same batches, and an agent on a model writes
 """
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from agent_trainers.policies import Usage
 from agent_trainers.rollout import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
-from benchmarks.leaderboard.agent import Agent, PlayedEpisode, build_agent
+from benchmarks.leaderboard.agent import AGENTS, Agent, PlayedEpisode, build_agent
 from benchmarks.leaderboard.config import fill_in
 from benchmarks.leaderboard.run_folder import (
     AgentRecord,
@@ -99,23 +100,48 @@ def play_chunk(chunk: Chunk) -> list[TimedLine]:
     Raises:
         ConfigurationError: If the agent cannot play the environment.
     """
+    played, spent = play_episodes(chunk)
+    return [
+        TimedLine(_line(chunk, index, episode, usages), _seconds(episode))
+        for index, (episode, usages) in enumerate(zip(played, spent, strict=True))
+    ]
+
+
+def play_episodes(chunk: Chunk) -> tuple[list[PlayedEpisode], list[list[Usage]]]:
+    """Play the episodes of a chunk; see `play_chunk`.
+
+    Returns:
+        Each episode, and what each of its tries cost.
+    """
     make_env = environment_maker(chunk.environment, chunk.agent.tool_format, chunk.data)
     agent = _agent(chunk.agent.kind, json.dumps(chunk.agent_settings, sort_keys=True))
     played: dict[int, PlayedEpisode] = {}
-    spent: dict[int, list[Usage]] = {}
+    spent: list[list[Usage]] = [[] for _ in chunk.episodes]
     waiting = list(range(len(chunk.episodes)))
     for _ in range(1 + chunk.protocol.max_retries):
         episodes = agent.play(make_env, [_spec(chunk, index) for index in waiting])
         for index, episode in zip(waiting, episodes, strict=True):
             played[index] = episode
-            spent.setdefault(index, []).append(episode.usage)
+            spent[index].append(episode.usage)
         waiting = [i for i in waiting if played[i].trajectory.stop_reason in _FAULTS]
         if not waiting:
             break
-    return [
-        TimedLine(_line(chunk, index, played[index], spent[index]), _seconds(played[index]))
-        for index in range(len(chunk.episodes))
-    ]
+    return [played[index] for index in range(len(chunk.episodes))], spent
+
+
+def withholds_actions(environment: EnvironmentRecord, agent: AgentRecord) -> bool:
+    """Return whether results hold a digest of each action instead of the action.
+
+    What an agent without a model writes are words of the task: its question, its answer. Where
+    those may not be published, whoever has the data can ask the agent again.
+    """
+    kind = AGENTS.get(agent.kind)
+    return kind is not None and not kind.needs_model and not environment.is_text_public
+
+
+def digest(action: str) -> str:
+    """Return what stands for an action that is withheld."""
+    return f"sha256:{hashlib.sha256(action.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 @functools.lru_cache(maxsize=1)  # a model at a time
@@ -138,6 +164,8 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, spent: Sequence[Usag
     entry, sample = chunk.episodes[index]
     trajectory = episode.trajectory
     steps = trajectory.transitions
+    actions = [step.action for step in steps]
+    is_withheld = withholds_actions(chunk.environment, chunk.agent)
     is_fault = trajectory.stop_reason in _FAULTS
     return ResultLine(
         environment=chunk.environment.slug,
@@ -147,7 +175,7 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, spent: Sequence[Usag
         task_sha256=entry.sha256,
         sample=sample,
         seed=episode_seed(chunk.protocol, entry.task, sample),
-        actions=[step.action for step in steps],
+        actions=[digest(action) for action in actions] if is_withheld else actions,
         rewards=[float(step.reward) for step in steps],
         reward_terms=[_floats(step.reward_terms) for step in steps],
         errors=[step.info.get("action", {}).get("error") for step in steps],

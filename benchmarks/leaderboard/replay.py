@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from benchmarks.leaderboard.playing import environment_maker
+from agent_trainers.rollout import EpisodeSpec
+from benchmarks.leaderboard.agent import build_agent
+from benchmarks.leaderboard.playing import digest, environment_maker, withholds_actions
 from benchmarks.leaderboard.run_folder import AgentRecord, EnvironmentRecord, ResultLine
 from benchmarks.leaderboard.task_lists import task_labels, task_sha256
 
@@ -66,7 +70,10 @@ class Replayer:
         Raises:
             AgentEnvsError: If the environment cannot be made, for want of data for example.
         """
-        self._env = environment_maker(environment, agent.tool_format, data)()
+        self._agent = agent
+        self._is_withheld = withholds_actions(environment, agent)
+        self._make_env = environment_maker(environment, agent.tool_format, data)
+        self._env = self._make_env()
 
     @property
     def base(self) -> ToolEnv:
@@ -80,9 +87,27 @@ class Replayer:
         """Play an episode again.
 
         Raises:
-            ConfigurationError: If there is no such task, or actions go on after the end.
+            ConfigurationError: If there is no such task, actions go on after the end, or they are
+                withheld and not what the agent does.
         """
-        return self.replay_actions(line.task, line.seed, line.actions)
+        return self.replay_actions(line.task, line.seed, self.actions(line))
+
+    def actions(self, line: ResultLine) -> list[str]:
+        """Return the actions of an episode; where they are withheld, the agent is asked again.
+
+        Raises:
+            ConfigurationError: If it acts otherwise than the recorded digests say.
+        """
+        if not self._is_withheld:
+            return line.actions
+        rng = np.random.default_rng(line.seed)
+        spec = EpisodeSpec(task=line.task, seed=line.seed, group_id="", rng=rng)
+        agent = build_agent(self._agent.kind, self._agent.settings)
+        (episode,) = agent.play(self._make_env, [spec])
+        actions = [step.action for step in episode.trajectory.transitions]
+        if [digest(action) for action in actions] != line.actions:
+            raise ConfigurationError(f"The agent {line.agent!r} acts otherwise than was recorded.")
+        return actions
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.

@@ -10,7 +10,12 @@ from typing import Any, Final
 from agent_envs.errors import AgentEnvsError
 from agent_trainers.trajectory import StopReason
 from benchmarks.leaderboard.agent import AGENTS
-from benchmarks.leaderboard.playing import Chunk, play_chunk
+from benchmarks.leaderboard.playing import (
+    Chunk,
+    digest,
+    play_episodes,
+    withholds_actions,
+)
 from benchmarks.leaderboard.replay import ReplayedEpisode, Replayer
 from benchmarks.leaderboard.run_folder import (
     AgentRecord,
@@ -37,19 +42,34 @@ class ReplayJob:
 
 
 def check_lines(job: ReplayJob) -> list[str]:
-    """Return what is wrong with lines, in the order of the file: file, line, field, what."""
-    replayer = Replayer(job.environment, job.agent, job.data)
+    """Return what is wrong with lines: file, line, field, what."""
     problems = []
-    for number, line in job.lines:
+    try:
+        programmed = _ask_program(job)
+    except AgentEnvsError as error:
+        return [f"manifest.json, agent {job.agent.slug!r}: {error}"]
+    is_withheld = withholds_actions(job.environment, job.agent)
+    replayer = Replayer(job.environment, job.agent, job.data)
+    for index, (number, line) in enumerate(job.lines):
         place = f"{job.file}, line {number}"
+        actions = line.actions
+        if programmed is not None and line.error is None:
+            actions = programmed[index]
+            recorded = [digest(action) for action in actions] if is_withheld else actions
+            if recorded != line.actions:
+                problems.append(
+                    f"{place}, field 'actions': are not what the agent {job.agent.slug!r} does: "
+                    f"{_shown(recorded)}"
+                )
+                actions = actions if is_withheld else line.actions
         try:
-            again = replayer.replay(line)
+            again = replayer.replay_actions(line.task, line.seed, actions)
         except Exception as error:  # noqa: BLE001 - whatever stands in the file; it is reported
             problems.append(f"{place}, field 'actions': cannot be played again: {error}")
             continue
         problems += [f"{place}, {text}" for text in compare(line, again)]
     replayer.close()
-    return problems + list(_compare_with_program(job))
+    return problems
 
 
 def compare(line: ResultLine, again: ReplayedEpisode) -> Iterator[str]:
@@ -85,11 +105,11 @@ def possible_stop_reasons(again: ReplayedEpisode) -> set[StopReason]:
     return {StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW, *FAULTS}
 
 
-def _compare_with_program(job: ReplayJob) -> Iterator[str]:
-    """Yield where an agent without a model acts otherwise than it is said to have done."""
+def _ask_program(job: ReplayJob) -> list[list[str]] | None:
+    """Return what an agent without a model does, for each line; None for one on a model."""
     kind = AGENTS.get(job.agent.kind)
     if kind is None or kind.needs_model:
-        return
+        return None
     chunk = Chunk(
         environment=job.environment,
         agent=job.agent,
@@ -98,17 +118,8 @@ def _compare_with_program(job: ReplayJob) -> Iterator[str]:
         episodes=[(_entry(line), line.sample) for _, line in job.lines],
         data=job.data,
     )
-    try:
-        played = play_chunk(chunk)
-    except AgentEnvsError as error:
-        yield f"manifest.json, agent {job.agent.slug!r}: {error}"
-        return
-    for (number, line), timed in zip(job.lines, played, strict=True):
-        if line.error is None and timed.line.error is None and line.actions != timed.line.actions:
-            yield (
-                f"{job.file}, line {number}, field 'actions': are not what the agent "
-                f"{job.agent.slug!r} does: {_shown(timed.line.actions)}"
-            )
+    played, _ = play_episodes(chunk)
+    return [[step.action for step in episode.trajectory.transitions] for episode in played]
 
 
 def _entry(line: ResultLine) -> TaskEntry:
