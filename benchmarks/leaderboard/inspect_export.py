@@ -191,7 +191,7 @@ def _step_messages(episode: LoggedEpisode) -> Iterator[Any]:
             "error": line.errors[number],
         }
         yield ChatMessageAssistant(
-            content=_encodable(action),
+            content=_encodable(action if step is None else step.action),
             metadata=facts,
             tool_calls=None if step is None else _tool_calls(step, number),
         )

@@ -228,7 +228,8 @@ def _episode(view: EpisodeView, texts: _Texts) -> dict[str, Any]:
 def _step(view: EpisodeView, i: int, texts: _Texts) -> dict[str, Any]:
     line = view.line
     step = {
-        "action": _cut(line.actions[i]),
+        # Recorded actions may be digests; what is played again has the words.
+        "action": _cut(line.actions[i] if view.text is None else view.text.steps[i].action),
         "reward": _short(line.rewards[i]),
         "terms": {visible(k): _short(v) for k, v in line.reward_terms[i].items() if v},
         "error": None if line.errors[i] is None else visible(str(line.errors[i])),
