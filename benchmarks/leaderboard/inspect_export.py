@@ -11,6 +11,7 @@ from agent_trainers.trajectory import StopReason
 from benchmarks.leaderboard.episodes import explain
 from benchmarks.leaderboard.replay import ReplayedEpisode, ReplayedStep
 from benchmarks.leaderboard.run_folder import (
+    AgentRecord,
     EnvironmentRecord,
     Manifest,
     ResultLine,
@@ -56,15 +57,6 @@ def make_log(
     from inspect_ai.model import GenerateConfig
 
     environment, agent = manifest.environment(cell[0]), manifest.agent(cell[1])
-    record = {
-        "protocol": dataclasses.asdict(manifest.protocol),
-        "environment": dataclasses.asdict(environment),
-        "agent": dataclasses.asdict(agent),
-        "tasks": [dataclasses.asdict(entry) for entry in tasks],
-        "left_out": [dataclasses.asdict(one) for one in manifest.left_out],
-        # Where they stand in the manifest, so that a run comes back in its order.
-        "position": [manifest.environments.index(environment), manifest.agents.index(agent)],
-    }
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     spec = EvalSpec(
         created=now,
@@ -81,7 +73,7 @@ def make_log(
         ),
         config=EvalConfig(epochs=manifest.protocol.samples_per_task),
         packages=agent.packages,
-        metadata={RECORD_KEY: json.dumps(record)},
+        metadata={RECORD_KEY: json.dumps(_record(manifest, environment, agent, tasks))},
     )
     return EvalLog(
         status="success",
@@ -90,6 +82,24 @@ def make_log(
         stats=EvalStats(started_at=now, completed_at=now),
         samples=[_sample(episode, environment) for episode in episodes],
     )
+
+
+def _record(
+    manifest: Manifest,
+    environment: EnvironmentRecord,
+    agent: AgentRecord,
+    tasks: Sequence[TaskEntry],
+) -> dict[str, Any]:
+    """Return what the run folder says besides the result lines, of one cell."""
+    return {
+        "protocol": dataclasses.asdict(manifest.protocol),
+        "environment": dataclasses.asdict(environment),
+        "agent": dataclasses.asdict(agent),
+        "tasks": [dataclasses.asdict(entry) for entry in tasks],
+        "left_out": [dataclasses.asdict(one) for one in manifest.left_out],
+        # Where they stand in the manifest, so that a run comes back in its order.
+        "position": [manifest.environments.index(environment), manifest.agents.index(agent)],
+    }
 
 
 def _model(agent: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from benchmarks.leaderboard.statistics import CONFIDENCE, RANK_RULE, Comparison,
 from benchmarks.leaderboard.summary import Board, Cell, is_upper_bound, is_verifiable
 from benchmarks.leaderboard.visible_text import visible
 
-MAX_EPISODE_CHARS: Final = 2_500_000
+MAX_EPISODE_CHARS: Final = 3_000_000
 """Episodes take about as much of the page; cells show fewer of them where there are many cells."""
 MAX_TEXT_CHARS: Final = 2_000
 """Longer texts are cut off: a flood of output is no reading."""
@@ -47,20 +48,19 @@ def write_page(
         max_episodes: How many episodes of a cell to show at most.
         advance: Called after each cell, for a progress bar.
     """
-    texts = _Texts()
     episodes: dict[str, list[dict[str, Any]]] = {}
-    source = TextSource(board.run.manifest, data)
-    for cell in board.cells:
-        is_public = board.run.manifest.environment(cell[0]).is_text_public
-        own = source if is_public or with_licensed_text else None
-        views = view_episodes(board.run, cell, limit=max_episodes, source=own)
-        episodes["/".join(cell)] = [_episode(view, texts) for view in views]
-        advance()
-    source.close()
-    episodes, shown = _fit(episodes, max_episodes)
+    with closing(TextSource(board.run.manifest, data)) as source:
+        for cell in board.cells:
+            is_public = board.run.manifest.environment(cell[0]).is_text_public
+            own = source if is_public or with_licensed_text else None
+            views = view_episodes(board.run, cell, limit=max_episodes, source=own)
+            episodes["/".join(cell)] = list(map(_episode, views))
+            advance()
+    shown = _fit(episodes, max_episodes)
+    episodes = {key: own[:shown] for key, own in episodes.items()}
     payload = _payload(board) | {
+        "texts": _share_texts(episodes),
         "episodes": episodes,
-        "texts": texts.items,
         "episodesShown": shown,
     }
     write_text(path, _render(board, payload, shown))
@@ -173,22 +173,6 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-class _Texts:
-    """Texts that many episodes share, each kept once."""
-
-    def __init__(self) -> None:
-        self.items: list[str] = []
-        self._positions: dict[str, int] = {}
-
-    def position(self, text: str) -> int:
-        """Return where a text stands in `items`, as it may be shown."""
-        shown = _cut(text)
-        if shown not in self._positions:
-            self._positions[shown] = len(self.items)
-            self.items.append(shown)
-        return self._positions[shown]
-
-
 def _cut(text: str) -> str:
     if len(text) > MAX_TEXT_CHARS:
         rest = len(text) - MAX_TEXT_CHARS
@@ -196,7 +180,7 @@ def _cut(text: str) -> str:
     return visible(text)
 
 
-def _episode(view: EpisodeView, texts: _Texts) -> dict[str, Any]:
+def _episode(view: EpisodeView) -> dict[str, Any]:
     line, text = view.line, view.text
     return {
         "task": line.task,
@@ -217,15 +201,15 @@ def _episode(view: EpisodeView, texts: _Texts) -> dict[str, Any]:
             "money": line.usage.money,
             "seconds": _short(view.seconds),
         },
-        "question": None if text is None else texts.position(text.question),
+        "question": None if text is None else _cut(text.question),
         "answers": None if text is None else list(map(_cut, text.answers)),
         "note": None if view.note is None else _cut(view.note),
-        "steps": [_step(view, i, texts) for i in range(len(line.actions))],
+        "steps": [_step(view, i) for i in range(len(line.actions))],
         "attempts": [[_cut(action) for action in attempt] for attempt in line.attempts],
     }
 
 
-def _step(view: EpisodeView, i: int, texts: _Texts) -> dict[str, Any]:
+def _step(view: EpisodeView, i: int) -> dict[str, Any]:
     line = view.line
     step = {
         # Recorded actions may be digests; what is played again has the words.
@@ -234,10 +218,10 @@ def _step(view: EpisodeView, i: int, texts: _Texts) -> dict[str, Any]:
         "terms": {visible(k): _short(v) for k, v in line.reward_terms[i].items() if v},
         "error": None if line.errors[i] is None else visible(str(line.errors[i])),
     }
-    return step | _step_text(view.text, i, texts)
+    return step | _step_text(view.text, i)
 
 
-def _step_text(text: ReplayedEpisode | None, i: int, texts: _Texts) -> dict[str, Any]:
+def _step_text(text: ReplayedEpisode | None, i: int) -> dict[str, Any]:
     if text is None:
         return {}
     action, observation = text.steps[i].understood, text.steps[i].observation
@@ -246,7 +230,7 @@ def _step_text(text: ReplayedEpisode | None, i: int, texts: _Texts) -> dict[str,
         arguments = action.get("arguments") or {}
         shown["call"] = _cut(_call(action["name"], arguments))
     if observation:
-        shown["observation"] = texts.position(observation)
+        shown["observation"] = _cut(observation)
     return shown
 
 
@@ -255,15 +239,27 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(written)})"
 
 
-def _fit(
-    episodes: Mapping[str, Sequence[Mapping[str, Any]]], limit: int
-) -> tuple[dict[str, list[Any]], int]:
-    """Show as many episodes of each cell as the page has room for, the same number of each.
-
-    Returns:
-        The episodes, and how many of a cell are shown at most.
-    """
+def _fit(episodes: Mapping[str, Sequence[Mapping[str, Any]]], limit: int) -> int:
+    """Return how many episodes of each cell the page has room for, at most `limit`."""
     sizes = [[len(json.dumps(one)) for one in own] for own in episodes.values()]
     while limit > 1 and sum(sum(own[:limit]) for own in sizes) > MAX_EPISODE_CHARS:
         limit -= 1
-    return {key: list(own[:limit]) for key, own in episodes.items()}, limit
+    return limit
+
+
+def _share_texts(episodes: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
+    """Put a number in the place of each question and observation: agents play the same tasks.
+
+    Returns:
+        The texts that the numbers stand for.
+    """
+    positions: dict[str, int] = {}
+    for own in episodes.values():
+        for episode in own:
+            for holder, key in (
+                (episode, "question"),
+                *((s, "observation") for s in episode["steps"]),
+            ):
+                if holder.get(key) is not None:
+                    holder[key] = positions.setdefault(holder[key], len(positions))
+    return list(positions)

@@ -34,8 +34,8 @@ PAGE: Final = "leaderboard.html"
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
 NOT_VERIFIED: Final = " (not verifiable)"
 _BAR_WIDTH: Final = 20
-_MAX_NAME_WIDTH: Final = 24
-_MIN_WIDTH: Final = 110
+_MAX_NAME_WIDTH: Final = 26
+_MIN_WIDTH: Final = 120
 """Columns of the widest table: where a pipe or a file says nothing of its width, it is used."""
 
 

@@ -201,7 +201,7 @@ def test_a_log_that_inspect_wrote_becomes_a_run_that_is_marked(foreign, tmp_path
     inspect_log.import_logs([foreign], tmp_path / "back")
     board = summarise(read_run(tmp_path / "back"))
     (cell,) = board.cells.values()
-    assert (cell.environment, cell.agent) == ("capitals", "mockllm-model-generate")
+    assert (cell.environment, cell.agent) == ("capitals", "mockllm-model")
     lines = board.run.lines[cell.environment, cell.agent]
     assert [(line.task_id, line.sample) for line in lines] == [
         ("france", 0), ("france", 1), ("france", 2), ("norway", 0), ("norway", 1), ("norway", 2),

@@ -194,6 +194,24 @@ def test_a_page_of_many_cells_shows_fewer_episodes_of_each(board, tmp_path, monk
     assert f"at most {limit} of a cell" in (tmp_path / "page.html").read_text()
 
 
+def test_agents_share_the_text_of_the_tasks_they_play(reported):
+    data = payload(reported / "leaderboard.html")
+    assert len(set(data["texts"])) == len(data["texts"])
+    first = [data["episodes"][f"{PUBLIC}/{agent}"] for agent in ("oracle", "best")]
+    assert [one["question"] for one in first[0]] == [one["question"] for one in first[1]]
+
+
+def test_a_run_under_way_has_reports_of_what_is_there(tmp_path, run_folder):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    shutil.rmtree(folder / "results" / LICENSED)
+    write_reports(folder)
+    assert "| `hotpotqa` | - | - | - | - |" in (folder / "leaderboard.md").read_text()
+    shutil.rmtree(folder / "results")
+    write_reports(folder)
+    assert payload(folder / "leaderboard.html")["cells"] == {}
+
+
 def test_an_interval_is_drawn_to_scale():
     from benchmarks.leaderboard.report import draw_interval
 
