@@ -132,6 +132,7 @@ class Episode:
             stop_reason=self.stop_reason,
             error=self.error,
             final_prompt_ids=list(self.final_prompt_ids),
+            step_seconds=self.step_seconds[1 : 1 + len(self.transitions)],
         )
 
 

@@ -29,13 +29,13 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 from agent_trainers.advantages import TOKEN_LEVEL, Array, estimate
+from agent_trainers.batch_record import BatchRecord
 from agent_trainers.batching import (
     Row,
     collate,
     loss_weights,
     make_rows,
     num_rows_per_rank,
-    pack,
     pad_right,
     padding_row,
     trim,
@@ -43,6 +43,8 @@ from agent_trainers.batching import (
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
+from agent_trainers.metrics_log import MetricsLog
+from agent_trainers.packing import pack
 from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
@@ -51,6 +53,7 @@ from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.policies.transformers import MakeStream, TokenPolicy, context_length
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
+from agent_trainers.step_clock import StepClock
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
@@ -126,6 +129,10 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._shares: dict[str, torch.Tensor] = {}
         self._maxima: dict[str, float] = {}
         self._staleness = 0
+        self.clock = StepClock(self._metrics["train"])
+        for callback in (self.clock, MetricsLog()):
+            self.add_callback(callback)
+        self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self.advantages: dict[str, list[Any]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -147,6 +154,23 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.trajectories[mode], self.advantages[mode] = [], []
         if mode == "eval":
             self._last_evaluated_step = self.state.global_step
+
+    @torch.no_grad()
+    def current_logprobs(self) -> npt.NDArray[np.float32]:
+        """Return log-probabilities of the last batch under the policy as it is now, (B, T).
+
+        Collective where the model is sharded: every process must call it.
+        """
+        assert self.last_batch is not None
+        device = self.accelerator.device
+        with (
+            # to look at a run must not change it: dropout draws
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
+            logprobs = self._logprobs(self.model, self.last_batch.tensors)
+        values: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
+        return values
 
     # What is overridden
 
@@ -193,21 +217,12 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         advantages of shape (B, T) and trains where ``completion_mask * tool_mask`` is 1.
         """
         mode = "train" if self.model.training else "eval"
-        specs = self._episode_specs(inputs, mode)
-        trajectories = self._rollouts[mode].collect(specs)
-        rows = self._make_rows(trajectories)
-        batch = self._to_batch(rows, mode)
-        factors = self._reward_factors() if mode == "train" else {}
-        own = [summarise(trajectory, factors) for trajectory in trajectories]
-        advantages = self._assign_credit(batch, rows, trajectories, own, mode)
-        batch["advantages"] = self._per_token(rows, advantages, batch)
-        if mode == "train" or self._last_evaluated_step != self.state.global_step:
-            self.forget_trajectories(mode)
-        self.trajectories[mode] += trajectories
-        self.advantages[mode] += advantages
-        self._log_episodes(mode, trajectories, own, advantages)
-        self._log_reward_factors(factors)
-        return batch
+        with self.clock.measure("rollout"):
+            specs = self._episode_specs(inputs, mode)
+            trajectories = self._rollouts[mode].collect(specs)
+        self.clock.note_generation(sum(t.timings["generate_seconds"] for t in trajectories))
+        with self.clock.measure("score"):
+            return self._score(trajectories, mode)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a piece in training, of a whole batch in evaluation.
@@ -312,7 +327,6 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._note_share("rows/padding_share", forwarded - real, forwarded)
         self._note_share("rows/forwarded_per_trained_token", forwarded, trained)
         self._note_share("rows/tokens_per_second", real * self.accelerator.num_processes, seconds)
-        self._note_share("time/train_seconds", seconds, 1.0)
 
     def _note_drift(self, logprobs: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> None:
         """Note how far log-probabilities (B, T) are from those noted when tokens were sampled."""
@@ -403,6 +417,24 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return (model,)
 
     # Credit
+
+    def _score(self, trajectories: list[Trajectory], mode: str) -> dict[str, Any]:
+        """Return the rows of what was played as tensors, with credit, and log what it was."""
+        rows = self._make_rows(trajectories)
+        batch = self._to_batch(rows, mode)
+        factors = self._reward_factors() if mode == "train" else {}
+        own = [summarise(trajectory, factors) for trajectory in trajectories]
+        advantages = self._assign_credit(batch, rows, trajectories, own, mode)
+        batch["advantages"] = self._per_token(rows, advantages, batch)
+        if mode == "train":
+            self.last_batch = BatchRecord(trajectories=trajectories, rows=rows, tensors=batch)
+        if mode == "train" or self._last_evaluated_step != self.state.global_step:
+            self.forget_trajectories(mode)
+        self.trajectories[mode] += trajectories
+        self.advantages[mode] += advantages
+        self._log_episodes(mode, trajectories, own, advantages)
+        self._log_reward_factors(factors)
+        return batch
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []

@@ -1,9 +1,12 @@
-"""A live progress bar that shows how the agent does."""
+"""How a run shows itself while it goes on: a live view in a terminal, a plain bar elsewhere."""
 
 from typing import Any
 
+from rich.console import Console
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from agent_trainers.live_view import LiveView
 
 
 class SuccessProgress(TrainerCallback):  # type: ignore[misc]
@@ -41,15 +44,29 @@ class SuccessProgress(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar, also after an error; may be called again."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
-def use_success_progress(trainer: Any) -> None:
-    """Replace the trainer's own progress bar and log printer."""
-    from transformers import PrinterCallback
+def show_progress(trainer: Any, title: str) -> LiveView | SuccessProgress:
+    """Replace the trainer's own progress bar and log printer; the caller closes what it gets.
 
+    Args:
+        trainer: A trainer of ours.
+        title: What runs, for the heading.
+    """
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(SuccessProgress())
+    console = Console(stderr=True)
+    progress: LiveView | SuccessProgress
+    if console.is_terminal and not console.is_dumb_terminal:
+        progress = LiveView(title, trainer.clock, console)
+    else:
+        progress = SuccessProgress()
+    trainer.add_callback(progress)
+    return progress

@@ -2,32 +2,22 @@
 
 import importlib.resources
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 
 from agent_trainers.files import atomic_path, write_text
-from agent_trainers.trajectory import Trajectory, Transition
+from agent_trainers.trajectory_samples import TrajectorySample, state_change
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectorySample:
-    """A trajectory worth showing."""
-
-    label: str
-    """Where it comes from: ``training, step 1``."""
-    trajectory: Trajectory
-    """What was played."""
-    advantages: Sequence[float] | None
-    """One per transition, shape (S,); None where nothing was trained on it."""
+MAX_TOKENS_SHOWN: Final = 600
+"""Of a turn, or of a stretch of a row; pages with every token of a long run would not open."""
 
 
 def write_trajectory_page(
     path: str | Path, samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str
 ) -> None:
-    """Write one self-contained HTML page: every step, reward terms, tool results, tokens.
+    """Write one self-contained HTML page: every step, how the state changed, tokens, rows.
 
     Args:
         path: The file to write.
@@ -108,43 +98,96 @@ def _card(sample: TrajectorySample, tokenizer: Any) -> dict[str, Any]:
         "label": sample.label,
         "trajectory": trajectory,
         "question": question,
-        "steps": [
-            _step(sample, t, transition, tokenizer)
-            for t, transition in enumerate(trajectory.transitions)
-        ],
+        "steps": [_step(sample, t, tokenizer) for t in range(len(trajectory.transitions))],
+        "rows": [_row(sample, number, tokenizer) for number in range(len(sample.rows))],
     }
 
 
-def _step(
-    sample: TrajectorySample, t: int, transition: Transition, tokenizer: Any
-) -> dict[str, Any]:
-    previous = sample.trajectory.transitions[t - 1] if t else None
-    advantage = None if sample.advantages is None else sample.advantages[t]
+def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> dict[str, Any]:
+    transition = sample.trajectory.transitions[t]
+    trained = sample.steps[t] if sample.steps is not None else None
+    tokens = [
+        _token(sample, t, j, tokenizer)
+        for j in range(min(len(transition.completion_ids), MAX_TOKENS_SHOWN))
+    ]
+    seconds = sample.trajectory.step_seconds
     return {
         "transition": transition,
-        "new_messages": _new_messages(transition, previous),
-        "advantage": advantage,
-        "colour": _colour(advantage),
-        "tokens": [
-            {"text": tokenizer.decode([token]), "id": token, "logprob": float(logprob)}
-            for token, logprob in zip(transition.completion_ids, transition.logprobs, strict=True)
-        ],
+        "change": state_change(sample.trajectory, t),
+        "trained": trained,
+        "advantage": _mean(trained.advantages) if trained else None,
+        "value": trained.values[0] if trained and trained.values else None,
+        "ratio": _mean(trained.ratios) if trained and trained.ratios else None,
+        "num_trained": sum(trained.is_trained) if trained else 0,
+        "num_hidden": len(transition.completion_ids) - len(tokens),
+        "seconds": seconds[t] if t < len(seconds) else None,
+        "tokens": tokens,
     }
 
 
-def _new_messages(transition: Transition, previous: Transition | None) -> list[Any]:
-    """Return what the state added since the step before; all of it where the prefix broke."""
-    if previous is None:
-        return list(transition.messages)
-    length = len(previous.messages) + 1  # and the action
-    if transition.messages[: length - 1] == previous.messages:
-        return list(transition.messages[length:])
-    return list(transition.messages)
+def _token(sample: TrajectorySample, t: int, j: int, tokenizer: Any) -> dict[str, Any]:
+    """Return a token of an action: its text, what to say about it, and the classes it has."""
+    transition = sample.trajectory.transitions[t]
+    token = transition.completion_ids[j]
+    facts = [f"id {token}", f"log-probability {transition.logprobs[j]:.3f}"]
+    classes = []
+    trained = sample.steps[t] if sample.steps is not None else None
+    if trained is None or not trained.is_trained[j]:
+        classes.append("masked")
+        facts.append("masked")
+    if trained is not None:
+        facts.append(f"advantage {trained.advantages[j]:+.3f}")
+        classes.append("a" + _shade(trained.advantages[j], 0.5))
+        if trained.values is not None:
+            facts.append(f"value {trained.values[j]:+.3f}")
+            classes.append("v" + _shade(trained.values[j], 0.25))
+        if trained.ratios is not None:
+            facts.append(f"ratio {trained.ratios[j]:.3f}")
+            classes.append("r" + _shade(trained.ratios[j] - 1.0, 0.1))
+    return {
+        "text": tokenizer.decode([token]),
+        "facts": " · ".join(facts),
+        "classes": " ".join(classes),
+    }
 
 
-def _colour(advantage: float | None) -> str:
-    """Return the class of a token: good, bad, or neither; and how much, from 1 to 4."""
-    if advantage is None:
-        return "untrained"
-    strength = min(4, int(abs(advantage) * 2) + 1) if abs(advantage) > 1e-6 else 0
-    return f"{'good' if advantage > 0 else 'bad'}{strength}" if strength else "zero"
+def _row(sample: TrajectorySample, number: int, tokenizer: Any) -> dict[str, Any]:
+    """Return a training row as stretches of tokens: prompt, actions, what was said between them."""
+    row = sample.rows[number]
+    stretches = [_stretch("prompt", row.prompt_ids, tokenizer)]
+    start = 0
+    for end in range(1, len(row.completion_ids) + 1):
+        is_over = end == len(row.completion_ids) or (
+            (row.steps[end], row.is_action[end], row.is_trained[end])
+            != (row.steps[start], row.is_action[start], row.is_trained[start])
+        )
+        if is_over:
+            kind = f"step {row.steps[start] + 1}" if row.is_action[start] else "observation"
+            stretch = _stretch(kind, row.completion_ids[start:end], tokenizer)
+            stretches.append(stretch | {"is_trained": row.is_trained[start]})
+            start = end
+    reasons = [step.fork_reason for step in sample.steps or () if step.row == number]
+    return {
+        "stretches": stretches,
+        "num_tokens": len(row.prompt_ids) + len(row.completion_ids),
+        "num_trained": sum(row.is_trained),
+        "fork_reason": next((reason for reason in reasons if reason), None),
+    }
+
+
+def _stretch(kind: str, ids: Sequence[int], tokenizer: Any) -> dict[str, Any]:
+    """Return tokens as one text, from a long one its end."""
+    hidden = max(0, len(ids) - MAX_TOKENS_SHOWN)
+    text = tokenizer.decode(list(ids[hidden:]))
+    return {"kind": kind, "count": len(ids), "text": text, "hidden": hidden, "is_trained": False}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _shade(value: float, unit: float) -> str:
+    """Return the class of a number: ``p`` or ``n`` with a strength from 1 to 4, or ``0``."""
+    if abs(value) <= 1e-6:
+        return "0"
+    return f"{'p' if value > 0 else 'n'}{min(4, int(abs(value) / unit) + 1)}"

@@ -117,6 +117,8 @@ class Trajectory:
     usage: dict[str, int] = field(default_factory=dict)
     """What was asked of the model, where it was counted: calls, prompt_tokens,
     completion_tokens."""
+    step_seconds: list[float] = field(default_factory=list, compare=False)
+    """Seconds that the environment took for each step, shape (S,); empty where not measured."""
 
     @property
     def rewards(self) -> list[float]:

@@ -3,7 +3,7 @@
 import datetime
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,53 +13,96 @@ from transformers import TrainerCallback
 
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.report import TrajectorySample, plot_learning_curve, write_trajectory_page
+from agent_trainers.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.trajectory import save_trajectories
+from agent_trainers.trajectory_samples import (
+    TrajectorySample,
+    choose,
+    save_samples,
+    trained_samples,
+)
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
-SAMPLES_PER_BATCH: Final = 4
+SAMPLES_PER_BATCH: Final = 16
+SAMPLES_ON_PAGE: Final = 4
+NEWEST_ON_PAGE: Final = 3
 
 
 class SampleCollector(TrainerCallback):  # type: ignore[misc]
-    """Keeps a few trajectories of the first and of the last training batch."""
+    """Keeps a few trajectories of some batches, as Parquet and on the page, while training runs.
 
-    def __init__(self, trainer: StepGRPOTrainer) -> None:
-        """Collect from `trainer`."""
+    Those of the first and the last step, and of every so many between them.
+    """
+
+    def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 0) -> None:
+        """Collect from `trainer`.
+
+        Args:
+            trainer: Whose batches.
+            title: Heading of the page.
+            every: Optimiser steps between two collections; 0 for the first and the last only.
+        """
         self._trainer = trainer
-        self.samples: list[TrajectorySample] = []
+        self._title = title
+        self._every = every
+        self._batches: list[list[TrajectorySample]] = []
+
+    @property
+    def samples(self) -> list[TrajectorySample]:
+        """What the page shows: a few of the first batch and of the newest."""
+        shown = [*self._batches[:1], *self._batches[1:][-NEWEST_ON_PAGE:]]
+        return [sample for batch in shown for sample in batch[:SAMPLES_ON_PAGE]]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep samples of the first and of the last step."""
-        if state.global_step in (1, state.max_steps):
-            self.collect("train", f"training, step {state.global_step}")
+        """Keep samples of the first and of the last step, and of those between that are due."""
+        step = state.global_step
+        if step in (1, state.max_steps) or (self._every and step % self._every == 0):
+            self.collect_trained(step)
 
-    def collect(self, mode: str, label: str) -> None:
-        """Keep samples of what was played last in `mode`: failures and successes in turn."""
-        trajectories, advantages = self._trainer.trajectories[mode], self._trainer.advantages[mode]
-        by_outcome = {
-            outcome: [i for i, t in enumerate(trajectories) if t.success is outcome]
-            for outcome in (False, True)
-        }
-        training = mode == "train"
-        chosen: list[int] = []
-        while len(chosen) < SAMPLES_PER_BATCH and any(by_outcome.values()):
-            chosen += [indices.pop(0) for indices in by_outcome.values() if indices]
-        self.samples += [
-            TrajectorySample(
-                label=label,
-                trajectory=trajectories[i],
-                # A trajectory that cannot be scored was not trained on.
-                advantages=[float(a) for a in advantages[i]]
-                if training and trajectories[i].is_scorable
-                else None,
-            )
-            for i in chosen[:SAMPLES_PER_BATCH]
-        ]
+    def collect_trained(self, step: int) -> None:
+        """Keep samples of the last training batch; every process must call it."""
+        trainer = self._trainer
+        record = trainer.last_batch
+        if record is None:
+            return
+        samples = trained_samples(
+            record,
+            choose(record.trajectories, SAMPLES_PER_BATCH),
+            label=f"training, step {step}",
+            optimiser_step=step,
+            new_logprobs=trainer.current_logprobs(),
+        )
+        self._batches.append(samples)
+        if trainer.accelerator.is_main_process:
+            folder = Path(trainer.args.output_dir)
+            path = folder / "trajectories" / f"step_{step:06d}.parquet"
+            save_samples(path, samples, trainer.processing_class)
+            self.write_page()
+
+    def collect_evaluated(self, label: str) -> None:
+        """Keep samples of what was evaluated last."""
+        played = self._trainer.trajectories["eval"]
+        step = self._trainer.state.global_step
+        self._batches.append(
+            [
+                TrajectorySample(label=label, trajectory=played[i], optimiser_step=step)
+                for i in choose(played, SAMPLES_PER_BATCH)
+            ]
+        )
+
+    def write_page(self) -> None:
+        """Write ``trajectories.html``."""
+        write_trajectory_page(
+            Path(self._trainer.args.output_dir) / "trajectories.html",
+            self.samples,
+            tokenizer=self._trainer.processing_class,
+            title=self._title,
+        )
 
 
 def write_results(
     trainer: StepGRPOTrainer,
-    samples: Sequence[TrajectorySample],
+    collector: SampleCollector,
     *,
     run: Mapping[str, Any],
     before: Mapping[str, float],
@@ -86,10 +129,8 @@ def write_results(
     }
     write_json(folder / "results.json", results)
     plot_learning_curve(folder / "learning_curve.png", history, before=before, after=after)
-    write_trajectory_page(
-        folder / "trajectories.html", samples, tokenizer=trainer.processing_class, title=run["env"]
-    )
-    save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in samples])
+    collector.write_page()
+    save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
     _print_table(results, folder)
 
 
@@ -111,6 +152,7 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
         ("results.json", "figures"),
         ("learning_curve.png", "learning curve"),
         ("trajectories.html", "sample trajectories"),
+        ("metrics.jsonl", "all that was logged"),
         ("model.safetensors", "trained model"),
     ):
         console.print(f"{what:>20}: {folder / name}", highlight=False)

@@ -3,6 +3,7 @@
 Without arguments it trains the embedded policy on the synthetic environment, on CPU.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -24,15 +25,17 @@ from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
+from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
 from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.files import write_json
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_class
-from agent_trainers.progress import use_success_progress
+from agent_trainers.progress import show_progress
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
@@ -63,6 +66,20 @@ class TrainArguments:
         default=200,
         metadata={"help": "Tasks played once before and once after training; 0 for none."},
     )
+    sample_steps: int = field(
+        default=10,
+        metadata={
+            "help": "Optimiser steps between two samples of trajectories, in trajectories/ and on "
+            "trajectories.html; 0 for those of the first and the last step only."
+        },
+    )
+    dry_run: bool = field(
+        default=False,
+        metadata={
+            "help": "Play, score and backpropagate one batch, show all of it, and stop before "
+            "anything is updated or saved."
+        },
+    )
     resume: bool = field(
         default=False,
         metadata={"help": "Go on from the newest checkpoint in output_dir."},
@@ -90,22 +107,31 @@ def run(arguments: Sequence[str]) -> None:
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
+    title = f"{options.algorithm} on {options.env}"
+    if options.dry_run:
+        dry_run.prepare(config)
+    check_loggers(config)
     trainer = make_trainer(options, config)
-    use_success_progress(trainer)
-    collector = SampleCollector(trainer)
+    if options.dry_run:
+        dry_run.dry_run(trainer, title, _checkpoint(options, config))
+        return
+    progress = show_progress(trainer, title)
+    collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = _checkpoint(options, config)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
     train_started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with contextlib.closing(progress):
+        trainer.train(resume_from_checkpoint=checkpoint)
     train_seconds = time.perf_counter() - train_started
     after = evaluate(trainer)
-    collector.collect("eval", "evaluation, after training")
+    close_loggers(trainer)
+    collector.collect_evaluated("evaluation, after training")
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         write_results(
             trainer,
-            collector.samples,
+            collector,
             run={
                 "env": options.env,
                 "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
@@ -131,6 +157,7 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
     if trainer.eval_dataset is None:
         return {}
     trainer.forget_trajectories("eval")
+    open_loggers(trainer)
     trainer.evaluate()
     played: dict[str, list[tuple[bool, float]]] = {}
     episodes = [(t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]

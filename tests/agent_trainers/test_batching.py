@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_trainers.batching import (
     CHANGED,
@@ -12,7 +10,6 @@ from agent_trainers.batching import (
     loss_weights,
     make_rows,
     num_rows_per_rank,
-    pack,
     padding_row,
     trim,
 )
@@ -116,24 +113,6 @@ def test_rows_are_padded_left_and_right_and_trimmed_again():
     assert trimmed["steps"].shape == (2, 5)
     assert trimmed["trajectory_lengths"].shape == (2,)
     assert trimmed["number"] == 4
-
-
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=40),
-    max_tokens=st.integers(1, 500),
-)
-def test_pieces_hold_every_row_once_and_keep_to_the_token_budget(lengths, max_tokens):
-    prompts, completions = zip(*lengths, strict=True)
-    pieces = pack(prompts, completions, max_rows=1, max_tokens=max_tokens)
-    assert sorted(row for piece in pieces for row in piece) == list(range(len(lengths)))
-    for piece in pieces:
-        width = max(prompts[i] for i in piece) + max(completions[i] for i in piece)
-        assert len(piece) == 1 or len(piece) * width <= max_tokens
-
-
-def test_rows_of_like_length_share_a_piece_and_the_longest_come_first():
-    pieces = pack([5, 5, 5, 5], [10, 90, 12, 95], max_rows=2)
-    assert pieces == [[3, 1], [2, 0]]
 
 
 def test_a_row_that_begins_in_the_midst_says_why():

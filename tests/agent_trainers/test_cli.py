@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from agent_envs import ConfigurationError, DataError, UnknownNameError
+from agent_envs.core.records import read_records
 from agent_trainers.advantages import needs_values
 from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.launch import launch_command, split_launch_options
+from agent_trainers.metrics_log import read_metrics
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.presets import PRESETS
 from agent_trainers.trajectory import load_trajectories
@@ -34,6 +36,12 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "Step 1" in (folder / "trajectories.html").read_text(encoding="utf-8")
     assert load_trajectories(folder / "trajectories.jsonl.gz")
+    samples = read_records(folder / "trajectories" / "step_000001.parquet")
+    assert {row["optimiser_step"] for row in samples} == {1}
+    assert all(row["ratios"] and row["added"] for row in samples)
+    logged = read_metrics(folder)
+    assert [record["step"] for record in logged] == [0, 1, 2, 2, 2]  # with both evaluations
+    assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
     shown = capsys.readouterr().out
     assert "success" in shown
     assert "results.json" in shown.replace("\n", "")
@@ -60,6 +68,10 @@ def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
     one, other = (json.loads((f / "results.json").read_text()) for f in (whole, cut))
     for name in ("success_before", "success_after", "return_after", "steps"):
         assert one[name] == other[name]
+    logged, resumed = (
+        [(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, cut)
+    )
+    assert logged == resumed  # nothing is there twice
 
 
 def test_a_given_checkpoint_is_gone_on_from(tmp_path):

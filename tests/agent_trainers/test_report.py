@@ -3,8 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent_trainers.report import TrajectorySample, plot_learning_curve, write_trajectory_page
+from agent_trainers.batch_record import StepTokens
+from agent_trainers.batching import make_rows
+from agent_trainers.report import MAX_TOKENS_SHOWN, plot_learning_curve, write_trajectory_page
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory_samples import TrajectorySample
 
 HOSTILE = "<script>alert(1)</script>\ud800"
 
@@ -13,7 +16,21 @@ class Words:
     """A tokenizer of one word."""
 
     def decode(self, ids):
-        return f"<w{ids[0]}>"
+        return " ".join(f"<w{i}>" for i in ids)
+
+
+def trained(**changes):
+    settings = {"row": 0, "fork_reason": None, "is_trained": [True], "advantages": [0.0],
+                "values": None, "ratios": None}  # fmt: skip
+    return StepTokens(**(settings | changes))
+
+
+STEPS = [
+    trained(
+        is_trained=[True, False], advantages=[1.5, 1.5], values=[0.75, 0.25], ratios=[1.25, 0.5]
+    ),
+    trained(row=1, fork_reason="window: the last 1 turns", advantages=[-0.25], ratios=[1.0]),
+]
 
 
 def sample(**changes):
@@ -36,9 +53,10 @@ def sample(**changes):
     trajectory = Trajectory(
         task_id="task-1", group_id="g", transitions=[first, second],
         metrics={"success": 1.0, "f1": 0.5}, timings={}, stop_reason=StopReason.TURN_LIMIT,
-        error=None,
+        error=None, step_seconds=[0.0125, 0.5],
     )  # fmt: skip
-    settings = {"label": "training, step 1", "trajectory": trajectory, "advantages": [1.5, -0.25]}
+    settings = {"label": "training, step 1", "trajectory": trajectory, "optimiser_step": 1,
+                "steps": STEPS, "rows": make_rows(trajectory)}  # fmt: skip
     return TrajectorySample(**(settings | changes))
 
 
@@ -68,18 +86,52 @@ def test_the_page_stands_alone_and_hostile_text_stays_text(page):
     assert "<title>Trajectories: A &lt;title&gt;</title>" in html
 
 
-def test_tokens_are_coloured_by_advantage(page):
+def test_tokens_can_be_coloured_by_advantage_ratio_and_value_and_masked_ones_are_marked(page):
     html = page(sample())
-    assert 'class="token good4"' in html
-    assert 'class="token bad1"' in html
-    untrained = page(sample(advantages=None))
-    assert 'class="token untrained"' in untrained
-    assert "· advantage" not in untrained
+    assert 'class="token ap4 vp4 rp3"' in html  # 1.5 / 0.5, 0.75 / 0.25 0.25 / 0.1, plus 1
+    assert 'class="token masked ap4 vp2 rn4"' in html
+    assert 'class="token an1 r0"' in html
+    assert "value +0.250 · ratio 0.500" in html
+    assert "· masked ·" in html
+
+
+def test_what_nothing_was_trained_on_is_masked_and_has_no_advantage(page):
+    html = page(sample(steps=None, rows=()))
+    assert 'class="token masked"' in html
+    assert "· advantage" not in html
+    assert "Training rows" not in html
+
+
+def test_a_step_shows_what_its_state_lost_and_why_a_row_was_forked(page):
+    html = page(sample())
+    assert "A new row begins here: window: the last 1 turns" in html
+    assert "no longer in the state" not in html  # the second state only adds
+    first, second = sample().trajectory.transitions
+    shorter = replace(second, messages=[second.messages[0], second.messages[2]])
+    html = page(sample(trajectory=replace(sample().trajectory, transitions=[first, shorter])))
+    assert "1 message no longer in the state" in html
+    assert html.count("message dropped") == 1
+
+
+def test_the_rows_show_prompt_actions_and_what_lies_between(page):
+    html = page(sample())
+    assert "Training rows: 2" in html
+    assert "prompt, 1" in html
+    assert "step 1, 2" in html
+    assert "12.5 ms" in html
+
+
+def test_a_long_turn_is_cut_on_the_page(page):
+    count = MAX_TOKENS_SHOWN + 7
+    first, _ = sample().trajectory.transitions
+    long = replace(first, completion_ids=[1] * count, logprobs=np.zeros(count, np.float32))
+    html = page(sample(trajectory=replace(sample().trajectory, transitions=[long]), steps=None))
+    assert "and 7 more tokens" in html
 
 
 def test_an_episode_that_failed_shows_its_error(page):
     failed = replace(sample().trajectory, transitions=[], error="Traceback: broken")
-    assert "Traceback: broken" in page(sample(trajectory=failed, advantages=[]))
+    assert "Traceback: broken" in page(sample(trajectory=failed, steps=None, rows=()))
 
 
 @pytest.mark.parametrize(

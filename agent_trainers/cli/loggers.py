@@ -1,0 +1,52 @@
+"""TensorBoard, trackio and Weights & Biases: checked before a run, open for all of it.
+
+transformers opens them when training begins and closes them when it ends, but a run is evaluated
+before and after. Then, without what is done here, TensorBoard would write into the working
+directory, and trackio would raise, or begin another run.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+
+from agent_envs.core.extras import require_extra
+
+LOGGERS: Final = ("tensorboard", "trackio", "wandb")
+
+
+def check_loggers(config: Any) -> None:
+    """Check that what the run reports to is installed, and give the run a name there.
+
+    Args:
+        config: The trainer's settings; ``run_name`` is set where it was not.
+
+    Raises:
+        MissingExtraError: If a logger is not installed.
+    """
+    for logger in config.report_to:
+        if logger in LOGGERS:
+            require_extra("loggers", f"--report_to {logger}", logger)
+    config.run_name = config.run_name or Path(config.output_dir).name
+
+
+def open_loggers(trainer: Any) -> None:
+    """Open those that are not open. Relies on: their ``on_train_begin`` does nothing twice."""
+    _call(trainer, "on_train_begin")
+
+
+def close_loggers(trainer: Any) -> None:
+    """Write out what they hold. Relies on: that is what their ``on_train_end`` does."""
+    _call(trainer, "on_train_end")
+
+
+def _call(trainer: Any, event: str) -> None:
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback | TrackioCallback | WandbCallback):
+            getattr(callback, event)(
+                trainer.args,
+                trainer.state,
+                trainer.control,
+                model=trainer.model,
+                processing_class=trainer.processing_class,
+            )

@@ -1,0 +1,276 @@
+"""A view of the run that redraws itself in the terminal."""
+
+import contextlib
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from transformers import TrainerCallback
+
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS: Final = "_.-=+*%#"
+REFRESHES_PER_SECOND: Final = 4.0
+CURVE_WIDTH: Final = 40
+MAX_TERMS: Final = 8
+
+_NUMBERS: Final = (
+    ("episodes/mean_turns", "turns", "{:.1f}"),
+    ("tools/calls", "tool calls", "{:.1f}"),
+    ("completions/mean_length", "tokens", "{:.0f}"),
+    ("loss", "loss", "{:.3f}"),
+    ("grad_norm", "gradient", "{:.2f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("kl", "KL", "{:.4f}"),
+    ("clip_ratio/region_mean", "clipped", "{:.1%}"),
+    ("sampling/sampling_logp_difference/mean", "drift", "{:.1e}"),
+    ("groups/without_variance", "groups without variance", "{:.0%}"),
+    ("critic/explained_variance", "critic explains", "{:.0%}"),
+    ("context/drops", "contexts cut", "{:.0%}"),
+)
+_PARTS: Final = (("generate", "cyan"), ("environment", "yellow"), ("score", "magenta"),
+                 ("train", "green"))  # fmt: skip
+_DOING: Final = {"rollout": "playing episodes", "score": "scoring", "train": "training"}
+_FAILURES: Final = (
+    "episodes/environment_error", "episodes/timeout", "episodes/policy_error", "episodes/left_out",
+    "episodes/token_limit", "episodes/context_overflow", "actions/", "tools/failures",
+)  # fmt: skip
+
+
+class RunView:
+    """What is known of a run, as a panel; any rich console can print it."""
+
+    def __init__(self, title: str, num_steps: int) -> None:
+        """Know nothing yet.
+
+        Args:
+            title: Heading of the panel.
+            num_steps: Optimiser steps of the whole run.
+        """
+        self.step = 0
+        self.seconds_done = 0.0
+        self.seconds_left: float | None = None
+        self.doing = ""
+        self._title = title
+        self._num_steps = num_steps
+        self._curves: defaultdict[str, list[float]] = defaultdict(list)
+        self._newest: dict[str, float] = {}
+        self._lock = threading.Lock()  # it is drawn from a thread of its own
+
+    def add(self, logs: Mapping[str, Any]) -> None:
+        """Take in what was logged; what is not of a training batch changes nothing."""
+        if "reward" not in logs and "loss" not in logs:
+            return
+        with self._lock:
+            self._newest = {name: v for name, v in logs.items() if isinstance(v, int | float)}
+            for name, value in self._newest.items():
+                if name in ("success", "reward") or name.startswith("rewards/"):
+                    self._curves[name].append(value)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the panel."""
+        blocks = ASCII_BLOCKS if options.ascii_only else BLOCKS
+        with self._lock:
+            parts: list[Any] = [self._progress(), "", self._reward_table(blocks)]
+            if self._newest:
+                parts += ["", self._numbers(), "", self._time_split(), self._failures()]
+        yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
+
+    def _progress(self) -> Table:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True)
+        table.add_column(ratio=1)
+        table.add_column(no_wrap=True, justify="right")
+        left = "" if self.seconds_left is None else f", {_duration(self.seconds_left)} left"
+        table.add_row(
+            f"[bold]step {self.step}/{self._num_steps}",
+            ProgressBar(total=max(1, self._num_steps), completed=self.step),
+            f"{_duration(self.seconds_done)}{left}  [dim]{self.doing}",
+        )
+        return table
+
+    def _reward_table(self, blocks: str) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        terms = sorted(name for name in self._curves if name.startswith("rewards/"))[:MAX_TERMS]
+        for name in ("success", "reward", *terms):
+            if values := self._curves.get(name):
+                label = {"success": "success", "reward": "return"}.get(name)
+                curve = Text(sparkline(values, CURVE_WIDTH, blocks), "green" if label else "cyan")
+                text = Text(label or f"  {name.removeprefix('rewards/')}", "bold" if label else "")
+                form = "{:.1%}" if name == "success" else "{:+.3f}"
+                table.add_row(text, form.format(values[-1]), curve)
+        return table
+
+    def _numbers(self) -> Columns:
+        shown = [
+            Text.assemble((f"{label} ", "dim"), form.format(self._newest[name]))
+            for name, label, form in _NUMBERS
+            if name in self._newest
+        ]
+        return Columns(shown, padding=(0, 3), equal=True)
+
+    def _time_split(self) -> Text:
+        """Draw the parts of a step as one bar, and say how long each took."""
+        seconds = time_split(self._newest)
+        total = sum(seconds.values())
+        bar, words = Text(), Text()
+        for name, colour in _PARTS:
+            share = seconds[name] / total if total else 0.0
+            bar.append(" " * round(share * CURVE_WIDTH / 2), f"on {colour}")
+            words.append(f"  {name} {seconds[name]:.2f}", colour)
+        return Text.assemble((f"{total:.2f} s a step  ", "dim"), bar, words)
+
+    def _failures(self) -> Text:
+        found = [
+            f"{name.split('/')[-1]} {value:.1%}" if not name.startswith("tools")
+            else f"tool failures {value:.1%}"
+            for name, value in sorted(self._newest.items())
+            if name.startswith(_FAILURES) and value > 0 and name != "actions/invalid"
+        ]  # fmt: skip
+        return (
+            Text.assemble(("failures  ", "dim"), ("   ".join(found), "red"))
+            if found
+            else Text("no failures", "dim")
+        )
+
+
+class LiveView(TrainerCallback):  # type: ignore[misc]
+    """Keeps a `RunView` on the terminal while training runs; whatever is printed goes above it."""
+
+    def __init__(self, title: str, clock: Any = None, console: Console | None = None) -> None:
+        """Show nothing until training begins.
+
+        Args:
+            title: Heading.
+            clock: The trainer's `StepClock`, for what is being done right now.
+            console: Where to draw; the terminal that standard error goes to if not given.
+        """
+        self._title = title
+        self._clock = clock
+        self._console = console or Console(stderr=True)
+        self._open = contextlib.ExitStack()
+        self._view: RunView | None = None
+        self._started = 0.0
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open the view, on the main process."""
+        if not state.is_world_process_zero:
+            return
+        self._view = RunView(self._title, state.max_steps)
+        self._view.step = self._first_step = state.global_step
+        for entry in state.log_history:  # of a resumed run: its curves go on
+            self._view.add(entry)
+        self._started = time.perf_counter()
+        live = Live(
+            console=self._console,
+            get_renderable=self._current,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            # output that goes to a file stays there
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        stderr = sys.stderr
+        self._open.enter_context(live)
+        self._open.enter_context(_log_handlers_moved(stderr, sys.stderr))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the step."""
+        if self._view is not None:
+            self._view.step = state.global_step
+            seconds = time.perf_counter() - self._started
+            per_step = seconds / max(1, state.global_step - self._first_step)
+            self._view.seconds_left = per_step * (state.max_steps - state.global_step)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Take in the newest figures."""
+        if self._view is not None and logs:
+            self._view.add(logs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave the last picture on the terminal."""
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error; may be called again."""
+        if self._view is not None:
+            self._view.doing = ""
+        self._open.close()
+        self._view = None
+
+    def _current(self) -> RunView | str:
+        """Return the view as of now; called from the thread that draws."""
+        view = self._view
+        if view is None:
+            return ""
+        view.seconds_done = time.perf_counter() - self._started
+        if self._clock is not None:
+            view.doing = _DOING.get(self._clock.part, self._clock.part)
+        return view
+
+
+def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
+    """Return a curve of at most `width` characters, from the lowest value to the highest.
+
+    Where there are more values than characters, each stands for the mean of its share of them.
+    """
+    if len(values) > width:
+        cuts = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    return "".join(blocks[round((value - low) * scale)] for value in values)
+
+
+def time_split(logs: Mapping[str, float]) -> dict[str, float]:
+    """Return the wall-clock seconds of a step by part, from what was logged."""
+    rollout, wait = (logs.get(f"time/{part}_seconds", 0.0) for part in ("rollout", "wait"))
+    return {
+        "generate": rollout - wait,
+        "environment": wait,
+        "score": logs.get("time/score_seconds", 0.0),
+        "train": logs.get("time/train_seconds", 0.0),
+    }
+
+
+@contextlib.contextmanager
+def _log_handlers_moved(old: Any, new: Any) -> Iterator[None]:
+    """Let log handlers that write to the stream `old` write to `new`.
+
+    A handler keeps the stream it was made with, so its lines would go through the view.
+    """
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [
+        handler
+        for logger in loggers
+        for handler in getattr(logger, "handlers", ())
+        if isinstance(handler, logging.StreamHandler) and handler.stream is old
+    ]
+    for handler in handlers:
+        handler.setStream(new)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.setStream(old)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

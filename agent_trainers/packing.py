@@ -1,0 +1,44 @@
+"""Which rows go through a model together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def pack(
+    prompt_lengths: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    max_rows: int,
+    max_tokens: int | None = None,
+) -> list[list[int]]:
+    """Sort rows by length and cut them into micro-batches of rows that go together.
+
+    A micro-batch is as wide as its longest prompt and its longest completion together: rows of
+    like length waste little, and with a token budget its memory is the same however many rows
+    there are. The longest come first, so memory runs out at once or not at all.
+
+    Args:
+        prompt_lengths: Tokens of each row's prompt, shape (B,).
+        lengths: Tokens of each row's completion, shape (B,).
+        max_rows: Rows of a micro-batch, where there is no token budget.
+        max_tokens: Rows times width that a micro-batch may have, padding included; a row that is
+            longer by itself goes alone.
+
+    Returns:
+        Row numbers of each micro-batch; every row once.
+    """
+    order = np.argsort(-(np.asarray(prompt_lengths) + np.asarray(lengths)), kind="stable")
+    pieces: list[list[int]] = []
+    widths = (0, 0)
+    for row in order.tolist():
+        wider = (max(widths[0], prompt_lengths[row]), max(widths[1], lengths[row]))
+        count = len(pieces[-1]) + 1 if pieces else 0
+        fits = count <= max_rows if max_tokens is None else count * sum(wider) <= max_tokens
+        if pieces and fits:
+            pieces[-1].append(row)
+            widths = wider
+        else:
+            pieces.append([row])
+            widths = (prompt_lengths[row], lengths[row])
+    return pieces
