@@ -6,6 +6,7 @@ import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_trainers.trajectory import StopReason
+from benchmarks.leaderboard.playing import digest, withholds_actions
 from benchmarks.leaderboard.run_folder import (
     FORMAT_VERSION,
     AgentRecord,
@@ -119,7 +120,7 @@ def agent(slug):
     return AgentRecord(
         slug=slug,
         name=f"Agent {HOSTILE}".replace("\ud800", "") if slug == "hostile" else slug,
-        kind={"oracle": "oracle", "best": "react", "some": "react", "hostile": "random"}[slug],
+        kind={"oracle": "oracle", "best": "react", "some": "react", "hostile": "react"}[slug],
         model="tiny" if has_model else None,
         weights_sha256={},
         tool_format=None,
@@ -154,7 +155,7 @@ def play(env, record, player, task, sample, faults):
         task_sha256="0" * 64,
         sample=sample,
         seed=task,
-        actions=actions,
+        actions=[digest(a) for a in actions] if withholds_actions(record, player) else actions,
         rewards=rewards,
         reward_terms=terms,
         errors=errors,
