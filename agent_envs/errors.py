@@ -9,6 +9,7 @@
     ├── CheckpointError (OSError)        a checkpoint that cannot be written, found or used
     ├── MissingExtraError (ImportError)  an optional library that is not installed
     ├── ActionTypeError (TypeError)      an action that is not text
+    ├── ServerError (RuntimeError)       a model's server that failed, after all retries
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
         └── SandboxUnavailableError      a level of isolation that this machine does not offer
 
@@ -47,6 +48,10 @@ class MissingExtraError(AgentEnvsError, ImportError):
 
 class ActionTypeError(AgentEnvsError, TypeError):
     """An action that is not a string: a programming error, not a model's mistake."""
+
+
+class ServerError(AgentEnvsError, RuntimeError):
+    """A model's server that gave no answer; the message names its URL and what it said."""
 
 
 class SandboxError(AgentEnvsError, RuntimeError):

@@ -1,14 +1,15 @@
 """Measure a policy: play tasks, count successes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Policy, Usage
+from agent_trainers.policies.usage import MeteredPolicy
 from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv
 from agent_trainers.trajectory import Trajectory
 
@@ -18,13 +19,15 @@ class Evaluation:
     """How a policy did."""
 
     trajectories: list[Trajectory]
-    """Every episode; those of the same task stand together."""
+    """Every episode, with what it asked of the model; those of the same task stand together."""
     metrics: dict[str, float]
     """Means over the episodes that could be scored; ``success`` among them."""
     pass_at_k: dict[int, float]
     """For each k, the chance that one of k samples of a task succeeds, over all tasks."""
     num_failed: int
     """Episodes that could not be scored."""
+    usage: Usage
+    """What all episodes together asked of the model."""
 
 
 def evaluate_policy(
@@ -54,7 +57,8 @@ def evaluate_policy(
         for task in tasks
         for k in range(samples_per_task)
     ]
-    rollout = Rollout(make_env, policy)
+    metered = MeteredPolicy(policy)
+    rollout = Rollout(make_env, metered)
     with tqdm(total=len(specs), desc="evaluating", unit="episode") as bar:
         solved = 0
 
@@ -64,14 +68,20 @@ def evaluate_policy(
             bar.update()
             bar.set_postfix(success=f"{solved / bar.n:.2f}")
 
-        trajectories = rollout.collect(specs, show)
+        played = rollout.collect(specs, show)
     rollout.close()
+    usages = [metered.usage(spec.rng) for spec in specs]
+    trajectories = [
+        replace(trajectory, usage=asdict(usage))
+        for trajectory, usage in zip(played, usages, strict=True)
+    ]
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
     return Evaluation(
         trajectories=trajectories,
         metrics=_means(scored),
         pass_at_k={k: _pass_at_k(scored, k) for k in ks},
         num_failed=len(trajectories) - len(scored),
+        usage=sum(usages, Usage()),
     )
 
 

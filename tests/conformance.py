@@ -30,7 +30,8 @@ HOSTILE_ACTIONS = [
 def check_conformance(env_id, **kwargs):
     check_gymnasium(env_id, kwargs)
     check_replay(env_id, kwargs)
-    check_rewards_and_hostile_actions(env_id, kwargs)
+    if kwargs.get("tool_format") != "openai":  # where any text without a call is an answer
+        check_rewards_and_hostile_actions(env_id, kwargs)
     check_reference_actions(env_id, kwargs)
 
 

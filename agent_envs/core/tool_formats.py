@@ -1,112 +1,45 @@
 """How a model writes a tool call or an answer, and how that is read back.
 
 One parser per format, strict about what counts as an action: exactly one call, or exactly one
-answer, in a turn. What stands inside ``<think>…</think>`` is never an action. Whatever is not an
-action is a `ParsedAction` of kind ``invalid`` with a short code and a sentence for the model.
+answer, in a turn.
 """
 
 import json
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
+from agent_envs.core.actions import (
+    BAD_CALL_TEXT,
+    EMPTY_ANSWER_TEXT,
+    MULTIPLE_ACTIONS_TEXT,
+    NO_ACTION_TEXT,
+    STRICT_JSON,
+    UNCLOSED_TEXT,
+    ActionFormat,
+    ParsedAction,
+    ToolFormat,
+    example_arguments,
+    skip_space,
+    without_thoughts,
+)
 from agent_envs.core.messages import Message
+from agent_envs.core.openai_format import OpenAIFormat
+from agent_envs.core.plain_formats import JsonFormat, ReactFormat
 from agent_envs.core.tool import Tool
 
+__all__ = ["TOOL_FORMATS", "HermesFormat", "ParsedAction", "TagsFormat", "ToolFormat"]
+
 ANSWER_EXAMPLE: Final = "<answer>your answer</answer>"
-NO_ACTION_TEXT: Final = "Your turn held neither a tool call nor an answer. {examples}"
-MULTIPLE_ACTIONS_TEXT: Final = (
-    "Your turn held {count} actions; write exactly one tool call, or one answer, and then stop. "
-    "{examples}"
-)
-BAD_JSON_TEXT: Final = "The tool call is not valid JSON ({reason}). {examples}"
-BAD_CALL_TEXT: Final = (
-    'The tool call must be a JSON object with "name" (a string) and "arguments" (an object). '
-    "{examples}"
-)
-UNKNOWN_TOOL_TEXT: Final = "There is no tool '{name}'. {examples}"
-BAD_ARGUMENTS_TEXT: Final = "Wrong arguments for '{name}': {reason}. {examples}"
-EMPTY_ANSWER_TEXT: Final = "The answer is empty. {examples}"
-UNCLOSED_TEXT: Final = "The tag <{tag}> is not closed. {examples}"
-CALL_EXAMPLE_TEXT: Final = "To call a tool, write {call}. "
-ANSWER_EXAMPLE_TEXT: Final = "To answer, write {answer}."
-
-ErrorCode = Literal[
-    "no_action",
-    "multiple_actions",
-    "bad_json",
-    "bad_call",
-    "unknown_tool",
-    "bad_arguments",
-    "bad_answer",
-]
-
-_DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse_constant(name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedAction:
-    """What was understood of one model turn."""
-
-    kind: Literal["tool_call", "answer", "invalid"]
-    """Whether the turn calls a tool, answers, or is a mistake."""
-    name: str | None = None
-    """The tool, for a call."""
-    arguments: Mapping[str, Any] | None = None
-    """Validated arguments, for a call."""
-    answer: str | None = None
-    """The answer's text without surrounding white space, for an answer."""
-    error: str | None = None
-    """The short code of a mistake."""
-    message: str | None = None
-    """The sentence that tells the model what was wrong and how to write it right."""
-
-    def as_info(self) -> dict[str, Any]:
-        """Return the members that say something, for ``info["action"]``."""
-        members: dict[str, Any] = {"kind": self.kind}
-        for key in ("name", "answer", "error", "message"):
-            if (value := getattr(self, key)) is not None:
-                members[key] = value
-        if self.arguments is not None:
-            members["arguments"] = dict(self.arguments)
-        return members
-
-
-class ToolFormat(Protocol):
-    """One way of writing actions."""
-
-    name: str
-    """The name under which `TOOL_FORMATS` lists it."""
-    is_native: bool
-    """Whether chat templates write the tool schemas into the prompt themselves."""
-
-    def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Read one model turn. Never raises, whatever the text."""
-
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way `parse` reads it."""
-
-    def write_answer(self, answer: str) -> str:
-        """Write an answer the way `parse` reads it."""
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        """Tell a model how to act; part of the system prompt."""
-
-    def result_message(self, name: str, content: str) -> Message:
-        """Wrap a tool's result as a chat message."""
-
-
-class _MarkupFormat(ABC):
-    """What the formats with tags share: reading from left to right, answers, feedback."""
-
-    name: str
-    is_native: bool
+class _MarkupFormat(ActionFormat):
+    """What the formats with tags share: reading from left to right, and answers."""
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
-        text = text.rpartition("</think>")[2].partition("<think>")[0]
+        text = without_thoughts(text)
         tags = [*self._call_tags(tools), "answer"]
         opening = re.compile("|".join(f"<({re.escape(tag)})>" for tag in tags))
         actions: list[ParsedAction] = []
@@ -118,19 +51,15 @@ class _MarkupFormat(ABC):
             action, position = read(text, match.end(), tag, tools)
             actions.append(action)
         if not actions:
-            return self._invalid("no_action", NO_ACTION_TEXT, tools)
+            return self.invalid("no_action", NO_ACTION_TEXT, tools)
         if len(actions) > 1:
             count = len(actions)
-            return self._invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
+            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
         return actions[0]
 
     def write_answer(self, answer: str) -> str:
         """Write an answer the way `parse` reads it."""
         return f"<answer>{answer}</answer>"
-
-    @abstractmethod
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way `parse` reads it."""
 
     @abstractmethod
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
@@ -147,37 +76,11 @@ class _MarkupFormat(ABC):
     ) -> tuple[ParsedAction, int]:
         end = text.find("</answer>", start)
         if end < 0:
-            return self._invalid("bad_answer", UNCLOSED_TEXT, tools, tag=tag), len(text)
+            return self.invalid("bad_answer", UNCLOSED_TEXT, tools, tag=tag), len(text)
         answer = text[start:end].strip()
         if not answer:
-            return self._invalid("bad_answer", EMPTY_ANSWER_TEXT, tools), end
+            return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools), end
         return ParsedAction(kind="answer", answer=answer), end + len("</answer>")
-
-    def _checked_call(
-        self, name: str, arguments: Mapping[str, Any], tools: Mapping[str, Tool]
-    ) -> ParsedAction:
-        if name not in tools:
-            return self._invalid("unknown_tool", UNKNOWN_TOOL_TEXT, tools, name=name[:100])
-        try:
-            valid = tools[name].validate(arguments)
-        except ValueError as error:
-            fields = {"name": name, "reason": error}
-            return self._invalid("bad_arguments", BAD_ARGUMENTS_TEXT, tools, **fields)
-        return ParsedAction(kind="tool_call", name=name, arguments=valid)
-
-    def _bad_json(self, error: Exception, tools: Mapping[str, Tool]) -> ParsedAction:
-        # Other errors than JSON's own: nesting too deep, a number of thousands of digits.
-        reason = getattr(error, "msg", "it is too deep, or holds a number that JSON lacks")
-        return self._invalid("bad_json", BAD_JSON_TEXT, tools, reason=reason)
-
-    def _invalid(
-        self, code: ErrorCode, template: str, tools: Mapping[str, Tool], **fields: object
-    ) -> ParsedAction:
-        calls = [self.write_call(tool.name, _example_arguments(tool)) for tool in tools.values()]
-        examples = CALL_EXAMPLE_TEXT.format(call=" or ".join(calls)) if calls else ""
-        examples += ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
-        message = template.format(examples=examples, **fields)
-        return ParsedAction(kind="invalid", error=code, message=message)
 
 
 class HermesFormat(_MarkupFormat):
@@ -210,20 +113,20 @@ class HermesFormat(_MarkupFormat):
     ) -> tuple[ParsedAction, int]:
         # raw_decode, not a search for the closing tag: a query may itself contain "</tool_call>".
         try:
-            call, end = _DECODER.raw_decode(text, _skip_space(text, start))
+            call, end = STRICT_JSON.raw_decode(text, skip_space(text, start))
         except (ValueError, RecursionError) as error:
-            return self._bad_json(error, tools), len(text)
-        end = _skip_space(text, end)
+            return self.bad_json(error, tools), len(text)
+        end = skip_space(text, end)
         if text.startswith("</tool_call>", end):
             end += len("</tool_call>")
         elif end < len(text):  # a tag missing at the very end leaves no doubt; elsewhere it does
-            return self._invalid("bad_json", UNCLOSED_TEXT, tools, tag=tag), len(text)
+            return self.invalid("bad_json", UNCLOSED_TEXT, tools, tag=tag), len(text)
         if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
-            return self._invalid("bad_call", BAD_CALL_TEXT, tools), end
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools), end
         arguments = call.get("arguments", {})
         if not isinstance(arguments, dict):
-            return self._invalid("bad_call", BAD_CALL_TEXT, tools), end
-        return self._checked_call(call["name"], arguments, tools), end
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools), end
+        return self.checked_call(call["name"], arguments, tools), end
 
 
 class TagsFormat(_MarkupFormat):
@@ -246,7 +149,7 @@ class TagsFormat(_MarkupFormat):
         """Describe each tool, since no chat template does."""
         lines = ["You have these tools; call one per turn by writing its tag:"]
         for tool in tools:
-            call = self.write_call(tool.name, _example_arguments(tool))
+            call = self.write_call(tool.name, example_arguments(tool))
             lines.append(f"- {call}: {' '.join(tool.description.split())}")
         lines.append(
             "The result comes back inside <information> tags. End with your final answer, and "
@@ -266,32 +169,24 @@ class TagsFormat(_MarkupFormat):
     ) -> tuple[ParsedAction, int]:
         end = text.find(f"</{tag}>", start)
         if end < 0:
-            return self._invalid("bad_call", UNCLOSED_TEXT, tools, tag=tag), len(text)
+            return self.invalid("bad_call", UNCLOSED_TEXT, tools, tag=tag), len(text)
         body, end = text[start:end].strip(), end + len(f"</{tag}>")
         properties = tools[tag].parameters.get("properties", {})
         if [p.get("type") for p in properties.values()] == ["string"]:
-            return self._checked_call(tag, {next(iter(properties)): body}, tools), end
+            return self.checked_call(tag, {next(iter(properties)): body}, tools), end
         try:
-            arguments = _DECODER.decode(body) if body else {}
+            arguments = STRICT_JSON.decode(body) if body else {}
         except (ValueError, RecursionError) as error:
-            return self._bad_json(error, tools), end
+            return self.bad_json(error, tools), end
         if not isinstance(arguments, dict):
-            return self._invalid("bad_call", BAD_CALL_TEXT, tools), end
-        return self._checked_call(tag, arguments, tools), end
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools), end
+        return self.checked_call(tag, arguments, tools), end
 
 
-TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {"hermes": HermesFormat(), "tags": TagsFormat()}
-
-
-def _skip_space(text: str, start: int) -> int:
-    while start < len(text) and text[start].isspace():
-        start += 1
-    return start
-
-
-def _example_arguments(tool: Tool) -> dict[str, str]:
-    return {name: f"the {name}" for name in tool.parameters.get("required", [])}
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
+    "hermes": HermesFormat(),
+    "tags": TagsFormat(),
+    "json": JsonFormat(),
+    "react": ReactFormat(),
+    "openai": OpenAIFormat(),
+}

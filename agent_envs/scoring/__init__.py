@@ -8,7 +8,7 @@ from agent_envs.scoring.answers import (
     squad_f1,
 )
 from agent_envs.scoring.overlap import Overlap, joint_overlap, set_match, set_overlap
-from agent_envs.scoring.pass_at_k import pass_at_k
+from agent_envs.scoring.pass_at_k import pass_at_k, pass_hat_k
 
 __all__ = [
     "Overlap",
@@ -18,6 +18,7 @@ __all__ = [
     "joint_overlap",
     "normalize_answer",
     "pass_at_k",
+    "pass_hat_k",
     "set_match",
     "set_overlap",
     "squad_f1",

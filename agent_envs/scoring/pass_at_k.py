@@ -1,4 +1,4 @@
-"""The chance that at least one of k samples is right."""
+"""The chance that at least one of k samples is right, or that all of them are."""
 
 import math
 
@@ -18,9 +18,30 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     Raises:
         ConfigurationError: If the numbers do not fit each other.
     """
+    _check("pass@", num_samples, num_correct, k)
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Estimate pass^k, the chance that k samples of one task are all right, without bias.
+
+    ``C(c, k) / C(n, k)`` (Yao et al., 2024, tau-bench, arXiv 2406.12045, section 3).
+
+    Args:
+        num_samples: n, samples drawn.
+        num_correct: c, how many of them are right; 0 to n.
+        k: How many have to be right; 1 to n.
+
+    Raises:
+        ConfigurationError: If the numbers do not fit each other.
+    """
+    _check("pass^", num_samples, num_correct, k)
+    return math.comb(num_correct, k) / math.comb(num_samples, k)
+
+
+def _check(name: str, num_samples: int, num_correct: int, k: int) -> None:
     if not (0 <= num_correct <= num_samples and 1 <= k <= num_samples):
         raise ConfigurationError(
-            f"pass@{k} of {num_correct} right in {num_samples} samples is not defined: it takes "
+            f"{name}{k} of {num_correct} right in {num_samples} samples is not defined: it takes "
             "0 <= num_correct <= num_samples and 1 <= k <= num_samples."
         )
-    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)

@@ -1,24 +1,24 @@
 """``agent-r1-eval``: measure a language model in an environment."""
 
+import contextlib
 import functools
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import gymnasium as gym
-import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.evaluation import Evaluation, evaluate_policy
 from agent_trainers.files import write_json
-from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.policies import Policy
+from agent_trainers.policies.transformers import load_policy
 from agent_trainers.trajectory import save_trajectories
 
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
@@ -31,7 +31,27 @@ class EvaluateArguments:
     model: str | None = field(
         default=None,
         metadata={"help": "Name or folder of a causal language model; the embedded policy if not "
+                  "given. With base_url, the name under which the server knows the model."},
+    )  # fmt: skip
+    base_url: str | None = field(
+        default=None,
+        metadata={"help": "Ask an OpenAI-compatible server, such as http://localhost:8000/v1."},
+    )
+    api_key_env: str | None = field(
+        default=None,
+        metadata={"help": "Environment variable with the server's key; OPENAI_API_KEY if not "
                   "given."},
+    )  # fmt: skip
+    max_concurrency: int = field(
+        default=16, metadata={"help": "Requests under way at once, with base_url."}
+    )
+    request_timeout: float = field(
+        default=300.0, metadata={"help": "Seconds a request may take, with base_url."}
+    )
+    tool_format: str | None = field(
+        default=None,
+        metadata={"help": "How the model calls tools; openai: by the server's own function calls. "
+                  "The environment's own if not given."},
     )  # fmt: skip
     env: str = field(
         default="AgentR1/SyntheticMultiHop-v0", metadata={"help": "Gymnasium id to play."}
@@ -83,16 +103,19 @@ def run(arguments: Sequence[str]) -> None:
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     if options.env == "AgentR1/SyntheticMultiHop-v0":
         env_kwargs = {"split": "test"} | env_kwargs
+    if options.tool_format:
+        env_kwargs["tool_format"] = options.tool_format
     make_env = functools.partial(gym.make, options.env, **env_kwargs)
     ks = options.pass_at or sorted({1, options.samples_per_task})
-    evaluation = evaluate_policy(
-        make_env,
-        _load_policy(options),
-        _tasks(make_env, options.num_tasks),
-        samples_per_task=options.samples_per_task,
-        ks=ks,
-        seed=options.seed,
-    )
+    with _open_policy(options, make_env) as policy:
+        evaluation = evaluate_policy(
+            make_env,
+            policy,
+            _tasks(make_env, options.num_tasks),
+            samples_per_task=options.samples_per_task,
+            ks=ks,
+            seed=options.seed,
+        )
     if options.output:
         write_json(options.output, _as_json(options, env_kwargs, evaluation))
     if options.trajectories:
@@ -101,11 +124,12 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _check(options: EvaluateArguments) -> None:
-    for name in ("num_tasks", "samples_per_task", "batch_size"):
+    for name in ("num_tasks", "samples_per_task", "batch_size", "max_concurrency"):
         if (value := getattr(options, name)) < 1:
             raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
     if options.temperature < 0:
         raise ConfigurationError(f"--temperature must not be negative: {options.temperature}.")
+    _check_source(options)
     for k in options.pass_at or ():
         if not 1 <= k <= options.samples_per_task:
             raise ConfigurationError(
@@ -114,26 +138,52 @@ def _check(options: EvaluateArguments) -> None:
             )
 
 
-def _load_policy(options: EvaluateArguments) -> Any:
-    name = options.model or str(TINY_POLICY)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--model {name}: could not be loaded ({error}).") from error
-    model.eval()
-    if options.model and torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    is_tiny = model.config.get_text_config().vocab_size < 1000
-    return transformers_policy(
-        model,
-        tokenizer,
-        max_new_tokens=options.max_completion_length or (24 if is_tiny else 512),
+def _check_source(options: EvaluateArguments) -> None:
+    if options.base_url is None:
+        if options.api_key_env is not None:
+            raise ConfigurationError("--api_key_env goes with --base_url.")
+        if options.tool_format == "openai":
+            raise ConfigurationError(
+                "--tool_format openai is for served models: pass --base_url, or leave it out and "
+                "the chat template of the local model describes the tools."
+            )
+        return
+    if options.model is None:
+        raise ConfigurationError("--base_url needs --model: the name the server knows it by.")
+    if options.top_k:
+        raise ConfigurationError("--top_k is no parameter of OpenAI's API; use --top_p.")
+
+
+@contextlib.contextmanager
+def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
+    if options.base_url is None or options.model is None:
+        yield load_policy(
+            options.model or str(TINY_POLICY),
+            max_new_tokens=options.max_completion_length,
+            temperature=0.0 if options.greedy else options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            max_batch_size=options.batch_size,
+        )
+        return
+    from agent_trainers.policies.openai import OpenAIPolicy
+
+    env = make_env()
+    _, info = env.reset(seed=0)
+    env.close()
+    policy = OpenAIPolicy(
+        base_url=options.base_url,
+        model=options.model,
+        tool_format=info.get("tool_format", "hermes"),
+        api_key_env=options.api_key_env,
+        max_new_tokens=options.max_completion_length or 512,
         temperature=0.0 if options.greedy else options.temperature,
         top_p=options.top_p,
-        top_k=options.top_k,
-        max_batch_size=options.batch_size,
+        max_concurrency=options.max_concurrency,
+        timeout_seconds=options.request_timeout,
     )
+    with contextlib.closing(policy):
+        yield policy
 
 
 def _tasks(make_env: Any, num_tasks: int) -> list[int]:
@@ -148,6 +198,7 @@ def _as_json(
 ) -> dict[str, Any]:
     return {
         "model": options.model or "embedded policy",
+        "base_url": options.base_url,
         "env": options.env,
         "env_kwargs": env_kwargs,
         "sampling": "greedy" if options.greedy else {"temperature": options.temperature,
@@ -156,6 +207,7 @@ def _as_json(
         "num_tasks": len({t.group_id for t in evaluation.trajectories}),
         "samples_per_task": options.samples_per_task,
         "num_failed": evaluation.num_failed,
+        "usage": asdict(evaluation.usage),
         "metrics": evaluation.metrics,
         "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
     }  # fmt: skip
@@ -171,7 +223,14 @@ def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
         table.add_row(name, f"{value:.3f}")
     for k, value in evaluation.pass_at_k.items():
         table.add_row(f"pass@{k}", f"{value:.3f}")
-    table.caption = f"{len(evaluation.trajectories)} episodes, {evaluation.num_failed} failed"
+    usage = evaluation.usage
+    table.caption = (
+        f"{len(evaluation.trajectories)} episodes, {evaluation.num_failed} failed; "
+        f"{usage.calls} model turns, {usage.prompt_tokens} prompt and {usage.completion_tokens} "
+        "completion tokens"
+    )
+    if failed := [t.error for t in evaluation.trajectories if t.error]:
+        table.caption += f"\nthe first failure: {failed[0].strip().splitlines()[-1]}"
     Console().print(table)
 
 

@@ -28,6 +28,26 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What was asked of a model."""
+
+    calls: int = 0
+    """Model turns."""
+    prompt_tokens: int = 0
+    """Tokens of the states, each counted whenever it was sent."""
+    completion_tokens: int = 0
+    """Tokens that the model wrote."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Return both together."""
+        return Usage(
+            calls=self.calls + other.calls,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One model turn."""
 
@@ -42,6 +62,8 @@ class Generation:
     finish_reason: FinishReason
     """``stop``: the model ended its turn; ``length``: it was cut off; ``overflow``: the state
     does not fit, and nothing was sampled."""
+    usage: Usage | None = None
+    """What the turn took, where a server counted it; None: the tokens above say it."""
 
 
 class Policy(Protocol):

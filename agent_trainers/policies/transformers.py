@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.core.messages import Message
+from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Generation, GenerationRequest
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream, WaveStream
 
+_TINY_VOCABULARY: Final = 1000
 MakeStream = Callable[[Prompt, Finish], GenerationStream]
 Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
 
@@ -149,6 +153,52 @@ def transformers_policy(
     )
 
 
+def load_policy(
+    name: str,
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_batch_size: int = 64,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> TokenPolicy:
+    """Load a model, onto the accelerator if there is one, and make a policy of it.
+
+    Args:
+        name: Name on the hub, or a folder.
+        max_new_tokens: Longest turn; 24 for models with a vocabulary as small as the embedded
+            policy's, else 512.
+        temperature: See `transformers_policy`, also for the rest.
+        top_p: Nucleus sampling.
+        top_k: 0 for all tokens.
+        max_batch_size: Prompts sampled from at once.
+        chat_template_kwargs: Passed on to the template.
+
+    Raises:
+        ConfigurationError: If the model cannot be loaded.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"Model {name}: could not be loaded ({error}).") from error
+    model.eval()
+    is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
+    if not is_tiny and torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    return transformers_policy(
+        model,
+        tokenizer,
+        max_new_tokens=max_new_tokens or (24 if is_tiny else 512),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        chat_template_kwargs=chat_template_kwargs,
+        max_batch_size=max_batch_size,
+    )
+
+
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Return the tokens that end a turn: the tokenizer's and those the model declares."""
     declared = model.generation_config.eos_token_id
@@ -157,6 +207,6 @@ def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def context_length(model: Any) -> int:
-    """Return how many tokens the model can attend to."""
-    config = model.config.get_text_config()
+    """Return how many tokens a model, or one with this config, can attend to."""
+    config = getattr(model, "config", model).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or 2**20)

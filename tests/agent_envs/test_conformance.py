@@ -2,11 +2,12 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ENVIRONMENTS
+from agent_envs.core.tool_formats import TOOL_FORMATS
 from tests.conformance import check_conformance
 
 
 @pytest.mark.parametrize("env_id", [spec.id for spec in ENVIRONMENTS])
-@pytest.mark.parametrize("tool_format", ["hermes", "tags"])
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_every_environment_conforms(env_id, tool_format, data_files, request):
     kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
     if env_id in ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"):

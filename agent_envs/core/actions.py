@@ -1,0 +1,166 @@
+"""What a model's turn is understood as, and what the formats that read it have in common.
+
+Whatever is not an action is a `ParsedAction` of kind ``invalid`` with a short code and a sentence
+for the model. What stands inside ``<think>…</think>`` is never an action.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from agent_envs.core.messages import Message
+from agent_envs.core.tool import Tool
+
+ANSWER_PLACEHOLDER: Final = "your answer"
+NO_ACTION_TEXT: Final = "Your turn held neither a tool call nor an answer. {examples}"
+MULTIPLE_ACTIONS_TEXT: Final = (
+    "Your turn held {count} actions; write exactly one tool call, or one answer, and then stop. "
+    "{examples}"
+)
+BAD_JSON_TEXT: Final = "The tool call is not valid JSON ({reason}). {examples}"
+BAD_CALL_TEXT: Final = (
+    'The tool call must be a JSON object with "name" (a string) and "arguments" (an object). '
+    "{examples}"
+)
+UNKNOWN_TOOL_TEXT: Final = "There is no tool '{name}'. {examples}"
+BAD_ARGUMENTS_TEXT: Final = "Wrong arguments for '{name}': {reason}. {examples}"
+EMPTY_ANSWER_TEXT: Final = "The answer is empty. {examples}"
+UNCLOSED_TEXT: Final = "The tag <{tag}> is not closed. {examples}"
+CALL_EXAMPLE_TEXT: Final = "To call a tool, write {call}. "
+ANSWER_EXAMPLE_TEXT: Final = "To answer, write {answer}."
+
+ErrorCode = Literal[
+    "no_action",
+    "multiple_actions",
+    "bad_json",
+    "bad_call",
+    "unknown_tool",
+    "bad_arguments",
+    "bad_answer",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedAction:
+    """What was understood of one model turn."""
+
+    kind: Literal["tool_call", "answer", "invalid"]
+    """Whether the turn calls a tool, answers, or is a mistake."""
+    name: str | None = None
+    """The tool, for a call."""
+    arguments: Mapping[str, Any] | None = None
+    """Validated arguments, for a call."""
+    answer: str | None = None
+    """The answer's text without surrounding white space, for an answer."""
+    error: str | None = None
+    """The short code of a mistake."""
+    message: str | None = None
+    """The sentence that tells the model what was wrong and how to write it right."""
+
+    def as_info(self) -> dict[str, Any]:
+        """Return the members that say something, for ``info["action"]``."""
+        members: dict[str, Any] = {"kind": self.kind}
+        for key in ("name", "answer", "error", "message"):
+            if (value := getattr(self, key)) is not None:
+                members[key] = value
+        if self.arguments is not None:
+            members["arguments"] = dict(self.arguments)
+        return members
+
+
+class ToolFormat(Protocol):
+    """One way of writing actions."""
+
+    name: str
+    """The name under which `TOOL_FORMATS` lists it."""
+    is_native: bool
+    """Whether chat templates write the tool schemas into the prompt themselves."""
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Read one model turn. Never raises, whatever the text."""
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Write a call the way `parse` reads it."""
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer the way `parse` reads it."""
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Tell a model how to act; part of the system prompt."""
+
+    def result_message(self, name: str, content: str) -> Message:
+        """Wrap a tool's result as a chat message."""
+
+
+class ActionFormat(ABC):
+    """What all formats share: checking a call against its tool, and feedback on mistakes."""
+
+    name: str
+    is_native: bool
+
+    @abstractmethod
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Write a call the way the format reads it."""
+
+    @abstractmethod
+    def write_answer(self, answer: str) -> str:
+        """Write an answer the way the format reads it."""
+
+    def examples(self, tools: Mapping[str, Tool]) -> str:
+        """Show how to write each call and an answer; part of every feedback."""
+        calls = [self.write_call(tool.name, example_arguments(tool)) for tool in tools.values()]
+        text = CALL_EXAMPLE_TEXT.format(call=" or ".join(calls)) if calls else ""
+        return text + ANSWER_EXAMPLE_TEXT.format(answer=self.write_answer(ANSWER_PLACEHOLDER))
+
+    def checked_call(
+        self, name: str, arguments: Mapping[str, Any], tools: Mapping[str, Tool]
+    ) -> ParsedAction:
+        """Return a call whose arguments fit its tool, or the mistake in it."""
+        if name not in tools:
+            return self.invalid("unknown_tool", UNKNOWN_TOOL_TEXT, tools, name=name[:100])
+        try:
+            valid = tools[name].validate(arguments)
+        except ValueError as error:
+            fields = {"name": name, "reason": error}
+            return self.invalid("bad_arguments", BAD_ARGUMENTS_TEXT, tools, **fields)
+        return ParsedAction(kind="tool_call", name=name, arguments=valid)
+
+    def bad_json(self, error: Exception, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return the mistake of a call that is not JSON."""
+        # Other errors than JSON's own: nesting too deep, a number of thousands of digits.
+        reason = getattr(error, "msg", "it is too deep, or holds a number that JSON lacks")
+        return self.invalid("bad_json", BAD_JSON_TEXT, tools, reason=reason)
+
+    def invalid(
+        self, code: ErrorCode, template: str, tools: Mapping[str, Tool], **fields: object
+    ) -> ParsedAction:
+        """Return a mistake; `template` takes ``{examples}`` and what `fields` hold."""
+        message = template.format(examples=self.examples(tools), **fields)
+        return ParsedAction(kind="invalid", error=code, message=message)
+
+
+def without_thoughts(text: str) -> str:
+    """Return what a model said outside ``<think>…</think>``, closed or not."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def skip_space(text: str, start: int) -> int:
+    """Return where white space that begins at `start` ends."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def example_arguments(tool: Tool) -> dict[str, str]:
+    """Return a stand-in for each argument that a tool requires."""
+    return {name: f"the {name}" for name in tool.parameters.get("required", [])}
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+STRICT_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Reads JSON, and refuses NaN and Infinity, which Python's own reader lets pass."""

@@ -1,0 +1,140 @@
+"""From a state to the messages of an OpenAI-compatible API, and from its reply to an action.
+
+With the tool format ``openai`` calls are the API's own; with every other they are text, and the API
+sees nothing but a conversation. An environment's messages know no call ids: calls are numbered by
+their place, so that the same state is the same request.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent_envs.core.messages import Message
+from agent_envs.core.openai_format import FunctionCall, read_message, write_message
+from agent_envs.core.tool_formats import TOOL_FORMATS
+
+# As the chat templates of Qwen2.5 and Qwen3 say it, for servers that are not told of the tools.
+HERMES_TOOLS_TEXT: Final = """
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{schemas}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+ApiMessage = dict[str, Any]
+
+
+def text_messages(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> list[ApiMessage]:
+    """Return a state as a conversation in plain text.
+
+    Args:
+        messages: The state.
+        tools: Function schemas that the system prompt is to describe, for formats whose chat
+            template would do so; None where the state describes them.
+    """
+    converted: list[ApiMessage] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        converted.append({"role": role, "content": _clean(content)})
+    if tools:
+        schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
+        described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas))
+        if not converted or converted[0]["role"] != "system":
+            converted.insert(0, {"role": "system", "content": ""})
+        content = (converted[0]["content"] + described).strip()
+        converted[0] = {"role": "system", "content": content}
+    return converted
+
+
+def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
+    """Return a state with the API's own calls and results.
+
+    The API asks for a result to each call, so whatever the environment says after a turn with calls
+    (a result, or what was wrong) is the result of each of them. A call that is no JSON object goes
+    back as the text it is: many servers would fail on it.
+    """
+    converted: list[ApiMessage] = []
+    pending: list[str] = []  # ids of calls without a result
+    for message in messages:
+        content = _clean(message["content"])
+        if message["role"] == "assistant":
+            converted += [_result(call_id, "") for call_id in pending]
+            converted.append(_assistant(content, len(converted)))
+            pending = [call["id"] for call in converted[-1].get("tool_calls", ())]
+        elif pending:
+            converted += [_result(call_id, content) for call_id in pending]
+            pending = []
+        else:  # a result to a call that went back as text, or that the context dropped
+            role = "user" if message["role"] == "tool" else message["role"]
+            converted.append({"role": role, "content": content})
+    return converted + [_result(call_id, "") for call_id in pending]
+
+
+def action_text(content: str, calls: Sequence[FunctionCall], tool_format: str) -> str:
+    """Return a reply of the API as an action in `tool_format`.
+
+    Some servers read calls out of the text by themselves; such calls are written back.
+
+    Args:
+        content: What the model said besides.
+        calls: The structured calls of the reply.
+        tool_format: A key of `TOOL_FORMATS`.
+    """
+    if tool_format == "openai":
+        return write_message(content, calls)
+    return "\n".join([*([content] if content else []), *(_text(c, tool_format) for c in calls)])
+
+
+def _assistant(content: str, place: int) -> ApiMessage:
+    said, calls = read_message(content)
+    if not calls or not all(_is_object(call.arguments) for call in calls):
+        return {"role": "assistant", "content": content}
+    entries = [
+        {
+            "id": f"call_{place}_{i}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments or "{}"},
+        }
+        for i, call in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": said or None, "tool_calls": entries}
+
+
+def _result(call_id: str, content: str) -> ApiMessage:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def _text(call: FunctionCall, tool_format: str) -> str:
+    if _is_object(call.arguments):
+        arguments = json.loads(call.arguments or "{}")
+        return TOOL_FORMATS[tool_format].write_call(call.name, arguments)
+    # Malformed, as the model wrote it: the environment says what is wrong with it.
+    return (
+        f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
+    )
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _clean(text: str) -> str:
+    # Lone surrogates cannot be sent; a tool may return them all the same.
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,248 @@
+"""Ways to use a model in an environment with a search tool, other than to let it call the tool.
+
+Each is a policy: it takes the environment's state, asks the model in words of its own where it
+needs to, and gives an action in the environment's tool format. What it knows of an episode it keeps
+under the episode's own generator.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from agent_envs.core.actions import without_thoughts
+from agent_envs.core.messages import Message
+from agent_envs.core.tool_formats import ToolFormat
+from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
+
+_ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG: Final = re.compile(r"</?\w+>")
+
+RAG_TEXT: Final = (
+    "Answer the question with the help of the passages. Reply with nothing but the answer, in as "
+    "few words as possible. If the passages do not tell, give your best guess."
+)
+ITERATIVE_RAG_TEXT: Final = (
+    "Answer the question with the help of the passages. Think step by step, in a few sentences, "
+    'and end with "So the answer is:" and the answer in as few words as possible.'
+)
+SO_THE_ANSWER: Final = re.compile(r"so the answer is:?(.*)", re.IGNORECASE | re.DOTALL)
+SELF_ASK_TEXT: Final = """\
+Answer the question by asking yourself follow-up questions, one at a time. After each of them you
+are given passages; read the intermediate answer out of them, then ask on or give the final answer.
+This is how it goes:
+
+Question: Who lived longer, Theodor Haecker or Harry Vaughan Watkins?
+Are follow up questions needed here: Yes.
+Follow up: How old was Theodor Haecker when he died?
+Intermediate answer: Theodor Haecker was 65 years old when he died.
+Follow up: How old was Harry Vaughan Watkins when he died?
+Intermediate answer: Harry Vaughan Watkins was 69 years old when he died.
+So the final answer is: Harry Vaughan Watkins
+
+Each time, write the intermediate answer, if passages were given, and then either one line that
+begins with "Follow up:" or one line that begins with "So the final answer is:". Then stop."""
+_SELF_ASK_STEP: Final = re.compile(
+    r"^[ \t]*(Follow[ -]?up|So the final answer is)[ \t]*:[ \t]*(.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass(slots=True)
+class Talk:
+    """What a strategy knows of the question under way."""
+
+    question: str
+    messages: list[Message] = field(default_factory=list)
+    """Said to the model and by it."""
+    num_searches: int = 0
+
+
+class SearchStrategy(ABC):
+    """A policy that searches and asks by a plan."""
+
+    asks_first: ClassVar[bool] = False
+    """Whether the model speaks before the first search."""
+
+    def __init__(self, model: Policy, tool_format: ToolFormat) -> None:
+        """Let `model` speak.
+
+        Args:
+            model: Who is asked.
+            tool_format: How the environment wants actions.
+        """
+        self.model = model
+        self._format = tool_format
+        self._talks: dict[np.random.Generator, Talk] = {}
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Return one generation per request, in order."""
+        talks = [self._talk(request) for request in requests]
+        asked = [talk.num_searches > 0 or self.asks_first for talk in talks]
+        prompts = [
+            replace(request, messages=self.prompt(talk, _observation(request)), tools=None,
+                    previous=None)
+            for request, talk, is_asked in zip(requests, talks, asked, strict=True)
+            if is_asked
+        ]  # fmt: skip
+        replies = iter(self.model.generate(prompts))
+        return [
+            self._act(talk, next(replies)) if is_asked else scripted(self.search(talk, ""))
+            for talk, is_asked in zip(talks, asked, strict=True)
+        ]
+
+    @abstractmethod
+    def prompt(self, talk: Talk, observation: str) -> list[Message]:
+        """Return what the model is asked.
+
+        Args:
+            talk: What is known of the question.
+            observation: What the environment said last: passages, or what was wrong.
+        """
+
+    @abstractmethod
+    def read(self, talk: Talk, reply: str) -> str:
+        """Return the action that a reply of the model amounts to."""
+
+    def search(self, talk: Talk, words: str) -> str:
+        """Search for `words` and the question."""
+        talk.num_searches += 1
+        return self.write_search(f"{words} {talk.question}".strip())
+
+    def write_search(self, query: str) -> str:
+        """Write a search in the environment's format."""
+        return self._format.write_call("search", {"query": query})
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer in the environment's format."""
+        return self._format.write_answer(_TAG.sub("", answer).strip())
+
+    def count_tokens(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
+    ) -> int:
+        """Count the tokens of a state."""
+        return self.model.count_tokens(messages, tools)
+
+    def encode(self, request: GenerationRequest) -> list[int]:
+        """Return no tokens: the model reads another state than the environment's."""
+        return []
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether it may be called from many threads: as the model says."""
+        return bool(getattr(self.model, "is_concurrent", False))
+
+    @property
+    def max_concurrency(self) -> int:
+        """How many calls at once: as the model says."""
+        return int(getattr(self.model, "max_concurrency", 1))
+
+    def _talk(self, request: GenerationRequest) -> Talk:
+        if not any(message["role"] == "assistant" for message in request.messages):
+            # A new question: the first, or the next of an episode with several.
+            self._talks[request.rng] = Talk(_observation(request))
+        return self._talks[request.rng]
+
+    def _act(self, talk: Talk, generation: Generation) -> Generation:
+        if generation.finish_reason == "overflow":
+            return generation
+        return replace(generation, text=self.read(talk, without_thoughts(generation.text).strip()))
+
+
+class NaiveRAG(SearchStrategy):
+    """Searches once with the question as it stands; what the model says then is the answer."""
+
+    def prompt(self, talk: Talk, observation: str) -> list[Message]:
+        """Show the passages and the question."""
+        talk.messages = talk.messages or _passages_and_question(RAG_TEXT, talk, observation)
+        return talk.messages
+
+    def read(self, talk: Talk, reply: str) -> str:
+        """Take what was said as the answer."""
+        return self.write_answer(short_answer(reply))
+
+
+class IterativeRAG(SearchStrategy):
+    """Iter-RetGen (Shao et al., arXiv 2305.15294): answer and question are the next query."""
+
+    def __init__(self, model: Policy, tool_format: ToolFormat, *, iterations: int) -> None:
+        """Search and answer `iterations` times; the last answer counts."""
+        super().__init__(model, tool_format)
+        self._iterations = iterations
+
+    def prompt(self, talk: Talk, observation: str) -> list[Message]:
+        """Show the passages found last, and the question."""
+        return _passages_and_question(ITERATIVE_RAG_TEXT, talk, observation)
+
+    def read(self, talk: Talk, reply: str) -> str:
+        """Search with what was said and the question, or answer."""
+        if talk.num_searches < self._iterations:
+            return self.search(talk, reply)
+        said = SO_THE_ANSWER.search(reply)
+        return self.write_answer(short_answer(said.group(1).strip() if said else reply))
+
+
+class SelfAsk(SearchStrategy):
+    """Self-ask with search (Press et al., arXiv 2210.03350): follow-up questions are queries."""
+
+    asks_first = True
+
+    def prompt(self, talk: Talk, observation: str) -> list[Message]:
+        """Ask whether follow-up questions are needed, or show what the last one found."""
+        if not talk.messages:
+            question = f"Question: {talk.question}\nAre follow up questions needed here:"
+            talk.messages = [
+                {"role": "system", "content": SELF_ASK_TEXT},
+                {"role": "user", "content": question},
+            ]
+        else:
+            found = f"Passages:\n{observation}\n\nIntermediate answer:"
+            talk.messages.append({"role": "user", "content": found})
+        return list(talk.messages)
+
+    def read(self, talk: Talk, reply: str) -> str:
+        """Search for the first follow-up question, or give the final answer.
+
+        A reply with neither is the final answer, as where the original forces one.
+        """
+        step = _SELF_ASK_STEP.search(reply)
+        # What the model made up after its question is not part of the talk.
+        said = reply[: step.end()] if step else reply
+        talk.messages.append({"role": "assistant", "content": said})
+        if step and step.group(1).lower().startswith("follow") and step.group(2).strip():
+            talk.num_searches += 1
+            return self.write_search(step.group(2).strip())
+        return self.write_answer(short_answer(step.group(2) if step else reply))
+
+
+def short_answer(text: str) -> str:
+    """Return the answer in a reply that is meant to be nothing else."""
+    if tagged := _ANSWER_TAG.search(text):
+        return tagged.group(1).strip()
+    answer = re.sub(r"^\s*(the )?(final )?answer( is)?\s*:?\s+", "", text, flags=re.IGNORECASE)
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    return lines[0] if lines else ""
+
+
+def scripted(action: str) -> Generation:
+    """Return an action that no model was asked for."""
+    return Generation(
+        prompt_ids=[],
+        completion_ids=[],
+        logprobs=np.zeros(0, np.float32),
+        text=action,
+        finish_reason="stop",
+        usage=Usage(),
+    )
+
+
+def _observation(request: GenerationRequest) -> str:
+    return request.messages[-1]["content"]
+
+
+def _passages_and_question(task: str, talk: Talk, passages: str) -> list[Message]:
+    shown = f"Passages:\n{passages}\n\nQuestion: {talk.question}\nAnswer:"
+    return [{"role": "system", "content": task}, {"role": "user", "content": shown}]

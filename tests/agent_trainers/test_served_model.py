@@ -1,0 +1,83 @@
+"""Evaluation against a real server: ``transformers serve`` with the embedded policy, on CPU."""
+
+import json
+
+import pytest
+
+from agent_envs.errors import ConfigurationError
+from agent_trainers.cli import evaluate
+from agent_trainers.trajectory import StopReason, load_trajectories
+from tests.agent_trainers.chat_server import chat_server, refuses, says
+
+
+def measure(tmp_path, *options):
+    """Run agent-r1-eval; return what it wrote."""
+    output, episodes = tmp_path / "eval.json", tmp_path / "episodes.jsonl"
+    evaluate.run(["--output", str(output), "--trajectories", str(episodes), *options])
+    return json.loads(output.read_text(encoding="utf-8")), load_trajectories(episodes)
+
+
+def test_a_served_model_with_its_own_calls_does_what_it_does_locally(served, tmp_path):
+    options = ["--greedy", "--num_tasks", "12", "--max_completion_length", "24"]
+    local, local_episodes = measure(tmp_path, "--model", served.native, *options)
+    server = ["--base_url", served.url, "--model", served.native, "--tool_format", "openai"]
+    remote, episodes = measure(tmp_path, *server, *options)
+    assert remote["metrics"] == local["metrics"]
+    assert remote["metrics"]["num_tool_calls"] > 0
+    assert remote["num_failed"] == 0
+    for episode, local_episode in zip(episodes, local_episodes, strict=True):
+        understood, same = (
+            [t.info["action"] for t in e.transitions] for e in (episode, local_episode)
+        )
+        assert understood == same
+        assert episode.usage["calls"] == len(episode.transitions)
+        # The server counts the very tokens that the local model was given and wrote.
+        assert episode.usage == local_episode.usage
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
+def test_a_served_model_plays_with_calls_as_text(served, tmp_path, tool_format):
+    result, episodes = measure(
+        tmp_path, "--base_url", served.url, "--model", served.text, "--tool_format", tool_format,
+        "--num_tasks", "2", "--samples_per_task", "2", "--max_completion_length", "16",
+    )  # fmt: skip
+    assert result["num_failed"] == 0
+    assert result["usage"]["calls"] == sum(len(e.transitions) for e in episodes)
+    assert result["usage"]["prompt_tokens"] > 0
+    assert len(episodes) == 4
+
+
+def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path):
+    pytest.importorskip("openai", reason="the extra openai is not installed")
+
+    def reply(body, _):
+        is_first = body["seed"] == first.get("seed", body["seed"])
+        first.setdefault("seed", body["seed"])
+        return refuses(400, "no") if is_first else says("<answer>x</answer>")
+
+    first = {}
+    with chat_server(reply) as server:
+        result, episodes = measure(
+            tmp_path, "--base_url", server.url, "--model", "m", "--num_tasks", "5"
+        )
+    assert result["num_failed"] == 1
+    reasons = sorted(episode.stop_reason for episode in episodes)
+    assert reasons.count(StopReason.ANSWERED) == 4
+    (failed,) = [episode for episode in episodes if episode.error]
+    assert "status 400: no" in failed.error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--base_url", "http://localhost/v1"], "--base_url needs --model"),
+        (["--base_url", "http://localhost/v1", "--model", "m", "--top_k", "5"], "--top_k"),
+        (["--tool_format", "openai"], "--tool_format openai is for served models"),
+        (["--api_key_env", "KEY"], "--api_key_env goes with --base_url"),
+        (["--base_url", "http://localhost/v1", "--model", "m", "--max_concurrency", "0"],
+         "--max_concurrency must be at least 1"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        evaluate.run(options)

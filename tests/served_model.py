@@ -1,0 +1,120 @@
+"""A real OpenAI-compatible server, ``transformers serve``, with the embedded policy on CPU."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent_trainers.cli.train import TINY_POLICY
+
+START_SECONDS = 120
+CONTENT = "{{ message.content }}"
+CALLS = (
+    "{% for call in message.tool_calls or [] %}"
+    "<tool_call> {{ call.function | tojson }} </tool_call>{% endfor %}"
+)
+# The server's own reading of Qwen-type models looks for "<|im_start|>assistant\n", which a
+# tokenizer of whole words never writes.
+ANCHOR = {
+    "defaults": {"role": "assistant"},
+    "start_anchor_pattern": r"<\|im_start\|>\s*assistant\s*",
+}
+TEXT = {"content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"}}
+CALL = {
+    "tool_calls": {
+        "open": "<tool_call>",
+        "close_pattern": r"</tool_call>\s*",
+        "repeats": True,
+        "content": "json",
+        "transform": {"type": "function", "function": "{content}"},
+    }
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server and the names of its models."""
+
+    url: str
+    native: str
+    """The embedded policy; its calls are structured, both ways."""
+    text: str
+    """The same; its calls are text."""
+
+
+def save_models(folder):
+    """Save the embedded policy for the server, twice."""
+    native, text = folder / "native", folder / "text"
+    save_model(native, CALL | TEXT)
+    template = native / "chat_template.jinja"
+    source = template.read_text(encoding="utf-8")
+    assert CONTENT in source
+    template.write_text(source.replace(CONTENT, CONTENT + CALLS), encoding="utf-8")
+    save_model(text, TEXT)
+    return str(native), str(text)
+
+
+def save_model(folder, fields):
+    shutil.copytree(TINY_POLICY, folder)
+    edit(folder / "tokenizer_config.json", response_template=ANCHOR | {"fields": fields})
+    edit(folder / "generation_config.json", do_sample=True)  # unless a request says temperature 0
+
+
+def edit(path, **members):
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(settings | members), encoding="utf-8")
+
+
+@contextmanager
+def transformers_serve(folder):
+    """Serve models that are saved in `folder`."""
+    for package in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(package, reason=f"transformers serve needs {package}")
+    port = free_port()
+    program = Path(sys.executable).parent / "transformers"
+    command = [program, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    native, text = save_models(folder)
+    log = folder / "serve.log"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            wait_until_ready(process, f"http://127.0.0.1:{port}/health", log)
+            yield Served(f"http://127.0.0.1:{port}/v1", native, text)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_until_ready(process, url, log):
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text(encoding="utf-8", errors="replace")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    pytest.fail(f"transformers serve is not up after {START_SECONDS} seconds")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
