@@ -19,13 +19,11 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
-from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 from agent_trainers.advantages import TOKEN_LEVEL, Array, estimate
 from agent_trainers.batch_record import BatchRecord
@@ -39,27 +37,28 @@ from agent_trainers.batching import (
     padding_row,
     trim,
 )
+from agent_trainers.episode import EpisodeSpec, TextEnv
+from agent_trainers.episode_plan import all_tasks, check_tasks, plan_episodes
 from agent_trainers.episode_statistics import EpisodeSummary, summarise, trainer_metrics
 from agent_trainers.faults import count_faults
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.metrics_log import MetricsLog
 from agent_trainers.packing import pack
-from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
-from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
-from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
-from agent_trainers.policies.streams import GenerationStream
-from agent_trainers.policies.transformers import MakeStream, TokenPolicy, context_length
+from agent_trainers.policies.policy import Policy
+from agent_trainers.ranks import Ranks
 from agent_trainers.resumable import ResumableTrainer
 from agent_trainers.reward_schedules import reward_factors
-from agent_trainers.rollout import EpisodeSpec, Rollout, TextEnv, template_tools
+from agent_trainers.rollout import Rollout
+from agent_trainers.sampler import TrainerSampler
 from agent_trainers.shared_prompts import can_share, find_groups, forward_shared
+from agent_trainers.shares import Shares
 from agent_trainers.step_clock import StepClock
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
 DRIFT: Final = "sampling/sampling_logp_difference/mean"
+MAX_DRIFT: Final = "sampling/sampling_logp_difference/max"
 
 
 class Piece(dict[str, torch.Tensor]):
@@ -111,7 +110,7 @@ class StepGRPOTrainer(ResumableTrainer):
         if train_dataset is None:
             train_dataset = all_tasks(probe, args)
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-            _check_tasks(name, dataset)
+            check_tasks(name, dataset)
         super().__init__(
             model=model,
             reward_funcs=[environment_reward],
@@ -128,8 +127,9 @@ class StepGRPOTrainer(ResumableTrainer):
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
         self._outcome_terms: frozenset[str] = getattr(probe.unwrapped, "outcome_terms", frozenset())
         _check_schedules(args, probe)
-        self._shares: dict[str, torch.Tensor] = {}
-        self._maxima: dict[str, float] = {}
+        self.ranks = Ranks(self.accelerator)
+        self.shares = Shares(self.accelerator)
+        self.sampler = TrainerSampler(self)
         self._staleness = 0
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
@@ -138,7 +138,7 @@ class StepGRPOTrainer(ResumableTrainer):
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self.advantages: dict[str, list[Any]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
-        policy = self._make_policy(probe)
+        policy = self.sampler.make_policy(probe)
         self._rollouts = {"train": self._make_rollout(make_env, policy)}
         self._rollouts["eval"] = (
             self._make_rollout(_env_maker(eval_env), policy)
@@ -200,7 +200,7 @@ class StepGRPOTrainer(ResumableTrainer):
                 loss += Trainer.training_step(self, model, piece, num_items_in_batch)
         loss += super().training_step(model, last, num_items_in_batch)
         self._note_work([*pieces, last], time.perf_counter() - started)
-        self._note_share("sampling/staleness", self._staleness, 1.0)
+        self.shares.note("sampling/staleness", self._staleness, 1.0)
         self._log_shares()
         return loss
 
@@ -275,18 +275,18 @@ class StepGRPOTrainer(ResumableTrainer):
         loss = policy.loss
         if (correction := inputs.get("importance_sampling_ratio")) is not None:
             loss = loss * correction
-            self._note_mean("sampling/importance_sampling_ratio/mean", correction, mask)
+            self.shares.note_mean("sampling/importance_sampling_ratio/mean", correction, mask)
         if (reference := inputs.get("ref_per_token_logps")) is not None:
             divergence = kl_divergence(logprobs, reference)
-            self._note_mean("kl", divergence, actions)
+            self.shares.note_mean("kl", divergence, actions)
             if self.args.kl_placement == "loss":
                 if self.args.use_bias_correction_kl:
                     divergence = divergence * log_ratio.exp()
                 loss = loss + self.beta * divergence * actions
-        self._note_mean("entropy", entropies, actions)
-        self._note_mean("clip_ratio/low_mean", policy.is_clipped_low, mask)
-        self._note_mean("clip_ratio/high_mean", policy.is_clipped_high, mask)
-        self._note_mean(
+        self.shares.note_mean("entropy", entropies, actions)
+        self.shares.note_mean("clip_ratio/low_mean", policy.is_clipped_low, mask)
+        self.shares.note_mean("clip_ratio/high_mean", policy.is_clipped_high, mask)
+        self.shares.note_mean(
             "clip_ratio/region_mean", policy.is_clipped_low | policy.is_clipped_high, mask
         )
         total = self._reduce_loss(loss, inputs["loss_weights"])
@@ -314,7 +314,7 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         width = piece["completion_ids"].size(1)
         policy = self.accelerator.unwrap_model(model)
-        if not (self._is_sharded or options.get("compute_aux_loss")) and can_share(policy):
+        if not (self.sampler.is_sharded or options.get("compute_aux_loss")) and can_share(policy):
             groups = find_groups(piece["prompt_ids"], piece["prompt_mask"], width)
             if groups is not None:
                 with self.accelerator.autocast():
@@ -329,73 +329,36 @@ class StepGRPOTrainer(ResumableTrainer):
         )
         return scores
 
-    def _note_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Note a mean over the tokens in `mask`, to be logged for the whole micro-batch."""
-        self._note_share(name, (values.detach() * mask).sum(), mask.sum())
-
-    def _note_share(self, name: str, part: Any, whole: Any) -> None:
-        """Note a quotient of sums over all pieces and processes."""
-        share = torch.tensor([float(part), float(whole)])
-        self._shares[name] = self._shares.get(name, torch.zeros(2)) + share
-
     def _note_work(self, pieces: Sequence[Piece], seconds: float) -> None:
         """Note how much of what went through the model was of use, and how fast it went."""
         forwarded = sum(p["prompt_ids"].numel() + p["completion_ids"].numel() for p in pieces)
         real = sum(int(p["prompt_mask"].sum() + p["completion_mask"].sum()) for p in pieces)
         trained = sum(int(p["tool_mask"].sum()) for p in pieces)
-        self._note_share("rows/padding_share", forwarded - real, forwarded)
-        self._note_share("rows/forwarded_per_trained_token", forwarded, trained)
-        self._note_share("rows/tokens_per_second", real * self.accelerator.num_processes, seconds)
+        self.shares.note("rows/padding_share", forwarded - real, forwarded)
+        self.shares.note("rows/forwarded_per_trained_token", forwarded, trained)
+        self.shares.note("rows/tokens_per_second", real * self.accelerator.num_processes, seconds)
 
     def _note_drift(self, logprobs: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> None:
         """Note how far log-probabilities (B, T) are from those noted when tokens were sampled."""
         sampled = batch["sampling_per_token_logps"]
         mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
         difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
-        self._note_mean(DRIFT, difference, mask)
-        name = "sampling/sampling_logp_difference/max"
-        self._maxima[name] = max(self._maxima.get(name, 0.0), float(difference.max()))
+        self.shares.note_mean(DRIFT, difference, mask)
+        self.shares.note_maximum(MAX_DRIFT, float(difference.max()))
 
     def _log_shares(self) -> None:
-        """Put what was noted where TRL's `log` finds it. Every process notes the same names.
+        """Put what was noted where TRL's `log` finds it.
 
         Raises:
             ConfigurationError: If log-probabilities drift beyond `max_logprob_drift`.
         """
         mode = "train" if self.model.training else "eval"
-        own = torch.stack(list(self._shares.values()))
-        noted = torch.cat([own.flatten(), torch.tensor(list(self._maxima.values()))])
-        gathered = self.accelerator.gather(noted.to(self.accelerator.device)[None])  # (P, N)
-        sums = gathered[:, : own.numel()].sum(dim=0).reshape(own.shape).tolist()
-        shares = {
-            name: part / whole if whole else 0.0
-            for name, (part, whole) in zip(self._shares, sums, strict=True)
-        }
-        maxima = gathered[:, own.numel() :].amax(dim=0).tolist() if self._maxima else []
-        for name, value in (shares | dict(zip(self._maxima, maxima, strict=True))).items():
+        shares = self.shares.gather()
+        for name, value in shares.items():
             self._metrics[mode][name].append(value)
-        self._shares.clear()
-        self._maxima.clear()
-        self._check_drift(shares.get(DRIFT, 0.0))
-
-    def _check_drift(self, drift: float) -> None:
-        limit = self.args.max_logprob_drift
-        if limit is None or drift <= limit or self._sampling.is_truncated:
-            return
-        raise ConfigurationError(
-            f"The log-probabilities of the sampled tokens are off by {drift:.3g} nats per token "
-            f"when they are computed anew (max_logprob_drift: {limit:g}). Policy and trainer do "
-            "not see the same tokens or weights: compare the chat template, the tokenizer and the "
-            "precision of both, and whether the server has the newest weights. To train "
-            "nonetheless, raise max_logprob_drift."
-        )
+        self.sampler.check_drift(shares.get(DRIFT, 0.0))
 
     # Pieces
-
-    @property
-    def _is_sharded(self) -> bool:
-        """Whether weights are gathered in each pass, so that processes must pass in step."""
-        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
     def _pieces(self, batch: Mapping[str, torch.Tensor]) -> list[Piece]:
         """Cut a micro-batch into pieces that fit the token budget."""
@@ -403,9 +366,9 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def _in_step(self, cuts: list[list[int]]) -> list[list[int]]:
         """Add pieces without rows, where processes must pass through the model together."""
-        if not self._is_sharded:
+        if not self.sampler.is_sharded:
             return cuts
-        missing = max(self._gather_int(len(cuts))) - len(cuts)
+        missing = max(self.ranks.each(len(cuts))) - len(cuts)
         return [*[[]] * missing, *cuts]
 
     def _cut(self, batch: Mapping[str, torch.Tensor]) -> list[list[int]]:
@@ -496,7 +459,7 @@ class StepGRPOTrainer(ResumableTrainer):
         everything = estimate(
             self.args.advantage_estimator, episodes, **self.args.estimator_settings, **options
         )
-        start = self._num_before(len(own))
+        start = self.ranks.num_before(len(own))
         return everything[start : start + len(own)]
 
     def _with_kl_in_reward(
@@ -549,194 +512,33 @@ class StepGRPOTrainer(ResumableTrainer):
 
     # Playing
 
-    def _make_policy(self, probe: TextEnv) -> TokenPolicy:
-        renderer = ChatRenderer(self._tokenizer, self.chat_template_kwargs)
-        _, info = probe.reset(seed=0)
-        if tools := template_tools(info):
-            renderer.check_tools(tools)
-        limit = context_length(self.model)
-        if self.use_vllm and self.args.vllm_max_model_length:
-            limit = min(limit, self.args.vllm_max_model_length)
-        max_prompt_tokens = limit - self.max_completion_length
-        if max_prompt_tokens < 1:
-            raise ConfigurationError(
-                f"max_completion_length ({self.max_completion_length}) leaves no room for a prompt "
-                f"in a context of {limit} tokens. Lower it, or use a model with a longer context."
-            )
-        if self.args.max_prompt_length is not None:
-            max_prompt_tokens = min(max_prompt_tokens, self.args.max_prompt_length)
-        return TokenPolicy(
-            renderer,
-            self._complete,
-            eos_token_ids=self.eos_token_ids,
-            max_prompt_tokens=max_prompt_tokens,
-            make_stream=self._stream_maker(),
-        )
-
-    def _stream_maker(self) -> MakeStream | None:
-        """Choose how transformers generates; None for waves."""
-        if not self.use_transformers_continuous_batching:
-            return self._open_slots if self._has_slots() else None
-        if self._is_collective or self._sampling.min_p or self.repetition_penalty != 1.0:
-            raise ConfigurationError(
-                "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
-                "min_p or a repetition penalty. Leave it out, or leave those out."
-            )
-        return self._open_continuous_batching
-
-    def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
-        config = self.continuous_batching_config
-        return ContinuousBatchingStream(self._lend_model, prompt, finish, self._sampling, config)
-
-    def _has_slots(self) -> bool:
-        wanted = self.args.transformers_generation
-        if wanted == "waves":
-            return False
-        model = self.accelerator.unwrap_model(self.model)
-        is_served = not self._is_collective and can_serve(model, self._sampling)
-        if wanted == "slots" and not is_served:
-            raise ConfigurationError(
-                "transformers_generation='slots' needs a model with full attention (sdpa or eager) "
-                "and rotary positions, no repetition penalty, and neither vLLM nor sharded "
-                "weights. Use 'auto' or 'waves'."
-            )
-        return is_served
-
-    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
-        return SlotStream(self._lend_model, prompt, finish, self._sampling, max_slots=2**31)
-
-    def _make_rollout(self, make_env: MakeEnv, policy: TokenPolicy) -> Rollout:
+    def _make_rollout(self, make_env: MakeEnv, policy: Policy) -> Rollout:
         return Rollout(
             make_env,
             policy,
             step_timeout=self.args.step_timeout,
             episode_timeout=self.args.episode_timeout,
             group_quorum=self.args.group_quorum,
-            is_any_active=self._is_any_active if self._is_collective else None,
+            is_any_active=self.ranks.any if self.sampler.is_collective else None,
         )
-
-    @property
-    def _is_collective(self) -> bool:
-        """Whether all processes generate together."""
-        return bool(self.use_vllm or self._is_sharded)
-
-    def _is_any_active(self, is_active: bool) -> bool:
-        return any(self._gather_int(int(is_active)))
-
-    def _gather_int(self, value: int) -> list[int]:
-        """Return the value of each process."""
-        tensor = torch.tensor([value], device=self.accelerator.device)
-        values: list[int] = self.accelerator.gather(tensor).tolist()
-        return values
-
-    def _num_before(self, count: int) -> int:
-        """Return how many the processes before this one hold, if this one holds `count`."""
-        return sum(self._gather_int(count)[: self.accelerator.process_index])
 
     def _episode_specs(self, inputs: Sequence[Mapping[str, Any]], mode: str) -> list[EpisodeSpec]:
-        """Say what to play: one group per run of `num_generations` episodes over all processes.
-
-        Seeds depend on the place in the run, not on the process, so any number of processes plays
-        the same episodes, and a resumed run those that it would have played.
-        """
         is_training = mode == "train"
-        group_size = self.num_generations if is_training else self.num_generations_eval
-        micro_step = self._step % self.args.gradient_accumulation_steps
-        step = (self.state.global_step, micro_step) if is_training else (0, 0)
-        specs = []
-        for i, row in enumerate(inputs, start=self._num_before(len(inputs))):
-            task = int(row["task"])
-            group, member = divmod(i, group_size)
-            # In training a task may come twice in a batch; in evaluation every task is new.
-            place = (group if is_training else task, member)
-            specs.append(
-                EpisodeSpec(
-                    task=task,
-                    seed=_seed(self.args.seed, is_training, *step, task),
-                    group_id=f"{mode}-{step[0]}-{step[1]}-{group}",
-                    rng=np.random.default_rng([self.args.seed, is_training, *step, *place]),
-                )
-            )
-        return specs
-
-    def _complete(
-        self, prompts: list[list[int]], rngs: list[np.random.Generator]
-    ) -> list[Completion]:
-        """Sample one completion per prompt with TRL's backend."""
-        if not prompts and not self._shares_vllm:
-            # Generation may be collective: a process without episodes keeps the others company.
-            company = self._complete([[self._tokenizer.pad_token_id]], [np.random.default_rng(0)])
-            return company[:0]
-        if self.use_vllm:
-            return self._complete_with_vllm(prompts)
-        with self._lend_model() as model:
-            return sample(model, prompts, rngs, self._sampling)
-
-    @property
-    def _sampling(self) -> SamplingSettings:
-        return SamplingSettings(
-            max_new_tokens=self.max_completion_length,
-            eos_token_ids=tuple(self.eos_token_ids),
-            pad_token_id=self._tokenizer.pad_token_id,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+        return plan_episodes(
+            inputs,
+            mode=mode,
+            first=self.ranks.num_before(len(inputs)),
+            group_size=self.num_generations if is_training else self.num_generations_eval,
+            seed=self.args.seed,
+            step=(self.state.global_step, self._step % self.args.gradient_accumulation_steps),
         )
-
-    @contextmanager
-    def _lend_model(self) -> Iterator[Any]:
-        """Lend the model as TRL generates with it."""
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                generation_kwargs=self.generation_kwargs,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ) as model,
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
-            yield model
-
-    @property
-    def _shares_vllm(self) -> bool:
-        """Whether one engine samples for several processes."""
-        is_shared = self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1
-        return bool(self.use_vllm and self.accelerator.num_processes > 1 and is_shared)
-
-    def _complete_with_vllm(self, prompts: list[list[int]]) -> list[Completion]:
-        """Sample one completion per prompt.
-
-        Where processes share an engine, TRL gives each the part of the answers that it would have
-        if all brought as many prompts. Ours bring as many as they have episodes left, so they
-        exchange them for equal shares first, and the answers back after.
-        """
-        if self._shares_vllm:
-            everything = gather_object(prompts)
-            shares = equal_shares(everything, self.accelerator.num_processes)
-            share = shares[self.accelerator.process_index]
-        else:
-            share = prompts
-        if not share:  # no process has any
-            return []
-        token_ids, logprobs = self._generate_single_turn(share, None, {}, num_generations=1)
-        completions = [
-            Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
-            for ids, values in zip(token_ids, logprobs, strict=True)
-        ]
-        if self._shares_vllm:
-            start = self._num_before(len(prompts))
-            completions = gather_object(completions)[start : start + len(prompts)]
-        return completions
 
     # Rows to tensors
 
     def _to_batch(self, rows: list[Row], mode: str) -> dict[str, Any]:
         """Pad this process's rows to the number all processes hold, and add log-probabilities."""
         num_splits = self.args.steps_per_generation if mode == "train" else 1
-        num_rows = num_rows_per_rank(self._gather_int(len(rows)), num_splits)
+        num_rows = num_rows_per_rank(self.ranks.each(len(rows)), num_splits)
         pad_token_id = self._tokenizer.pad_token_id
         rows = [*rows, *[padding_row(pad_token_id)] * (num_rows - len(rows))]
         batch: dict[str, Any] = {
@@ -887,48 +689,11 @@ def _env_maker(env: str | MakeEnv) -> MakeEnv:
     return functools.partial(gym.make, env) if isinstance(env, str) else env
 
 
-def all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
-    """Return a row per task of `env`; of an endless family, as many as ``max_steps`` needs."""
-    num_tasks = getattr(env.unwrapped, "num_tasks", None)
-    if num_tasks is not None:
-        return Dataset.from_dict({"task": list(range(num_tasks))})
-    if args.max_steps <= 0:
-        raise ConfigurationError(
-            "The environment's tasks are endless: set max_steps, or pass a train_dataset with a "
-            "column 'task'."
-        )
-    # One pass over the dataset lasts the whole run, so no task is seen twice.
-    micro_steps = args.max_steps * args.gradient_accumulation_steps
-    num_batches = -(-micro_steps // (args.steps_per_generation * args.num_iterations))
-    num_needed = num_batches * args.generation_batch_size // args.num_generations
-    tasks = np.random.default_rng(args.seed).integers(ENDLESS, size=num_needed)
-    return Dataset.from_dict({"task": tasks.tolist()})
-
-
-def _check_tasks(name: str, dataset: Any) -> None:
-    if dataset is not None and "task" not in dataset.column_names:
-        raise ConfigurationError(
-            f"{name} needs a column 'task' with the index of a task of the environment (found: "
-            f"{', '.join(dataset.column_names)}). Example: "
-            "Dataset.from_dict({'task': list(range(100))})."
-        )
-
-
 def _check_schedules(args: StepGRPOConfig, env: TextEnv) -> None:
     weights = getattr(env.unwrapped, "reward_weights", None)
     if weights is not None:
         for name in args.schedules:
             lookup(weights, name, kind="scheduled reward term")
-
-
-def equal_shares(items: Sequence[Any], num_shares: int) -> list[list[Any]]:
-    """Cut `items` into as many shares of one size; the first item fills the last ones up.
-
-    Empty shares only where there are no items at all.
-    """
-    size = -(-len(items) // num_shares)
-    filled = [*items, *[items[0] for _ in range(size * num_shares - len(items))]]
-    return [filled[i * size : (i + 1) * size] for i in range(num_shares)]
 
 
 def _fill_up(values: Sequence[npt.NDArray[Any]], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -937,10 +702,6 @@ def _fill_up(values: Sequence[npt.NDArray[Any]], batch: Mapping[str, torch.Tenso
     rows = [row.tolist() for row in values]
     padding: list[list[float]] = [[]] * (tokens.size(0) - len(rows))
     return pad_right([*rows, *padding], tokens.size(1)).to(tokens.device)
-
-
-def _seed(*entropy: int) -> int:
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def _as_conversation(trajectory: Trajectory) -> tuple[list[Any], list[Any]]:

@@ -125,7 +125,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         errors = value_loss(
             values, inputs["old_values"], inputs["value_targets"], self.args.value_clip_range
         )
-        self._note_mean("critic/value_loss", errors, inputs["value_weights"])
+        self.shares.note_mean("critic/value_loss", errors, inputs["value_weights"])
         return loss + self.args.value_coef * self._reduce_loss(errors, inputs["value_weights"])
 
     # Values
@@ -165,7 +165,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         batch["value_targets"] = self._per_token(rows, targets, batch)
         batch["value_weights"] = self._weights([self._has_value(row) for row in rows], batch)
         self._log_explained_variance(batch, mode)
-        start = self._num_before(len(raw))
+        start = self.ranks.num_before(len(raw))
         return whiten(gather_object(raw))[start : start + len(raw)]
 
     def _trained_models(self, model: Any) -> tuple[Any, ...]:

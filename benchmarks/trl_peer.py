@@ -9,7 +9,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
 from agent_trainers.cli.train import TINY_POLICY
-from agent_trainers.grpo import all_tasks
+from agent_trainers.episode_plan import all_tasks
 from agent_trainers.grpo_config import StepGRPOConfig
 
 _SHARED: Final = (

@@ -18,6 +18,8 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from benchmarks.leaderboard.config import PRESETS, RunConfig, load_configs
 
 DATA_VARIABLE: Final = "AGENT_R1_DATA"
+DATA_BESIDE: Final = Path(__file__).parents[3] / "shared" / "data"
+"""Where a checkout has its data beside it, as the tests look for them."""
 CHECKPOINT_PLACEHOLDER: Final = "${checkpoint}"
 _PROTOCOL_OPTIONS: Final = {
     "samples_per_task": int, "temperature": float, "seed": int, "concurrency": int,
@@ -110,8 +112,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         type=Path,
-        default=os.environ.get(DATA_VARIABLE),
-        help=f"folder of the data sets' files; ${DATA_VARIABLE} if not given",
+        default=os.environ.get(DATA_VARIABLE) or (DATA_BESIDE if DATA_BESIDE.is_dir() else None),
+        help=f"folder of the data sets' files; ${DATA_VARIABLE} if not given, or ../shared/data "
+        "beside a checkout",
     )
 
 

@@ -96,15 +96,18 @@ class FixedLengthTrainer(StepGRPOTrainer):
                 return play(*arguments, **options)
 
         rollout.collect = timed  # type: ignore[method-assign]
+        policy: Any = rollout._policy
+        self._open_slots = policy._make_stream
+        policy._make_stream = self._open_timed_slots
 
-    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+    def _open_timed_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
         def end_turn(ids: list[int], completion: Completion | None) -> Generation:
             if completion is None:
                 raise RuntimeError("a state did not fit the model.")
             sampled = [*completion.token_ids[:-1], self._end_of_turn]
             return finish(ids, dataclasses.replace(completion, token_ids=sampled))
 
-        stream = super()._open_slots(prompt, end_turn)
+        stream: GenerationStream = self._open_slots(prompt, end_turn)
         advance = stream.advance
 
         def timed() -> list[tuple[int, Generation | BaseException]]:

@@ -9,6 +9,7 @@ from peft import LoraConfig
 from agent_envs import ConfigurationError
 from agent_trainers.critic import ValueHead, before_tokens
 from agent_trainers.episode_statistics import summarise
+from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.ppo import StepPPOTrainer
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import StopReason
@@ -177,13 +178,15 @@ def test_a_resumed_run_ends_where_the_whole_run_ends(make_trainer, tmp_path):
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_a_checkpoint_without_a_critic_is_refused(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)
-    trainer.train()
-    checkpoint = tmp_path / "run" / "checkpoint-1"
-    (checkpoint / "critic.safetensors").unlink()
-    with pytest.raises(ConfigurationError, match=r"critic\.safetensors does not exist"):
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+def test_a_checkpoint_without_a_critic_is_refused(
+    make_trainer, make_config, tiny_policy, tokenizer, tmp_path
+):
+    config = make_config(save_strategy="steps", save_steps=1)
+    StepGRPOTrainer(tiny_policy, ID, config, processing_class=tokenizer).train()
+    with pytest.raises(ConfigurationError, match="is not one of a run with a critic"):
+        make_trainer(max_steps=2).train(
+            resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1")
+        )
 
 
 def test_what_is_saved_as_the_model_is_the_policy_alone(make_trainer, tmp_path):

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from agent_trainers.cli import train
-from agent_trainers.grpo import equal_shares
+from agent_trainers.sampler import equal_shares
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -52,13 +52,13 @@ def main(output):
             processing_class=tokenizer,
         )  # fmt: skip
         brought = []
-        complete = trainer._complete_with_vllm
+        complete = trainer.sampler._complete_with_vllm
 
         def noting(prompts):
             brought.append(len(prompts))
             return complete(prompts)
 
-        trainer._complete_with_vllm = noting
+        trainer.sampler._complete_with_vllm = noting
         trainer.train()
         everything = gather_object([brought])
         if is_main:
