@@ -5,6 +5,7 @@ the same inverse document frequencies (Lucene's), so they find the same passages
 indexed at once but looks at every passage for every query; ``bm25s`` is the other way round.
 """
 
+import functools
 import logging
 import math
 import re
@@ -112,7 +113,21 @@ def _rank_bm25(documents: list[list[str]]) -> Scores:
         word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
         for word, count in counts.items()
     }
-    return lambda words: np.asarray(engine.get_scores(words), np.float64)
+
+    # A score is a sum over the words of the query; those of a group of episodes ask for the same
+    # words again and again, and rank-bm25 looks at every passage for each.
+    @functools.cache
+    def score_word(word: str) -> npt.NDArray[np.float64]:
+        return np.asarray(engine.get_scores([word]), np.float64)
+
+    def score(words: list[str]) -> npt.NDArray[np.float64]:
+        total = np.zeros(len(documents))
+        for word in words:
+            if word in engine.idf:
+                total += score_word(word)
+        return total
+
+    return score
 
 
 def _bm25s(documents: list[list[str]]) -> Scores:

@@ -4,6 +4,8 @@ A state that extends the step before begins with that step's very tokens, prompt
 only what the environment added is rendered and encoded. Any other state is rendered afresh.
 """
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_trainers.trajectory import Transition
 
+_CACHE_SIZE: Final = 1024
 _MARK: Final = "zqx"
 """Stands for an earlier turn where only what follows that turn is of interest."""
 
@@ -43,6 +46,9 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         self._kwargs = dict(chat_template_kwargs or {})
+        # The members of a group begin with the same state, and often get the same replies.
+        self._encode_state = functools.lru_cache(_CACHE_SIZE)(self._encode_state_anew)
+        self._encode_suffix = functools.lru_cache(_CACHE_SIZE)(self._encode_suffix_anew)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Schemas, previous: Transition | None
@@ -55,10 +61,10 @@ class ChatRenderer:
             previous: The step before, if there was one.
         """
         if previous is not None and (reply := _reply(messages, previous)) is not None:
-            suffix = self._suffix(reply, tools, previous.completion_ids[-1])
+            suffix = self._encode_suffix(_key(reply, tools), previous.completion_ids[-1])
             if suffix is not None:
-                return [*previous.prompt_ids, *previous.completion_ids, *self._encode(suffix)]
-        return self._encode(self.render(messages, tools))
+                return [*previous.prompt_ids, *previous.completion_ids, *suffix]
+        return list(self._encode_state(_key(messages, tools)))
 
     def render(self, messages: Sequence[Message], tools: Schemas) -> str:
         """Return a state as text, the opening of the model's turn included."""
@@ -96,11 +102,15 @@ class ChatRenderer:
         assert isinstance(text, str)
         return text
 
-    def _suffix(self, reply: Sequence[Message], tools: Schemas, last_id: int) -> str | None:
+    def _encode_state_anew(self, key: str) -> list[int]:
+        return self._encode(self.render(*json.loads(key)))
+
+    def _encode_suffix_anew(self, key: str, last_id: int) -> list[int] | None:
         """Return what the template puts between the model's last token and its next turn.
 
         None where the template's own text does not tell the place.
         """
+        reply, tools = json.loads(key)
         dummy: list[Message] = [
             {"role": "user", "content": _MARK},
             {"role": "assistant", "content": f"{_MARK}{_MARK}"},
@@ -111,13 +121,17 @@ class ChatRenderer:
         end_of_turn = self.tokenizer.decode([last_id])
         assert isinstance(end_of_turn, str)
         _, found, suffix = rest.partition(end_of_turn)
-        return suffix if found else None
+        return self._encode(suffix) if found else None
 
     def _encode(self, text: str) -> list[int]:
         # Lone surrogates cannot be encoded; a tool may return them all the same.
         clean = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self.tokenizer(clean, add_special_tokens=False)["input_ids"]
         return ids
+
+
+def _key(messages: Sequence[Message], tools: Schemas) -> str:
+    return json.dumps([list(messages), list(tools) if tools else None])
 
 
 def _reply(messages: Sequence[Message], previous: Transition) -> Sequence[Message] | None:
