@@ -35,7 +35,6 @@ from agent_trainers.batching import (
     num_rows_per_rank,
     pad_right,
     padding_row,
-    trim,
 )
 from agent_trainers.episode import EpisodeSpec, TextEnv
 from agent_trainers.episode_plan import all_tasks, check_tasks, plan_episodes
@@ -44,7 +43,7 @@ from agent_trainers.faults import count_faults
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.metrics_log import MetricsLog
-from agent_trainers.packing import pack
+from agent_trainers.pieces import Piece, cut, take
 from agent_trainers.policies.policy import Policy
 from agent_trainers.ranks import Ranks
 from agent_trainers.resumable import ResumableTrainer
@@ -59,10 +58,6 @@ from agent_trainers.trajectory import Trajectory
 MakeEnv = Callable[[], TextEnv]
 DRIFT: Final = "sampling/sampling_logp_difference/mean"
 MAX_DRIFT: Final = "sampling/sampling_logp_difference/max"
-
-
-class Piece(dict[str, torch.Tensor]):
-    """Rows of a micro-batch that go through the model together, without needless padding."""
 
 
 class StepGRPOTrainer(ResumableTrainer):
@@ -310,20 +305,29 @@ class StepGRPOTrainer(ResumableTrainer):
     def _score_tokens(self, model: Any, piece: Piece, **options: Any) -> tuple[Any, Any, Any]:
         """Return log-probabilities and entropies of completions, (B, T), and the auxiliary loss.
 
-        Rows that begin with the same prompt share its forward pass where that saves enough.
+        Rows that are equal go through the model once, and rows that begin with the same prompt
+        share its forward pass where that saves enough.
         """
-        width = piece["completion_ids"].size(1)
+        logprobs, entropies, aux_loss = self._score_rows(model, piece.forwarded, **options)
+        if entropies is not None:
+            entropies = piece.spread(entropies)
+        return piece.spread(logprobs), entropies, aux_loss
+
+    def _score_rows(
+        self, model: Any, rows: Mapping[str, torch.Tensor], **options: Any
+    ) -> tuple[Any, Any, Any]:
+        width = rows["completion_ids"].size(1)
         policy = self.accelerator.unwrap_model(model)
         if not (self.sampler.is_sharded or options.get("compute_aux_loss")) and can_share(policy):
-            groups = find_groups(piece["prompt_ids"], piece["prompt_mask"], width)
+            groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
             if groups is not None:
                 with self.accelerator.autocast():
-                    output = forward_shared(model, body_of(policy), piece, groups)
+                    output = forward_shared(model, body_of(policy), rows, groups)
                 return output.log_probs, output.entropy, None
         scores: tuple[Any, Any, Any] = self._get_per_token_logps_and_entropies(
             model,
-            torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1),  # (B, P + T)
-            torch.cat([piece["prompt_mask"], piece["completion_mask"]], dim=1),
+            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),  # (B, P + T)
+            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
             width,
             **options,
         )
@@ -331,8 +335,9 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def _note_work(self, pieces: Sequence[Piece], seconds: float) -> None:
         """Note how much of what went through the model was of use, and how fast it went."""
-        forwarded = sum(p["prompt_ids"].numel() + p["completion_ids"].numel() for p in pieces)
-        real = sum(int(p["prompt_mask"].sum() + p["completion_mask"].sum()) for p in pieces)
+        rows = [piece.forwarded for piece in pieces]
+        forwarded = sum(r["prompt_ids"].numel() + r["completion_ids"].numel() for r in rows)
+        real = sum(int(r["prompt_mask"].sum() + r["completion_mask"].sum()) for r in rows)
         trained = sum(int(p["tool_mask"].sum()) for p in pieces)
         self.shares.note("rows/padding_share", forwarded - real, forwarded)
         self.shares.note("rows/forwarded_per_trained_token", forwarded, trained)
@@ -362,7 +367,11 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def _pieces(self, batch: Mapping[str, torch.Tensor]) -> list[Piece]:
         """Cut a micro-batch into pieces that fit the token budget."""
-        return [_take(batch, rows) for rows in self._in_step(self._cut(batch))]
+        return [self._take(batch, rows) for rows in self._in_step(self._cut(batch))]
+
+    def _take(self, batch: Mapping[str, torch.Tensor], rows: list[int]) -> Piece:
+        # The auxiliary loss of a mixture of experts looks at all tokens, copies too.
+        return take(batch, rows, merge_equal=not self.aux_loss_enabled)
 
     def _in_step(self, cuts: list[list[int]]) -> list[list[int]]:
         """Add pieces without rows, where processes must pass through the model together."""
@@ -373,9 +382,8 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def _cut(self, batch: Mapping[str, torch.Tensor]) -> list[list[int]]:
         is_training = self.model.training
-        return pack(
-            batch["prompt_mask"].sum(dim=1).tolist(),
-            batch["completion_mask"].sum(dim=1).tolist(),
+        return cut(
+            batch,
             max_rows=self.args.per_device_train_batch_size
             if is_training
             else self.args.per_device_eval_batch_size,
@@ -620,7 +628,7 @@ class StepGRPOTrainer(ResumableTrainer):
         """Return what `function` gives for each completion token, piece by piece; (B, T)."""
         values = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         for rows in self._in_step(self._cut(batch)):
-            piece = function(_take(batch, rows)).float()
+            piece = function(self._take(batch, rows)).float()
             if rows:
                 values[rows, : piece.size(1)] = piece
         return values
@@ -658,15 +666,6 @@ class StepGRPOTrainer(ResumableTrainer):
     def _log_reward_factors(self, factors: Mapping[str, float]) -> None:
         for name, factor in factors.items():
             self._metrics["train"][f"reward_factor/{name}"].append(factor)
-
-
-def _take(batch: Mapping[str, torch.Tensor], rows: list[int]) -> Piece:
-    """Return some rows of a batch, narrowed; for none, one row that weighs nothing."""
-    piece = Piece(trim({name: tensor[rows or [0]] for name, tensor in batch.items()}))
-    if not rows:
-        weights = [name for name in piece if name.endswith("_weights")]
-        piece |= {name: torch.zeros_like(piece[name]) for name in weights}
-    return piece
 
 
 def body_of(model: Any) -> Any:

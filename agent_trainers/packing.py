@@ -1,8 +1,32 @@
 """Which rows go through a model together."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import torch
+
+
+class RowGroups(NamedTuple):
+    """Which rows are equal."""
+
+    firsts: list[int]
+    """The first row of each group, shape (U,)."""
+    group: list[int]
+    """The group of each row, shape (B,)."""
+
+
+def group_rows(*columns: torch.Tensor) -> RowGroups:
+    """Find rows that are equal in all columns, each of shape (B, ...), integers."""
+    numbers: dict[tuple[int, ...], int] = {}
+    firsts: list[int] = []
+    group: list[int] = []
+    for row, values in enumerate(torch.cat(columns, dim=1).tolist()):
+        number = numbers.setdefault(tuple(values), len(firsts))
+        if number == len(firsts):
+            firsts.append(row)
+        group.append(number)
+    return RowGroups(firsts, group)
 
 
 def pack(

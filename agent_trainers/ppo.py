@@ -27,8 +27,9 @@ from agent_trainers.critic import (
 )
 from agent_trainers.episode_statistics import EpisodeSummary
 from agent_trainers.files import atomic_path
-from agent_trainers.grpo import Piece, StepGRPOTrainer, body_of
+from agent_trainers.grpo import StepGRPOTrainer, body_of
 from agent_trainers.losses import value_loss
+from agent_trainers.pieces import Piece
 from agent_trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import Trajectory
 
@@ -119,9 +120,10 @@ class StepPPOTrainer(StepGRPOTrainer):
             loss = 0.0 * loss
         if self._is_shared:
             states = caught[-1].detach() if is_warming_up else caught[-1]
-            values = before_tokens(self.critic(states), inputs)
+            values = before_tokens(self.critic(states), inputs.forwarded)
         else:
-            values = self.critic(inputs)
+            values = self.critic(inputs.forwarded)
+        values = inputs.spread(values)
         errors = value_loss(
             values, inputs["old_values"], inputs["value_targets"], self.args.value_clip_range
         )
@@ -180,9 +182,9 @@ class StepPPOTrainer(StepGRPOTrainer):
         def values_of(piece: Piece) -> torch.Tensor:
             with self.accelerator.autocast():
                 if self._is_shared:
-                    return before_tokens(critic(body_states(self._body(), piece)), piece)
-                values: torch.Tensor = critic(piece)
-                return values
+                    states = body_states(self._body(), piece.forwarded)
+                    return piece.spread(before_tokens(critic(states), piece.forwarded))
+                return piece.spread(critic(piece.forwarded))
 
         return self._by_piece(batch, values_of)
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_trainers import grpo
+from agent_trainers import grpo, pieces
 from agent_trainers.episode_statistics import summarise
 from agent_trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
@@ -94,6 +94,27 @@ def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
     assert apart.abs().max() > 1e-3
     assert (together - apart).abs().max() < 2e-6
     assert trainer._metrics["train"]["entropy"][-1] == pytest.approx(logged, rel=1e-5)
+
+
+def test_equal_rows_go_through_the_model_once_and_count_as_often_as_they_were_played(
+    make_trainer, played, monkeypatch
+):
+    first = played[0]
+    twins = [*played[:6], first, first]  # of another group, with other advantages
+    twins[6:] = [dataclasses.replace(twin, group_id=played[4].group_id) for twin in twins[6:]]
+    trainer = make_trainer(max_logprob_drift=None)
+    (batch,) = micro_batches(trainer, twins)
+    (piece,) = trainer._pieces(batch)
+    num_different = len({tuple(row) for row in batch["completion_ids"].tolist()})
+    assert len(piece.forwarded["completion_ids"]) == num_different < 8
+    once = gradient(trainer, [batch])
+    monkeypatch.setattr(
+        grpo, "take", lambda batch, rows, **_: pieces.take(batch, rows, merge_equal=False)
+    )
+    (apart,) = trainer._pieces(batch)
+    assert len(apart.forwarded["completion_ids"]) == 8
+    assert once.abs().max() > 1e-3
+    assert (gradient(trainer, [batch]) - once).abs().max() < 2e-6
 
 
 def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
