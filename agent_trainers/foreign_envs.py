@@ -22,10 +22,12 @@ class UnmadeEnv(gym.Env[str, str]):
 def is_immediate(env: gym.Env[str, str]) -> bool:
     """Return whether an environment only computes, so that it needs no thread and no deadline.
 
-    It says so itself, but cannot speak for a wrapper around it that waits for something.
+    It says so itself, but cannot speak for a wrapper around it that waits for something; a wrapper
+    that only computes says so with an attribute ``is_immediate`` of its class.
     """
     while isinstance(env, gym.Wrapper):
-        if not type(env).__module__.startswith(KNOWN_WRAPPERS):
+        only_computes = vars(type(env)).get("is_immediate", False)
+        if not (only_computes or type(env).__module__.startswith(KNOWN_WRAPPERS)):
             return False
         env = env.env
     return bool(getattr(env, "is_immediate", False))

@@ -46,7 +46,7 @@ CHAT_TEMPLATE: Final = """\
 {% endif %}
 {%- for message in messages if message.role != "system" %}<|im_start|>{{ message.role }}
 {{ message.content }}{% for call in message.tool_calls or [] %}\
-<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+<tool_call> {{ call.function | tojson }} </tool_call>{% endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""

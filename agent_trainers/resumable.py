@@ -38,14 +38,18 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     _seconds_before = 0.0
     _started = 0.0
 
-    def begin_run(self, checkpoint: str | Path | None = None) -> None:
+    def begin_run(self, checkpoint: str | Path | None = None, *, is_kept: bool = True) -> None:
         """Note in the output folder whether a new run begins there or an old one goes on.
 
         `train` does it if nobody did.
+
+        Args:
+            checkpoint: What the run goes on from; None if it is new.
+            is_kept: Whether the run leaves anything to go on from.
         """
         folder = Path(self.args.output_dir)
         goes_on = checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve()
-        if self.args.should_save:
+        if self.args.should_save and is_kept:
             self._run = checkpoints.begin_run(
                 folder, checkpoints.run_of(Path(checkpoint)) if checkpoint and goes_on else None
             )

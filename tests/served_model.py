@@ -18,27 +18,7 @@ import pytest
 from agent_trainers.cli.train import TINY_POLICY
 
 START_SECONDS = 120
-CONTENT = "{{ message.content }}"
-CALLS = (
-    "{% for call in message.tool_calls or [] %}"
-    "<tool_call> {{ call.function | tojson }} </tool_call>{% endfor %}"
-)
-# The server's own reading of Qwen-type models looks for "<|im_start|>assistant\n", which a
-# tokenizer of whole words never writes.
-ANCHOR = {
-    "defaults": {"role": "assistant"},
-    "start_anchor_pattern": r"<\|im_start\|>\s*assistant\s*",
-}
 TEXT = {"content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"}}
-CALL = {
-    "tool_calls": {
-        "open": "<tool_call>",
-        "close_pattern": r"</tool_call>\s*",
-        "repeats": True,
-        "content": "json",
-        "transform": {"type": "function", "function": "{content}"},
-    }
-}
 
 
 @dataclass(frozen=True)
@@ -55,19 +35,13 @@ class Served:
 def save_models(folder):
     """Save the embedded policy for the server, twice."""
     native, text = folder / "native", folder / "text"
-    save_model(native, CALL | TEXT)
-    template = native / "chat_template.jinja"
-    source = template.read_text(encoding="utf-8")
-    assert CONTENT in source
-    template.write_text(source.replace(CONTENT, CONTENT + CALLS), encoding="utf-8")
-    save_model(text, TEXT)
+    for model in (native, text):
+        shutil.copytree(TINY_POLICY, model)
+        edit(model / "generation_config.json", do_sample=True)  # unless temperature is 0
+    settings = json.loads((text / "tokenizer_config.json").read_text(encoding="utf-8"))
+    only_text = settings["response_template"] | {"fields": TEXT}
+    edit(text / "tokenizer_config.json", response_template=only_text)
     return str(native), str(text)
-
-
-def save_model(folder, fields):
-    shutil.copytree(TINY_POLICY, folder)
-    edit(folder / "tokenizer_config.json", response_template=ANCHOR | {"fields": fields})
-    edit(folder / "generation_config.json", do_sample=True)  # unless a request says temperature 0
 
 
 def edit(path, **members):

@@ -80,6 +80,7 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     trainer.remove_callback(MetricsLog)
     stop = _StopBeforeUpdate(trainer)
     trainer.add_callback(stop)
+    trainer.begin_run(is_kept=False)
     with contextlib.suppress(_BatchSeenError):
         trainer.train(resume_from_checkpoint=checkpoint)
     record = trainer.last_batch

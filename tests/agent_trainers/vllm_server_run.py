@@ -21,6 +21,8 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 class TurnsByTask(gym.Wrapper):
     """Cuts episodes off after 1 to 4 turns, as the task has it, so that groups differ in length."""
 
+    is_immediate = True  # no thread, so that what is asked together does not hang on the clock
+
     def reset(self, *, seed=None, options=None):
         self._turns_left = 1 + (options or {"task": 0})["task"] % 4
         return super().reset(seed=seed, options=options)
