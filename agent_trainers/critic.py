@@ -4,7 +4,7 @@ The value that belongs to a completion token is that of the state before it: it 
 model stands when it is about to write the token, as the token's log-probability is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModel
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.alignment import align
 
 
 class ValueHead(nn.Module):
@@ -53,26 +54,26 @@ class CriticModel(nn.Module):
             ) from error
         self.head = ValueHead(self.body.config.get_text_config().hidden_size)
 
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the value before each completion token of a batch of rows, (B, T)."""
-        return before_tokens(self.head(body_states(self.body, batch)), batch)
+    def forward(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the value before each completion token of rows, (B, T)."""
+        return before_tokens(self.head(body_states(self.body, rows)), rows)
 
 
-def body_states(body: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the last hidden states of rows, (B, P + T, H)."""
-    output = body(
-        input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-        attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-        use_cache=False,
-    )
+def body_states(body: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the last hidden states of rows flush left, (B, N, H)."""
+    output = body(input_ids=align(rows).input_ids, use_cache=False)
     states: torch.Tensor = output.last_hidden_state
     return states
 
 
-def before_tokens(values: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Cut values at every position, (B, P + T), to those before completion tokens, (B, T)."""
-    width = batch["completion_ids"].size(1)
-    return values[:, -width - 1 : -1]
+def before_tokens(values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Pick values before completion tokens, (B, T).
+
+    Args:
+        values: At every position of rows flush left, (B, N).
+        rows: See `align`.
+    """
+    return values.gather(1, align(rows).before)
 
 
 @contextmanager

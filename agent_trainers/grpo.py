@@ -43,6 +43,7 @@ from agent_trainers.faults import count_faults
 from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.losses import cispo_loss, importance_log_ratio, kl_divergence, policy_loss
 from agent_trainers.metrics_log import MetricsLog
+from agent_trainers.packing import RowGroups
 from agent_trainers.pieces import Piece, cut, take
 from agent_trainers.policies.policy import Policy
 from agent_trainers.ranks import Ranks
@@ -50,7 +51,7 @@ from agent_trainers.resumable import ResumableTrainer
 from agent_trainers.reward_schedules import reward_factors
 from agent_trainers.rollout import Rollout
 from agent_trainers.sampler import TrainerSampler
-from agent_trainers.shared_prompts import can_share, find_groups, forward_shared
+from agent_trainers.shared_prompts import can_share, find_groups, forward_rows, forward_shared
 from agent_trainers.shares import Shares
 from agent_trainers.step_clock import StepClock
 from agent_trainers.trajectory import Trajectory
@@ -316,22 +317,28 @@ class StepGRPOTrainer(ResumableTrainer):
     def _score_rows(
         self, model: Any, rows: Mapping[str, torch.Tensor], **options: Any
     ) -> tuple[Any, Any, Any]:
+        if options.get("compute_aux_loss"):  # it counts padding, which TRL masks
+            scores: tuple[Any, Any, Any] = self._get_per_token_logps_and_entropies(
+                model,
+                torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),  # (B, P + T)
+                torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+                rows["completion_ids"].size(1),
+                **options,
+            )
+            return scores
+        groups = self._prompt_groups(model, rows)
+        with self.accelerator.autocast():
+            if groups is None:
+                return *forward_rows(model, rows), None
+            body = body_of(self.accelerator.unwrap_model(model))
+            return *forward_shared(model, body, rows, groups), None
+
+    def _prompt_groups(self, model: Any, rows: Mapping[str, torch.Tensor]) -> RowGroups | None:
+        """Return which rows share the pass over their prompt; None where it does not pay."""
+        if self.sampler.is_sharded or not can_share(self.accelerator.unwrap_model(model)):
+            return None
         width = rows["completion_ids"].size(1)
-        policy = self.accelerator.unwrap_model(model)
-        if not (self.sampler.is_sharded or options.get("compute_aux_loss")) and can_share(policy):
-            groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
-            if groups is not None:
-                with self.accelerator.autocast():
-                    output = forward_shared(model, body_of(policy), rows, groups)
-                return output.log_probs, output.entropy, None
-        scores: tuple[Any, Any, Any] = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),  # (B, P + T)
-            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
-            width,
-            **options,
-        )
-        return scores
+        return find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
 
     def _note_work(self, pieces: Sequence[Piece], seconds: float) -> None:
         """Note how much of what went through the model was of use, and how fast it went."""

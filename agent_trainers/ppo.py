@@ -120,7 +120,7 @@ class StepPPOTrainer(StepGRPOTrainer):
             loss = 0.0 * loss
         if self._is_shared:
             states = caught[-1].detach() if is_warming_up else caught[-1]
-            values = before_tokens(self.critic(states), inputs.forwarded)
+            values = self._values_of(self.critic(states), inputs.forwarded)
         else:
             values = self.critic(inputs.forwarded)
         values = inputs.spread(values)
@@ -169,6 +169,14 @@ class StepPPOTrainer(StepGRPOTrainer):
         self._log_explained_variance(batch, mode)
         start = self.ranks.num_before(len(raw))
         return whiten(gather_object(raw))[start : start + len(raw)]
+
+    def _values_of(self, values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Pick values before completion tokens, (B, T), from those of all that went through."""
+        if self.aux_loss_enabled:  # TRL's own layout: prompts flush right
+            return values[:, -rows["completion_ids"].size(1) - 1 : -1]
+        if self._prompt_groups(self.model, rows) is None:
+            return before_tokens(values, rows)
+        return values[:, :-1]  # of the last token of the prompt, and the completion's
 
     def _trained_models(self, model: Any) -> tuple[Any, ...]:
         return (model, self.critic)

@@ -1,4 +1,4 @@
-"""One forward pass over a prompt for all rows that begin with it.
+"""Forward passes over rows, by TRL's fused head: each by itself, or with prompts in common.
 
 The members of a group begin with the same state. Its keys and values are computed once and handed
 to every row; gradients come back through them and add up. The result is the same as row by row.
@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from transformers import DynamicCache
 
+from agent_trainers.alignment import align
 from agent_trainers.packing import RowGroups, group_rows
 
 MIN_SAVED_SHARE: Final = 0.1
@@ -54,13 +55,35 @@ def find_groups(
     return groups if saved >= MIN_SAVED_SHARE * num_rows * (length + width) else None
 
 
-def forward_shared(
-    model: Any, body: Any, piece: Mapping[str, torch.Tensor], groups: RowGroups
-) -> Any:
-    """Return the model's output for the completions of a piece.
+def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
+    """Score the completions of rows, each with its own prompt.
 
     Relies on: TRL's fused head, which takes labels and returns ``log_probs`` and ``entropy`` of all
-    positions but the first; a model that goes on from a `DynamicCache` with a gradient.
+    positions but the first.
+
+    Args:
+        model: The policy, wrapped or not.
+        rows: See `align`.
+
+    Returns:
+        Log-probabilities and entropies of completion tokens, each (B, T); no entropies (None) from
+        a model whose head gives none, as the reference.
+    """
+    aligned = align(rows)
+    output = model(input_ids=aligned.input_ids, labels=aligned.labels, fused_lm_head=True)
+    # The first position is not scored, so the score of a token stands where the one before it is.
+    places = aligned.before.clamp(max=output.log_probs.size(1) - 1)
+    entropies = None if output.entropy is None else output.entropy.gather(1, places)
+    return output.log_probs.gather(1, places), entropies
+
+
+def forward_shared(
+    model: Any, body: Any, piece: Mapping[str, torch.Tensor], groups: RowGroups
+) -> tuple[Any, Any]:
+    """Score the completions of rows that begin with prompts in common.
+
+    Relies on: what `forward_rows` does, and a model that goes on from a `DynamicCache` with a
+    gradient.
 
     Args:
         model: The policy, wrapped or not.
@@ -69,7 +92,7 @@ def forward_shared(
         groups: Which of them begin with the same prompt.
 
     Returns:
-        TRL's ``FusedCausalLMOutput``; ``log_probs`` and ``entropy`` have shape (B, T).
+        Log-probabilities and entropies of completion tokens, each (B, T).
     """
     cache = DynamicCache(config=body.config)
     # The last token of the prompt goes with the completion: what follows it is scored.
@@ -84,13 +107,14 @@ def forward_shared(
     mask = torch.cat([piece["prompt_mask"][:, -1:], piece["completion_mask"]], dim=1)
     labels = input_ids.masked_fill(mask == 0, -100)
     labels[:, 0] = -100
-    return model(
+    output = model(
         input_ids=input_ids,  # (B, 1 + T)
         attention_mask=torch.cat([piece["prompt_mask"][:, :-1], mask], dim=1),  # (B, P + T)
         past_key_values=cache,
         labels=labels,
         fused_lm_head=True,
     )
+    return output.log_probs, output.entropy
 
 
 def _hand_out(cache: DynamicCache, group: Sequence[int]) -> None:

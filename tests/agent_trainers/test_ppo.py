@@ -229,5 +229,8 @@ def test_a_value_head_begins_with_no_opinion():
     head = ValueHead(4)
     values = head(torch.ones(2, 5, 4))
     assert values.tolist() == [[0.0] * 5] * 2
-    cut = before_tokens(torch.arange(5.0)[None], {"completion_ids": torch.zeros(1, 2)})
-    assert cut.tolist() == [[2.0, 3.0]]
+    rows = {
+        "prompt_ids": torch.ones(1, 3), "prompt_mask": torch.ones(1, 3).long(),
+        "completion_ids": torch.ones(1, 2), "completion_mask": torch.ones(1, 2).long(),
+    }  # fmt: skip
+    assert before_tokens(torch.arange(5.0)[None], rows).tolist() == [[2.0, 3.0]]
