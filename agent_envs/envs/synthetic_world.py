@@ -240,7 +240,7 @@ def make_world(
     relations = lookup(VARIANTS, variant, kind="variant")
     things = _draw_things(rng)
     facts = [
-        Fact(name, subject, str(rng.choice(things[relation.object])))
+        Fact(name, subject, _draw(rng, things[relation.object]))
         for name, relation in relations.items()
         for subject in things[relation.subject]
     ]
@@ -270,7 +270,7 @@ def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Q
     number = {(fact.relation, fact.subject): i for i, fact in enumerate(world.facts)}
     path = _draw_path(world.relations, rng, hops)
     films = [fact.subject for fact in world.facts if fact.relation == path[0]]
-    subject = mention = str(rng.choice(films))
+    subject = mention = _draw(rng, films)
     gold, queries = [], []
     for depth, name in enumerate(path, start=1):
         relation = world.relations[name]
@@ -294,6 +294,11 @@ def vocabulary() -> tuple[str, ...]:
             for text in (relation.fact, relation.noun, relation.question, relation.query):
                 words.update(text.format(s="", o="").split())
     return tuple(sorted(words))
+
+
+def _draw(rng: np.random.Generator, names: Sequence[str]) -> str:
+    # what rng.choice draws, without making an array of the names
+    return names[int(rng.integers(len(names)))]
 
 
 def _draw_things(rng: np.random.Generator) -> dict[str, Sequence[str]]:

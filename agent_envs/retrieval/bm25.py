@@ -10,7 +10,6 @@ import logging
 import math
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -105,14 +104,17 @@ def _rank_bm25(documents: list[list[str]]) -> Scores:
 
     if not any(documents):
         return lambda words: np.zeros(len(documents))
-    engine = BM25Okapi(documents, k1=K1, b=B)
-    # Okapi's weight of a word that is in half of the passages or more is not above 0, so in a
-    # small corpus nothing would be found. Lucene's is, and both engines can have it.
-    counts = Counter(word for document in documents for word in set(document))
-    engine.idf = {
-        word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
-        for word, count in counts.items()
-    }
+
+    class Engine(BM25Okapi):  # type: ignore[misc] # rank-bm25 is untyped
+        # Okapi's weight of a word that is in half of the passages or more is not above 0, so in a
+        # small corpus nothing would be found. Lucene's is, and both engines can have it.
+        def _calc_idf(self, counts: Mapping[str, int]) -> None:
+            self.idf = {
+                word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
+                for word, count in counts.items()
+            }
+
+    engine = Engine(documents, k1=K1, b=B)
 
     # A score is a sum over the words of the query; those of a group of episodes ask for the same
     # words again and again, and rank-bm25 looks at every passage for each.

@@ -64,6 +64,7 @@ class SlotCache:
         """Start empty; shapes come with the first states."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._slots = torch.zeros(0, dtype=torch.long)
+        self._read: slice | torch.Tensor = slice(0)
         self._positions = torch.zeros(0, 0, dtype=torch.long)
         self._width = 0
         self.num_slots = self.capacity = 0
@@ -78,9 +79,13 @@ class SlotCache:
         for layer, stored in self._layers.items():
             self._layers[layer] = (self._grown(stored[0]), self._grown(stored[1]))
 
-    def aim(self, slots: torch.Tensor, positions: torch.Tensor, width: int) -> None:
+    def aim(self, slots: Sequence[int], positions: torch.Tensor, width: int) -> None:
         """Say where the next tokens go: slots (B,), positions (B, T); read up to `width`."""
-        self._slots, self._positions, self._width = slots, positions, width
+        self._slots = torch.tensor(slots, device=positions.device)
+        # The first slots, all of them: nothing need be copied to be read.
+        is_first = list(slots) == list(range(len(slots)))
+        self._read = slice(len(slots)) if is_first else self._slots
+        self._positions, self._width = positions, width
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
@@ -91,7 +96,7 @@ class SlotCache:
         rows = self._slots[:, None]  # (B, 1)
         for stored, new in zip(self._layers[layer], (keys, values), strict=True):
             stored[rows, :, self._positions] = new.transpose(1, 2)  # (B, T, H, D)
-        found = tuple(s[self._slots, :, : self._width] for s in self._layers[layer])
+        found = tuple(s[self._read, :, : self._width] for s in self._layers[layer])
         return found[0], found[1]
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -252,7 +257,7 @@ class SlotStream:
 
     def _write(self) -> None:
         """Draw one more token in each slot."""
-        turns = list(self._writing.values())
+        turns = sorted(self._writing.values(), key=lambda turn: turn.slot)
         last = [turn.token_ids[-1] if turn.token_ids else turn.prompt[-1] for turn in turns]
         starts = [len(turn.prompt) - 1 + len(turn.token_ids) for turn in turns]
         logits = self._forward([turn.slot for turn in turns], starts, [[i] for i in last])
@@ -285,7 +290,7 @@ class SlotStream:
             device=device,
         )
         width = max(start + length for start, length in zip(starts, lengths, strict=True))
-        self._cache.aim(torch.tensor(slots, device=device), positions, width)
+        self._cache.aim(slots, positions, width)
         is_hidden = torch.arange(width, device=device) > positions[:, None, :, None]
         mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)  # (B, 1, T, width)
         mask.masked_fill_(is_hidden, torch.finfo(dtype).min)

@@ -148,12 +148,12 @@ def test_a_cache_that_grows_keeps_what_it_holds():
     cache = SlotCache()
     cache.reserve(1, 4)
     states = torch.arange(6.0).reshape(1, 1, 3, 2)  # one slot, one head, three tokens
-    cache.aim(torch.tensor([0]), torch.tensor([[0, 1, 2]]), 3)
+    cache.aim([0], torch.tensor([[0, 1, 2]]), 3)
     cache.update(states, states, 0)
     cache.reserve(3, 1000)
     assert cache.capacity >= 1000
     cache.copy(0, [2], 3)
-    cache.aim(torch.tensor([2]), torch.tensor([[3]]), 4)
+    cache.aim([2], torch.tensor([[3]]), 4)
     keys, _ = cache.update(torch.full((1, 1, 1, 2), 9.0), torch.zeros(1, 1, 1, 2), 0)
     assert keys.tolist() == [[[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [9.0, 9.0]]]]
 
