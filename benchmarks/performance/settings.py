@@ -25,7 +25,7 @@ class Settings:
     num_steps: tuple[int, ...] = (4, 8, 16)
     """Lengths of the trajectories whose rows are merged."""
     memory_steps: tuple[int, ...] = (1, 4, 8, 16)
-    num_trajectories: int = 4
+    num_trajectories: int = 8
     """Synthetic trajectories per batch."""
     token_budget: int = 4096
     """``max_tokens_per_micro_batch``."""

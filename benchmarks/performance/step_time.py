@@ -19,6 +19,8 @@ from benchmarks.trl_peer import make_trl_trainer
 
 ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
 TARGET: Final = 0.8
+PAIRS_PER_ROUND: Final = 4
+"""Steps are short, and differ in what is played in them: the median wants many."""
 
 
 def measure_step_time(settings: Settings) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def measure_step_time(settings: Settings) -> dict[str, Any]:
         theirs, _ = make_trl_trainer(ENVIRONMENT, {}, config, tokenizer, model=load())
         steps = train_in_turns(
             {"ours": ours, "trl": theirs},
-            settings.rounds,
+            PAIRS_PER_ROUND * settings.rounds,
             before_round=lambda: theirs.model.load_state_dict(ours.model.state_dict()),
             facts={
                 "ours": functools.partial(_facts_of_ours, ours),
@@ -61,7 +63,7 @@ def _config(settings: Settings, folder: str) -> StepGRPOConfig:
     """Return the settings of the default run."""
     options = {
         **settings.trainer_options,
-        "max_steps": settings.rounds + 1,
+        "max_steps": PAIRS_PER_ROUND * settings.rounds + 1,
         "num_generations": settings.num_generations,
         "per_device_train_batch_size": settings.num_questions * settings.num_generations,
         "output_dir": folder,
