@@ -29,6 +29,15 @@ def group_rows(*columns: torch.Tensor) -> RowGroups:
     return RowGroups(firsts, group)
 
 
+def pick_rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return rows of a tensor, some more than once; their gradients add up in a fixed order.
+
+    ``values[rows]`` would add them up atomically, in whatever order threads come by on a CPU, and
+    no run could be repeated bit by bit.
+    """
+    return values.index_select(0, torch.tensor(rows, device=values.device))
+
+
 def pack(
     prompt_lengths: Sequence[int],
     lengths: Sequence[int],

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from agent_trainers.batching import trim
-from agent_trainers.packing import group_rows, pack
+from agent_trainers.packing import group_rows, pack, pick_rows
 
 _TOKENS: Final = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
@@ -25,7 +25,7 @@ class Piece(dict[str, torch.Tensor]):
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """Turn values of the rows that differ, (U, T), into those of all, (B, T)."""
-        return values if self.copies is None else values[self.copies]
+        return values if self.copies is None else pick_rows(values, self.copies)
 
 
 def cut(

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from agent_trainers.alignment import align
-from agent_trainers.packing import RowGroups, group_rows
+from agent_trainers.packing import RowGroups, group_rows, pick_rows
 
 MIN_SAVED_SHARE: Final = 0.1
 """Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
@@ -120,5 +120,5 @@ def forward_shared(
 def _hand_out(cache: DynamicCache, group: Sequence[int]) -> None:
     """Give every row the keys and values of its group's prompt."""
     for layer in cache.layers:
-        layer.keys = layer.keys[group]
-        layer.values = layer.values[group]
+        layer.keys = pick_rows(layer.keys, group)
+        layer.values = pick_rows(layer.values, group)

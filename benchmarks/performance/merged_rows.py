@@ -91,6 +91,7 @@ def _measure(settings: Settings, model_name: str, num_steps: int) -> dict[str, A
         "model": model_name,
         "merged_tokens": sum(merged_tokens) / settings.rounds,
         "row_tokens": sum(row_tokens) / settings.rounds,
+        "token_ratio": sum(row_tokens) / sum(merged_tokens),
         "merged": utilisation(trainers["merged"].model, float(speed)),
     }
 
