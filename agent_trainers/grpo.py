@@ -402,12 +402,13 @@ class StepGRPOTrainer(ResumableTrainer):
         """Add up gradients in this process only: another piece follows."""
         state = self.accelerator.gradient_state
         is_last = state.sync_gradients
+        # In the midst of an accumulation window the `Trainer` holds its own model back already.
+        held_back = self._trained_models(model) if is_last else self._trained_models(model)[1:]
         with ExitStack() as stack:
-            if is_last:
-                state._set_sync_gradients(False)  # DeepSpeed steps where this is True
-                stack.callback(state._set_sync_gradients, True)
-                for trained in self._trained_models(model):
-                    stack.enter_context(self.accelerator.no_sync(trained))
+            state._set_sync_gradients(False)  # DeepSpeed steps where this is True
+            stack.callback(state._set_sync_gradients, is_last)
+            for trained in held_back:
+                stack.enter_context(self.accelerator.no_sync(trained))
             yield
 
     def _trained_models(self, model: Any) -> tuple[Any, ...]:
