@@ -13,7 +13,7 @@ from benchmarks.performance.step_time import PAIRS_PER_ROUND
 
 TINY = Settings(
     rounds=1, step_model="tiny", gradient_model="tiny", num_questions=2, num_generations=2,
-    num_steps=(2,), memory_steps=(2,), num_trajectories=2, token_budget=512, num_episodes=8,
+    num_steps=(2,), memory_steps=(2,), num_trajectories=2, token_budget=1600, num_episodes=8,
     num_calls=2, fast_seconds=0.001, slow_seconds=0.05,
 )  # fmt: skip
 
