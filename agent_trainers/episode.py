@@ -127,7 +127,6 @@ class Episode:
             timings={
                 "generate_seconds": self.generate_seconds,
                 "environment_seconds": sum(self.step_seconds),
-                "slowest_step_seconds": max(self.step_seconds, default=0.0),
             },
             stop_reason=self.stop_reason,
             error=self.error,

@@ -126,7 +126,6 @@ class StepGRPOTrainer(ResumableTrainer):
         self.ranks = Ranks(self.accelerator)
         self.shares = Shares(self.accelerator)
         self.sampler = TrainerSampler(self)
-        self._staleness = 0
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)
@@ -187,7 +186,7 @@ class StepGRPOTrainer(ResumableTrainer):
         model.train()
         batch = self._prepare_inputs(inputs)
         generate_every = self.args.steps_per_generation * self.num_iterations
-        self._staleness = self._step % generate_every // self.args.gradient_accumulation_steps
+        staleness = self._step % generate_every // self.args.gradient_accumulation_steps
         started = time.perf_counter()
         *pieces, last = self._pieces(batch)
         loss = torch.zeros((), device=self.accelerator.device)
@@ -196,7 +195,7 @@ class StepGRPOTrainer(ResumableTrainer):
                 loss += Trainer.training_step(self, model, piece, num_items_in_batch)
         loss += super().training_step(model, last, num_items_in_batch)
         self._note_work([*pieces, last], time.perf_counter() - started)
-        self.shares.note("sampling/staleness", self._staleness, 1.0)
+        self.shares.note("sampling/staleness", staleness)
         self._log_shares()
         return loss
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from agent_envs.errors import AgentEnvsError
 from agent_trainers.episode import Episode, EpisodeSpec, TextEnv, template_tools
 from agent_trainers.foreign_envs import UnmadeEnv, is_immediate
-from agent_trainers.policies.policy import Generation, Policy
+from agent_trainers.policies.policy import Generation, GenerationRequest, Policy
 from agent_trainers.policies.streams import GenerationStream, open_stream
 from agent_trainers.trajectory import StopReason, Trajectory
 from agent_trainers.worker_pool import CallSession, Outcome, WorkerPool
@@ -218,27 +218,28 @@ class _Collection:
         for outcome in outcomes:
             episode = self._episodes[outcome.key]
             episode.step_seconds.append(outcome.seconds)
-            self._note(episode, outcome)
-            if episode.stop_reason is not None:
+            request = self._note(episode, outcome)
+            if request is None:
                 self._end(outcome.key)
             else:
-                self._stream.add(outcome.key, episode.request())
+                self._stream.add(outcome.key, request)
                 self._generating.add(outcome.key)
 
-    def _note(self, episode: Episode, outcome: Outcome) -> None:
+    def _note(self, episode: Episode, outcome: Outcome) -> GenerationRequest | None:
+        """Note what an environment said; return what is asked next, None where it is over."""
         if outcome.error is not None:
             episode.fail(outcome.error)
-            return
+            return None
         try:
             if episode.generation is None:
                 _, episode.info = outcome.value
                 self._lend_tokenizer(episode)
             else:
                 episode.advance(outcome.value)
-            if episode.stop_reason is None:
-                episode.request()  # what the next turn needs is there
+            return episode.request() if episode.stop_reason is None else None
         except Exception as error:  # noqa: BLE001 - what foreign code returned; it is recorded
             episode.fail(error, StopReason.ENVIRONMENT_ERROR)
+            return None
 
     def _act(self, key: int, generation: Generation | BaseException) -> None:
         episode = self._episodes[key]
