@@ -24,12 +24,12 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.messages import Message
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_envs.envs.synthetic_world import Question, World, make_question, make_world, vocabulary
+from agent_envs.data.files import write_text
+from agent_envs.envs.synthetic.world import Question, World, make_question, make_world, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
-from agent_trainers.files import write_text
-from agent_trainers.policies.transformers import transformers_policy
-from agent_trainers.rollout import EpisodeSpec, Rollout
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 
 DEFAULT_OUTPUT: Final = Path(__file__).parent / "tiny_policy"
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.messages import Message
-from agent_envs.core.records import read_records
+from agent_envs.data.files import atomic_path
+from agent_envs.data.records import read_records
 from agent_envs.errors import DataError
-from agent_trainers.files import atomic_path
 
 
 class StopReason(StrEnum):

@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 from tqdm.auto import tqdm
 
-from agent_trainers.checkpoints import UNFINISHED, find_checkpoint
-from agent_trainers.files import write_json
+from agent_envs.data.files import write_json
+from agent_trainers.checkpointing.checkpoints import UNFINISHED, find_checkpoint
 
 SHARE_AT_START: Final = 0.2
 TIMES: Final = ("time", "seconds", "per_second")

@@ -16,12 +16,12 @@ from typing import Any, Final
 import gymnasium as gym
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
+from agent_envs.data.files import write_json
 from agent_trainers.cli.train import TINY_POLICY, make_trainer, parse_arguments
-from agent_trainers.evaluation import evaluate_policy
-from agent_trainers.files import write_json
-from agent_trainers.grpo import StepGRPOTrainer
+from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.rollout.evaluation import evaluate_policy
+from agent_trainers.trainers.grpo import StepGRPOTrainer
 from benchmarks.naive_rag import NaiveRAG
 from benchmarks.trl_peer import make_trl_trainer
 

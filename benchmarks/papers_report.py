@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_trainers.files import atomic_path, write_json, write_text
+from agent_envs.data.files import atomic_path, write_json, write_text
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """What the runs of each method found, one per seed; see `benchmarks.learning_run`."""

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from tqdm.auto import tqdm
 
+from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import parse
 from agent_trainers.cli.results import PACKAGES
-from agent_trainers.files import write_json
 from benchmarks.learning_run import COLUMNS, LONG_HORIZON, MULTI_HOP, LearningRun
 from benchmarks.papers_report import write_report
 

@@ -9,8 +9,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
 from agent_trainers.cli.train import TINY_POLICY
-from agent_trainers.episode_plan import all_tasks
-from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.episode_plan import all_tasks
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 _SHARED: Final = (
     "output_dir", "max_steps", "seed", "learning_rate", "lr_scheduler_type", "warmup_steps",

@@ -5,8 +5,8 @@ from transformers import AutoTokenizer
 
 from agent_envs import tool
 from agent_trainers.cli.train import TINY_POLICY
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 
 @tool(timeout=2.0)

@@ -5,10 +5,10 @@ import pytest
 from agent_envs import ENVIRONMENTS
 from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_envs.envs.multihop_qa import HotpotQAEnv
-from agent_envs.envs.synthetic_world import VARIANTS
+from agent_envs.envs.qa.multihop import HotpotQAEnv
+from agent_envs.envs.synthetic.world import VARIANTS
 from agent_envs.retrieval import RETRIEVERS, SMALL_CORPUS
-from agent_trainers.advantages import ADVANTAGE_ESTIMATORS
+from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 NAMES = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent_envs.core.records import read_records
+from agent_envs.data.records import read_records
 from agent_envs.errors import DataError
 
 

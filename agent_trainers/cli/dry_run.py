@@ -22,13 +22,13 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.batch_record import BatchRecord
-from agent_trainers.cli.dry_run_report import DryRun, EpisodeLine, print_dry_run
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
-from agent_trainers.metrics_log import MetricsLog
-from agent_trainers.report import write_trajectory_page
-from agent_trainers.trajectory_samples import choose, trained_samples
+from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.dry_run_report import DryRun, EpisodeLine, print_dry_run
+from agent_trainers.monitoring.metrics_log import MetricsLog
+from agent_trainers.monitoring.report import write_trajectory_page
+from agent_trainers.monitoring.trajectory_samples import choose, trained_samples
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 PAGE: Final = "dry_run.html"
 NUM_SAMPLES: Final = 8

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import json_object, parse
-from agent_trainers.evaluation import Evaluation, evaluate_policy
-from agent_trainers.files import write_json
 from agent_trainers.policies import Policy
-from agent_trainers.policies.transformers import load_policy
+from agent_trainers.policies.local import load_policy
+from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
 from agent_trainers.trajectory import save_trajectories
 
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
@@ -166,7 +166,7 @@ def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Ite
             max_batch_size=options.batch_size,
         )
         return
-    from agent_trainers.policies.openai import OpenAIPolicy
+    from agent_trainers.policies.served import OpenAIPolicy
 
     env = make_env()
     _, info = env.reset(seed=0)

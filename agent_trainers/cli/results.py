@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers import TrainerCallback
 
-from agent_trainers.files import write_json
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.report import plot_learning_curve, write_trajectory_page
-from agent_trainers.trajectory import save_trajectories
-from agent_trainers.trajectory_samples import (
+from agent_envs.data.files import write_json
+from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
+from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
     choose,
     save_samples,
     trained_samples,
 )
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trajectory import save_trajectories
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16

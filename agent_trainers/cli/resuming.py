@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.checkpoints import check_writable
-from agent_trainers.interruption import STOP_FILE
+from agent_trainers.checkpointing.checkpoints import check_writable
+from agent_trainers.checkpointing.interruption import STOP_FILE
 
 
 def say(text: str) -> None:

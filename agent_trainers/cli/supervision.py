@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from agent_trainers.files import write_text
-from agent_trainers.interruption import SIGNALS, STOP_FILE, SUPERVISOR
+from agent_envs.data.files import write_text
+from agent_trainers.checkpointing.interruption import SIGNALS, STOP_FILE, SUPERVISOR
 
 
 def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:

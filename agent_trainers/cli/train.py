@@ -22,7 +22,9 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
+from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import json_object, parse, peek, read_config
 from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
@@ -30,13 +32,11 @@ from agent_trainers.cli.loggers import check_loggers, close_loggers, open_logger
 from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.cli.resuming import begin_run, check_output_folder, say, stopped_early
 from agent_trainers.cli.supervision import supervise
-from agent_trainers.files import write_json
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
-from agent_trainers.interruption import Interrupted, StopAtStepEnd, StopRequests
-from agent_trainers.ppo_config import StepPPOConfig
-from agent_trainers.presets import PRESETS, config_class, has_critic, trainer_class
-from agent_trainers.progress import show_progress
+from agent_trainers.monitoring.progress import show_progress
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.presets import PRESETS, config_class, has_critic, trainer_class
 
 RECIPES: Final = Path(__file__).parent.parent / "recipes"
 TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"

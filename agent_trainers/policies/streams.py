@@ -9,7 +9,7 @@ import functools
 from typing import Final, Protocol
 
 from agent_trainers.policies.policy import Generation, GenerationRequest, Policy
-from agent_trainers.worker_pool import CallSession, WorkerPool
+from agent_trainers.policies.worker_pool import CallSession, WorkerPool
 
 POLL_SECONDS: Final = 0.01
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.alternation import train_in_turns
 from benchmarks.performance.comparison import compare

@@ -29,8 +29,8 @@ from tqdm.auto import tqdm
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
-from agent_trainers.policies.transformers import transformers_policy
-from agent_trainers.rollout import EpisodeSpec, Rollout
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from benchmarks.performance.comparison import compare, spread
 from benchmarks.performance.models import load_model, load_tokenizer
 from benchmarks.performance.settings import SEED, Settings

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.envs.registration import WrapperSpec
 
 from agent_envs.core.tool import Tool
-from agent_envs.envs.synthetic import SyntheticMultiHopEnv
+from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
 from agent_envs.retrieval import Hit
 from agent_envs.tools.search import make_search_tool
 

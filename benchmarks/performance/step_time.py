@@ -9,8 +9,8 @@ import tempfile
 from typing import Any, Final
 
 from agent_trainers.cli.train import parse_arguments
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from benchmarks.performance.alternation import TimedStep, train_in_turns
 from benchmarks.performance.comparison import compare, spread
 from benchmarks.performance.models import EMBEDDED, load_model, load_tokenizer

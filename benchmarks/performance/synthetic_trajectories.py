@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_trainers.rollout import EpisodeSpec
+from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 PROMPT_TOKENS: Final = 250

@@ -25,7 +25,7 @@ import trl
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from agent_trainers.files import write_json
+from agent_envs.data.files import write_json
 from benchmarks.performance.merged_rows import measure_merging
 from benchmarks.performance.peak_memory import measure_memory
 from benchmarks.performance.rollout_time import measure_rollouts

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agent_trainers.files import write_json
+from agent_envs.data.files import write_json
 from benchmarks.scaling.cases import CASES, Case, case_record
 from benchmarks.scaling.cost_model import (
     Assumptions,

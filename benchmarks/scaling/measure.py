@@ -24,15 +24,15 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
+from agent_envs.data.files import write_json
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.cli.train import TINY_POLICY
-from agent_trainers.files import write_json
-from agent_trainers.grpo import StepGRPOTrainer
-from agent_trainers.grpo_config import StepGRPOConfig
 from agent_trainers.policies.policy import Generation
 from agent_trainers.policies.sampling import Completion
 from agent_trainers.policies.slots import Finish, Prompt
 from agent_trainers.policies.streams import GenerationStream
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from benchmarks.scaling.cases import NUM_GROUPS, Case, FixedShape, case_record
 
 TERMS: Final = ("generate", "environment", "score", "train", "communication")

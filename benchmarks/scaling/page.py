@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agent_envs.data.files import atomic_path, write_text
 from agent_envs.errors import DataError
-from agent_trainers.files import atomic_path, write_text
 from benchmarks.scaling.measure import TERMS
 
 BEGIN: Final = "<!-- begin {name}: made by python -m benchmarks.scaling -->"

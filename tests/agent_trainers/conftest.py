@@ -32,7 +32,7 @@ def model(tiny_policy):
 @pytest.fixture
 def make_config(tmp_path):
     """Settings of a short run on CPU."""
-    from agent_trainers.grpo_config import StepGRPOConfig
+    from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
     def make(_kind=StepGRPOConfig, **changes):
         settings = {

@@ -4,11 +4,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs.envs.synthetic_world import VARIANTS
-from agent_trainers.evaluation import evaluate_policy
+from agent_envs.envs.synthetic.world import VARIANTS
 from agent_trainers.make_tiny_policy import ROUNDS, demonstrations, encode, make_tokenizer
+from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trajectory import Transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"

@@ -2,8 +2,8 @@ import gymnasium as gym
 import pytest
 from transformers import AutoModelForCausalLM
 
-from agent_trainers.evaluation import evaluate_policy
-from agent_trainers.policies.transformers import transformers_policy
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks.learning_run import LONG_HORIZON, TINY_POLICY, load_tokenizer
 from benchmarks.naive_rag import NaiveRAG
 

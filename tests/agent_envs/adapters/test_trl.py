@@ -19,7 +19,7 @@ from agent_envs.adapters.trl import (
     reward_terms,
     tasks_dataset,
 )
-from agent_envs.envs.synthetic import SyntheticMultiHopEnv
+from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 LOCAL = [

@@ -1,0 +1,151 @@
+"""Where rows come from: a file, a data set on the hub, or a ``datasets.Dataset``."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_envs.core.tasks import Task
+from agent_envs.data.records import read_records
+from agent_envs.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """A public data set."""
+
+    name: str
+    """What people call it."""
+    path: str
+    """Its name on the hub."""
+    configuration: str | None = None
+    licence: str = "see the hub's card"
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """A file as it is now: a changed file is another key of a cache."""
+
+    path: str
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: str | Path) -> "FileStamp":
+        """Stamp a file.
+
+        Raises:
+            DataError: If it cannot be read.
+        """
+        try:
+            status = Path(path).expanduser().stat()
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}). Pass the path of an existing file."
+            ) from None
+        return cls(str(Path(path).expanduser()), status.st_size, status.st_mtime_ns)
+
+    def __str__(self) -> str:
+        """Return the path."""
+        return self.path
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """Read the rows; see `read_records`."""
+        return read_records(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSplit:
+    """A split of a public data set."""
+
+    hub: Hub
+    split: str
+
+    def __str__(self) -> str:
+        """Return name and split."""
+        return f"{self.hub.path}:{self.split}"
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """Download the rows, or take them from the hub's cache.
+
+        Raises:
+            DataError: If that fails; says how to pass a file instead.
+        """
+        import datasets
+
+        hub = self.hub
+        try:
+            rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
+                hub.path, hub.configuration, split=self.split
+            )
+        except Exception as error:
+            configuration = f"{hub.configuration}, " if hub.configuration else ""
+            raise DataError(
+                f"The hub's data set {hub.path} ({configuration}split {self.split!r}) could not "
+                f"be loaded: {type(error).__name__}: {error}. Pass data= with a local file of "
+                f"{hub.name} rows (JSONL, JSON, Parquet; also .gz), or check the network and the "
+                "split's name."
+            ) from error
+        return rows
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GivenRows:
+    """Rows in memory; no two are taken for the same."""
+
+    dataset: "datasets.Dataset"
+
+    def __str__(self) -> str:
+        """Return what to call them in an error message."""
+        return "dataset"
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """Return the rows."""
+        rows: Iterable[Mapping[str, Any]] = self.dataset
+        return rows
+
+
+Source = FileStamp | HubSplit | GivenRows
+
+
+def text_field(row: Mapping[str, Any], field: str, place: str) -> str:
+    """Return a field of a row that must hold text.
+
+    Raises:
+        DataError: If it does not; names place and field.
+    """
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
+        found = ", ".join(row) or "nothing"
+        raise DataError(f"{place}: field {field!r} must be a non-empty string (found: {found}).")
+    return value
+
+
+def some_tasks(tasks: Sequence[Task], source: Source) -> tuple[Task, ...]:
+    """Return `tasks`.
+
+    Raises:
+        DataError: If there are none.
+    """
+    if not tasks:
+        raise DataError(f"{source}: there are no rows.")
+    return tuple(tasks)
+
+
+def find_source(data: "str | Path | datasets.Dataset | None", split: str, hub: Hub) -> Source:
+    """Return where the rows are.
+
+    Args:
+        data: A file, a ``datasets.Dataset``, or None for the hub's data set.
+        split: The split of the hub's data set.
+        hub: The hub's data set.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    if data is None:
+        return HubSplit(hub, split)
+    return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)

@@ -1,0 +1,294 @@
+"""Programming problems: write, run, test and repair, then give the program."""
+
+import ast
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.data.sources import Hub, Source, find_source, some_tasks, text_field
+from agent_envs.errors import DataError
+from agent_envs.sandbox import Level, Result, Verdict
+from agent_envs.scoring.public_examples import parse_quietly, public_examples
+from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_tool, shared_sandbox
+
+if TYPE_CHECKING:
+    import datasets
+
+HUMANEVAL_HUB: Final = Hub("HumanEval", "openai/openai_humaneval", licence="MIT")
+MBPP_HUB: Final = Hub("MBPP", "google-research-datasets/mbpp", "full", "CC BY 4.0")
+_FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def passed_term(env: "CodeEnv", event: StepEvent) -> float:
+    """Return 1 if the program that was answered passes every hidden test; outcome."""
+    return float(env.is_correct) if event.action.kind == "answer" else 0.0
+
+
+def public_tests_term(env: "CodeEnv", event: StepEvent) -> float:
+    """Return by how much the best share of public tests passed so far has grown."""
+    return env.new_share
+
+
+def repair_term(env: "CodeEnv", event: StepEvent) -> float:
+    """Return 1 once: when a program passes all public tests after one that did not."""
+    return float(env.has_repaired)
+
+
+class CodeEnv(ToolEnv):
+    """Write a Python program; hidden tests decide.
+
+    Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests alone, both in the
+    sandbox. The answer is the whole program. Reward terms: ``passed`` at the end (outcome);
+    ``public_tests``, ``repair`` and ``format`` on the way (process).
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "passed": passed_term,
+        "public_tests": public_tests_term,
+        "repair": repair_term,
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {
+        "passed": 1.0,
+        "public_tests": 0.1,
+        "repair": 0.1,
+        "format": 0.02,
+    }
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"passed"})
+    default_system_prompt: ClassVar[str] = (
+        "Write the Python program that is asked for. Run it and test it, repair what fails, then "
+        "give the whole program as the answer."
+    )
+    hub: ClassVar[Hub]
+
+    def __init__(
+        self,
+        *,
+        data: "str | datasets.Dataset | None" = None,
+        split: str = "test",
+        sandbox: Level = "strong",
+        **shared: Any,
+    ) -> None:
+        """Load the problems and open the sandbox, which all environments of a process share.
+
+        Args:
+            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
+                the public data set on the hub if not given.
+            split: The split of the hub's data set.
+            sandbox: How programs are isolated; see `agent_envs.sandbox.open_sandbox`.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            DataError: If the source is missing or malformed; names file, row and field.
+            SandboxUnavailableError: If this machine does not offer the isolation.
+        """
+        self._tasks = self._load(find_source(data, split, self.hub))
+        self._sandbox = shared_sandbox(sandbox)
+        super().__init__(
+            default_tools=[
+                make_run_code_tool(self._sandbox, self._note_run),
+                make_run_tests_tool(self._check_public, self._note_tests),
+            ],
+            **shared,
+        )
+
+    @staticmethod
+    def _load(source: Source) -> tuple[Task, ...]:
+        raise NotImplementedError
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of problems."""
+        return len(self._tasks)
+
+    def get_task(self, index: int) -> Task:
+        """Return problem `index`."""
+        return self._tasks[index]
+
+    def begin_episode(self) -> None:
+        """Forget what was run."""
+        self.best_share = 0.0
+        self.num_failed_runs = 0
+        self.is_correct = False
+        self._has_failed = self._has_passed = False
+
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
+        self.new_share = 0.0
+        self.has_repaired = False
+
+    def next_question(self) -> None:
+        """Run the hidden tests against the answer; there is one question."""
+        program = self.program(self.answer or "")
+        self.is_correct = self._passes(program, self.task.data["tests"]).passed
+
+    def _passes(self, program: str, tests: str) -> Verdict:
+        names = _names_tested(self.task.data["solution"], tests)
+        return self._sandbox.check_python(program, tests, names=names, limits=LIMITS)
+
+    def program(self, answer: str) -> str:
+        """Return the program that an answer holds, without the fence of a code block."""
+        return _without_fence(answer)
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {
+            "success": float(self.is_correct),
+            "public_test_share": self.best_share,
+            "num_failed_runs": float(self.num_failed_runs),
+            **super().metrics(),
+        }
+
+    def reference_actions(self) -> list[str]:
+        """Run the public tests against the reference solution, then answer with it."""
+        solution = self.task.data["solution"]
+        return [self.write_call("run_tests", code=solution), self.write_answer(solution)]
+
+    def _check_public(self, code: str) -> list[tuple[str, Verdict]]:
+        program = self.program(code)
+        return [(test, self._passes(program, test)) for test in self.task.data["public_tests"]]
+
+    def _note_run(self, result: Result) -> None:
+        self.num_failed_runs += result.status != "ok"
+
+    def _note_tests(self, passed: int, total: int) -> None:
+        share = passed / total
+        self.new_share = max(0.0, share - self.best_share)
+        self.best_share = max(self.best_share, share)
+        if passed < total:
+            self._has_failed = True
+            self.num_failed_runs += 1
+        else:
+            self.has_repaired = self._has_failed and not self._has_passed
+            self._has_passed = True
+
+
+class HumanEvalEnv(CodeEnv):
+    """HumanEval (Chen et al., 2021, arXiv 2107.03374) as an environment.
+
+    Task: complete a function, given its signature and docstring; the public tests are the examples
+    in the docstring that are plain Python. Tools and rewards: see `CodeEnv`. The episode ends with
+    an answer, or at the turn limit (6 turns unless ``max_episode_steps=`` says otherwise). Hub:
+    ``openai/openai_humaneval``.
+
+    Version history: v0, first version.
+    """
+
+    hub: ClassVar[Hub] = HUMANEVAL_HUB
+
+    def program(self, answer: str) -> str:
+        """Return the program; a function's body alone is put below the signature that was given.
+
+        What the given text imports and defines before the function is there in any case.
+        """
+        prompt, code = self.task.question, _without_fence(answer)
+        if f"def {self.task.data['entry_point']}" in code:
+            return f"{prompt}    pass\n\n{code}"
+        return prompt + _indented(code)
+
+    @staticmethod
+    def _load(source: Source) -> tuple[Task, ...]:
+        return _load_humaneval(source)
+
+
+class MBPPEnv(CodeEnv):
+    """MBPP (Austin et al., 2021, arXiv 2108.07732) as an environment.
+
+    Task: write a function from a sentence. The first test is public, which also shows the
+    function's name; all of them, and the challenge tests, are the hidden ones. Tools and rewards:
+    see `CodeEnv`. The episode ends with an answer, or at the turn limit (6 turns unless
+    ``max_episode_steps=`` says otherwise). Hub: ``google-research-datasets/mbpp``, full.
+
+    Version history: v0, first version.
+    """
+
+    hub: ClassVar[Hub] = MBPP_HUB
+
+    @staticmethod
+    def _load(source: Source) -> tuple[Task, ...]:
+        return _load_mbpp(source)
+
+
+@lru_cache(maxsize=4)
+def _load_humaneval(source: Source) -> tuple[Task, ...]:
+    tasks = []
+    for index, row in enumerate(source.rows()):
+        place = f"{source}, row {index + 1}"
+        prompt, solution, test, entry_point = (
+            text_field(row, field, place)
+            for field in ("prompt", "canonical_solution", "test", "entry_point")
+        )
+        tasks.append(
+            Task(
+                id=str(row.get("task_id", f"row-{index}")),
+                question=prompt,
+                answers=(prompt + solution,),
+                data={
+                    "solution": prompt + solution,
+                    "entry_point": entry_point,
+                    "public_tests": public_examples(prompt, entry_point),
+                    "tests": f"{test}\n\ncheck({entry_point})\n",
+                },
+            )
+        )
+    return some_tasks(tasks, source)
+
+
+@lru_cache(maxsize=4)
+def _load_mbpp(source: Source) -> tuple[Task, ...]:
+    tasks = []
+    for index, row in enumerate(source.rows()):
+        place = f"{source}, row {index + 1}"
+        tests, more = row.get("test_list"), row.get("challenge_test_list") or []
+        if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
+            raise DataError(f"{place}: field 'test_list' must be a list of assertions.")
+        tests = [str(test).strip() for test in tests]
+        solution = text_field(row, "code", place).replace("\r\n", "\n")
+        setup = str(row.get("test_setup_code") or "").replace("\r\n", "\n")
+        hidden = "\n".join([setup, *tests, *map(str, more)])
+        text = text_field(row, "text" if "text" in row else "prompt", place).strip()
+        tasks.append(
+            Task(
+                id=f"mbpp-{row.get('task_id', index)}",
+                question=f"{text}\nYour program must pass this test:\n{tests[0]}",
+                answers=(solution,),
+                data={
+                    "solution": solution,
+                    "public_tests": ("\n".join(filter(None, [setup, tests[0]])),),
+                    "tests": hidden,
+                },
+            )
+        )
+    return some_tasks(tasks, source)
+
+
+def _names_tested(solution: str, tests: str) -> list[str]:
+    """Return what tests take from a program: what the reference defines and they mention."""
+    defined = (
+        node.name
+        for node in parse_quietly(solution).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    )
+    return [name for name in defined if re.search(rf"\b{name}\b", tests)]
+
+
+def _indented(body: str) -> str:
+    """Indent a function's body, also one whose first line has lost its indentation."""
+    first, *rest = body.strip("\n").split("\n")
+    indents = [len(line) - len(line.lstrip(" ")) for line in rest if line.strip()]
+    if indents and first == first.lstrip():
+        shift = min(indents)
+        if first.rstrip().endswith(":") and indents[0] == shift:  # the block that it opens
+            shift = max(0, shift - 4)
+        first = " " * shift + first
+    return textwrap.indent(textwrap.dedent("\n".join([first, *rest, ""])), "    ")
+
+
+def _without_fence(answer: str) -> str:
+    blocks = _FENCE.findall(answer)
+    return "\n\n".join(blocks) if blocks else answer

@@ -1,0 +1,1 @@
+"""Problems with one right answer."""

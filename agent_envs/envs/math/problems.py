@@ -1,0 +1,323 @@
+"""Mathematical problems: calculate, then give the final answer."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from agent_envs.core.extras import require_extra
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.data.sources import Hub, Source, find_source, some_tasks, text_field
+from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.sandbox import Level
+from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
+from agent_envs.tools.calculator import make_calculator_tool
+from agent_envs.tools.code import PythonSession, shared_sandbox
+
+if TYPE_CHECKING:
+    import datasets
+
+_NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
+_LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
+GSM8K_HUB: Final = Hub("GSM8K", "openai/gsm8k", "main", "MIT")
+MATH_HUB: Final = Hub("MATH", "HuggingFaceH4/MATH-500", licence="MIT")
+
+
+def correct_term(env: "MathEnv", event: StepEvent) -> float:
+    """Return 1 for a right answer; outcome."""
+    return float(env.is_correct) if event.action.kind == "answer" else 0.0
+
+
+def used_result_term(env: "MathEnv", event: StepEvent) -> float:
+    """Return 1 if the step uses a number that a tool found before, each number once."""
+    return float(env.uses_result)
+
+
+def intermediate_value_term(env: "MathEnv", event: StepEvent) -> float:
+    """Return the share of the reference solution's values that a tool has now found first."""
+    return env.new_value_share
+
+
+class MathEnv(ToolEnv):
+    """Problems with one final answer, judged by math-verify.
+
+    Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
+    variables last until the episode ends. Reward terms: ``correct`` at the end (outcome);
+    ``used_result`` (a number that a tool found is used in a later step), ``intermediate_value`` (a
+    tool finds a value that the reference solution shows) and ``format`` on the way (process).
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "correct": correct_term,
+        "used_result": used_result_term,
+        "intermediate_value": intermediate_value_term,
+        "format": format_term,
+    }
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
+    hub: ClassVar[Hub]
+    default_system_prompt: ClassVar[str] = (
+        "Solve the problem. Calculate with the tool, one step after the other; then give the final "
+        "answer alone."
+    )
+
+    def __init__(self, *, tasks: Sequence[Task], sandbox: Level = "strong", **shared: Any) -> None:
+        """Pose `tasks`.
+
+        Args:
+            tasks: The problems.
+            sandbox: How the tool ``python`` is isolated; see `agent_envs.sandbox.open_sandbox`.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            SandboxUnavailableError: If the tool is wanted, and this machine does not offer the
+                isolation.
+        """
+        self._tasks = tasks
+        self._python = PythonSession(sandbox)
+        super().__init__(
+            default_tools=[make_calculator_tool()],
+            optional_tools={"python": [self._python.tool]},
+            **shared,
+        )
+        if "python" in self.tools:
+            shared_sandbox(sandbox)  # fails now, not in the middle of an episode
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of problems."""
+        return len(self._tasks)
+
+    def get_task(self, index: int) -> Task:
+        """Return problem `index`."""
+        return self._tasks[index]
+
+    def begin_episode(self) -> None:
+        """Forget what was calculated."""
+        self._python.close()
+        self._asked = _numbers(self.task.question)
+        self._values = frozenset(_numbers(" ".join(v for _, v in self._reference_steps())))
+        self._found: set[float] = set()
+        self._unused: set[float] = set()
+        self._seen: set[float] = set()
+        self.num_used_results = 0
+        self.is_correct = False
+
+    def begin_step(self) -> None:
+        """Forget what the last step earned."""
+        self.uses_result = False
+        self.new_value_share = 0.0
+
+    def close(self) -> None:
+        """End the Python session."""
+        self._python.close()
+        super().close()
+
+    def next_question(self) -> None:
+        """Judge the answer; there is one question."""
+        self._note_use(self.answer or "")
+        self.is_correct = math_equal(self.answer or "", self.task.answers[0])
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note which numbers the call uses and which ones it finds."""
+        self._note_use(" ".join(str(value) for value in (action.arguments or {}).values()))
+        if result.error is not None:
+            return
+        found = _numbers(result.content)
+        new = found - self._seen - self._asked
+        self._seen |= new
+        self._unused |= new
+        values = (found & self._values) - self._found
+        self._found |= values
+        self.new_value_share = len(values) / len(self._values) if self._values else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {
+            "success": float(self.is_correct),
+            "num_used_results": float(self.num_used_results),
+            **super().metrics(),
+        }
+
+    def reference_actions(self) -> list[str]:
+        """Calculate what the reference solution does, as far as turns allow, then answer."""
+        calls = [self.write_call("calculator", expression=e) for e, _ in self._reference_steps()]
+        limit = len(calls) if self.max_turns is None else max(0, self.max_turns - 1)
+        return [*calls[:limit], self.write_answer(self.task.answers[0])]
+
+    def _reference_steps(self) -> Sequence[tuple[str, str]]:
+        """Return expression and value of each step that the reference solution marks."""
+        steps: Sequence[tuple[str, str]] = self.task.data.get("steps", ())
+        return steps
+
+    def _note_use(self, text: str) -> None:
+        used = self._unused & _numbers(text)
+        self._unused -= used
+        self.uses_result = bool(used)
+        self.num_used_results += len(used)
+
+
+class GSM8KEnv(MathEnv):
+    """GSM8K (Cobbe et al., 2021, arXiv 2110.14168) as an environment.
+
+    Task: a word problem of grade school; the answer is a number. Tools and rewards: see `MathEnv`;
+    the values of ``intermediate_value`` are those that the solution marks ``<<a=b>>``. Metric
+    ``official_match``: GSM8K's own rule. The episode ends with an answer, or at the turn limit (8
+    turns unless ``max_episode_steps=`` says otherwise). Hub: ``openai/gsm8k``, main.
+
+    Version history: v0, first version.
+    """
+
+    hub: ClassVar[Hub] = GSM8K_HUB
+    default_rewards: ClassVar[Mapping[str, float]] = {
+        "correct": 1.0,
+        "intermediate_value": 0.1,
+        "used_result": 0.02,
+        "format": 0.02,
+    }
+
+    def __init__(
+        self, *, data: "str | datasets.Dataset | None" = None, split: str = "test", **shared: Any
+    ) -> None:
+        """Load the problems.
+
+        Args:
+            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
+                the public data set on the hub if not given.
+            split: The split of the hub's data set.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``math``.
+            DataError: If the source is missing or malformed; names file, row and field.
+        """
+        require_extra("math", "AgentR1/GSM8K-v0", "math_verify", "simpleeval")
+        super().__init__(tasks=_load_gsm8k(find_source(data, split, GSM8K_HUB)), **shared)
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        official = gsm8k_match(self.answer, self.task.answers[0]) if self.answer else 0.0
+        recall = len(self._found) / len(self._values) if self._values else 1.0
+        return super().metrics() | {"official_match": official, "intermediate_value_recall": recall}
+
+
+class MATHEnv(MathEnv):
+    """MATH (Hendrycks et al., 2021, arXiv 2103.03874) as an environment.
+
+    Task: a competition problem; the answer is in LaTeX. Tools and rewards: see `MathEnv`; reference
+    solutions mark no intermediate values. The episode ends with an answer, or at the turn limit (8
+    turns unless ``max_episode_steps=`` says otherwise). Hub: ``HuggingFaceH4/MATH-500``; files of
+    the full test set are read too.
+
+    Version history: v0, first version.
+    """
+
+    hub: ClassVar[Hub] = MATH_HUB
+    default_rewards: ClassVar[Mapping[str, float]] = {
+        "correct": 1.0,
+        "used_result": 0.02,
+        "format": 0.02,
+    }
+
+    def __init__(
+        self,
+        *,
+        data: "str | datasets.Dataset | None" = None,
+        split: str = "test",
+        levels: int | Sequence[int] | None = None,
+        subjects: str | Sequence[str] | None = None,
+        **shared: Any,
+    ) -> None:
+        """Load the problems.
+
+        Args:
+            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
+                the public data set on the hub if not given.
+            split: The split of the hub's data set.
+            levels: Only these levels, 1 to 5.
+            subjects: Only these subjects, such as ``"Algebra"``.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``math``.
+            DataError: If the source is missing or malformed; names file, row and field.
+            ConfigurationError: If no problem has such a level or subject.
+        """
+        require_extra("math", "AgentR1/MATH-v0", "math_verify", "simpleeval")
+        tasks = _load_math(find_source(data, split, MATH_HUB))
+        super().__init__(tasks=_chosen(tasks, levels, subjects), **shared)
+
+
+@lru_cache(maxsize=8)
+def _load_gsm8k(source: Source) -> tuple[Task, ...]:
+    tasks = []
+    for index, row in enumerate(source.rows()):
+        place = f"{source}, row {index + 1}"
+        question, solution = text_field(row, "question", place), text_field(row, "answer", place)
+        _, mark, answer = solution.rpartition("####")
+        if not mark or not answer.strip():
+            raise DataError(f"{place}: field 'answer' must end with '#### ' and the final answer.")
+        tasks.append(
+            Task(
+                id=str(row.get("id") or f"row-{index}"),
+                question=question,
+                answers=(answer.strip().replace(",", ""),),
+                data={"steps": tuple(_STEP.findall(solution))},
+            )
+        )
+    return some_tasks(tasks, source)
+
+
+@lru_cache(maxsize=8)
+def _load_math(source: Source) -> tuple[Task, ...]:
+    tasks = []
+    for index, row in enumerate(source.rows()):
+        place = f"{source}, row {index + 1}"
+        answer = row.get("answer") or last_boxed(text_field(row, "solution", place))
+        if not isinstance(answer, str) or not answer.strip():
+            raise DataError(
+                f"{place}: there is no answer: neither a field 'answer' nor a \\boxed{{}} in the "
+                "field 'solution'."
+            )
+        level = _LEVEL.fullmatch(str(row.get("level", "")))
+        tasks.append(
+            Task(
+                id=str(row.get("unique_id") or f"row-{index}"),
+                question=text_field(row, "problem", place),
+                answers=(answer.strip(),),
+                data={
+                    "level": int(level.group(1)) if level else None,
+                    "subject": row.get("subject") or row.get("type"),
+                },
+            )
+        )
+    return some_tasks(tasks, source)
+
+
+def _chosen(
+    tasks: Sequence[Task],
+    levels: int | Sequence[int] | None,
+    subjects: str | Sequence[str] | None,
+) -> Sequence[Task]:
+    for field, wanted in (
+        ("level", (levels,) if isinstance(levels, int) else levels),
+        ("subject", (subjects,) if isinstance(subjects, str) else subjects),
+    ):
+        if wanted is None:
+            continue
+        known = {task.data[field] for task in tasks}
+        if unknown := set(wanted) - known:
+            raise ConfigurationError(
+                f"{field}s: no problem has {', '.join(map(repr, sorted(unknown, key=str)))}; there "
+                f"are {', '.join(map(repr, sorted(known, key=str)))}."
+            )
+        tasks = [task for task in tasks if task.data[field] in wanted]
+    return tasks
+
+
+def _numbers(text: str) -> set[float]:
+    return {float(number.replace(",", "")) for number in _NUMBER.findall(text)}

@@ -1,0 +1,200 @@
+"""What the question-answering data sets share: passages to search and read, evidence to cite."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from agent_envs.core.rewards import RewardFunction, StepEvent
+from agent_envs.core.tasks import Task
+from agent_envs.envs.qa.datasets import QAData, QADataset, load_qa
+from agent_envs.envs.qa.retrieval import RetrievalQAEnv
+from agent_envs.errors import ConfigurationError
+from agent_envs.scoring import (
+    Overlap,
+    answer_overlap,
+    joint_overlap,
+    normalize_answer,
+    set_match,
+    set_overlap,
+)
+from agent_envs.tools.notebook import Notebook
+from agent_envs.tools.pages import PageReader
+from agent_envs.tools.search import make_search_tool
+
+if TYPE_CHECKING:
+    import datasets
+
+
+def _at_the_end(metric: str) -> RewardFunction:
+    def term(env: "PassageQAEnv", event: StepEvent) -> float:
+        return env.metrics()[metric] if event.is_last else 0.0
+
+    term.__doc__ = f"Return the metric {metric} at the end; outcome."
+    return term
+
+
+class PassageQAEnv(RetrievalQAEnv):
+    """Questions of a data set, over the passages of all its rows and of `corpus` files.
+
+    Tool: ``search(query)``. By name in ``tools=``: ``"read"`` (``read(title)``, sentences with
+    their numbers), ``"find_in_page"``, ``"note"`` (``note``, ``drop_note``: a numbered list of
+    evidence that is part of every state) and ``"plan"``. With ``"note"``, notes that name a title
+    and a sentence are the supporting facts that are cited, and metrics compare them with the gold
+    ones where the data set has any.
+
+    Reward terms: those of `RetrievalQAEnv`; ``supporting_fact_f1`` and ``joint_f1`` at the end
+    (outcome), which need the tool ``"note"``.
+    """
+
+    dataset: ClassVar[QADataset]
+    default_split: ClassVar[str] = "validation"
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        **RetrievalQAEnv.reward_functions,
+        "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
+        "joint_f1": _at_the_end("joint_f1"),
+    }
+    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | {
+        "supporting_fact_f1",
+        "joint_f1",
+    }
+
+    def __init__(
+        self,
+        *,
+        data: "str | datasets.Dataset | None" = None,
+        split: str | None = None,
+        corpus: str | Sequence[str] = (),
+        top_k: int = 5,
+        retriever: str = "auto",
+        **shared: Any,
+    ) -> None:
+        """Load tasks and passages; both are shared between environments of one process.
+
+        Args:
+            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
+                the public data set on the hub if not given.
+            split: The split of the hub's data set.
+            corpus: Files of more passages (title, text) to search.
+            top_k: How many passages a search returns at most.
+            retriever: The search engine; see `agent_envs.retrieval.build_retriever`.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            DataError: If a source is missing or malformed; names file, row and field.
+            ConfigurationError: If an argument is out of range.
+        """
+        if top_k < 1:
+            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
+        files = (corpus,) if isinstance(corpus, str) else tuple(corpus)
+        self._data: QAData = load_qa(
+            self._dataset(), data, split or self.default_split, files, retriever
+        )
+        self._top_k = top_k
+        self._reader, self._notebook = PageReader(self._data.pages), Notebook()
+        super().__init__(
+            default_tools=[make_search_tool(self._data.retriever, top_k=top_k)],
+            optional_tools={**self._reader.tools, **self._notebook.tools},
+            **shared,
+        )
+        for name in ("supporting_fact_f1", "joint_f1"):
+            if name in self.reward_weights and "note" not in self.tools:
+                raise ConfigurationError(
+                    f"rewards: {name!r} scores the facts that are cited in notes; pass "
+                    "tools=['note'] as well."
+                )
+
+    def _dataset(self) -> QADataset:
+        return self.dataset
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of rows."""
+        return len(self._data.tasks)
+
+    def get_task(self, index: int) -> Task:
+        """Return the task of row `index`."""
+        return self._data.tasks[index]
+
+    def begin_episode(self) -> None:
+        """Forget what was searched, read and noted."""
+        super().begin_episode()
+        self._reader.close()
+        self._notebook.clear()
+
+    def pinned_text(self) -> str:
+        """Return plan and notes."""
+        return self._notebook.text
+
+    def gold_keys(self) -> tuple[str, ...]:
+        """Return the keys of the passages that lead to the answer."""
+        return tuple(dict.fromkeys(self._gold_key(*gold) for gold in self._gold()))
+
+    def _gold(self) -> Sequence[tuple[str, str]]:
+        """Return title and text of each passage that leads to the answer."""
+        gold: Sequence[tuple[str, str]] = self.task.data.get("gold", ())
+        return gold
+
+    def _gold_key(self, title: str, text: str) -> str:
+        return title
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        measured = super().metrics()
+        return measured | self._citation_metrics(measured["exact_match"])
+
+    def _citation_metrics(self, answer_match: float) -> dict[str, float]:
+        """Compare what the notes cite with the gold facts, as the data sets' own scripts do."""
+        if "note" not in self.tools or "supporting_facts" not in self.task.data:
+            return {}
+        notes = self._notebook.notes.values()
+        facts = {note.fact for note in notes if note.fact is not None}
+        gold = self.task.data["supporting_facts"]
+        overlap, match = set_overlap(facts, gold), set_match(facts, gold)
+        measured = {"supporting_fact_em": match, "supporting_fact_f1": overlap.f1}
+        joint, joint_match = [self._answer_overlap(), overlap], answer_match * match
+        if "evidences" in self.task.data:
+            triples = {_normalized(note.triple) for note in notes if note.triple is not None}
+            evidences = {_normalized(triple) for triple in self.task.data["evidences"]}
+            overlap, match = set_overlap(triples, evidences), set_match(triples, evidences)
+            measured |= {"evidence_em": match, "evidence_f1": overlap.f1}
+            joint.append(overlap)
+            joint_match *= match
+        return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
+
+    def _answer_overlap(self) -> Overlap:
+        overlaps = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
+        return max(overlaps, key=lambda overlap: overlap.f1)
+
+    def reference_actions(self) -> list[str]:
+        """Search each gold passage by its title, cite if turns are left for it, give the answer.
+
+        Where a title alone does not bring its passage up, the passage's own words are the query.
+        """
+        queries = dict.fromkeys(self._query_for(title, text) for title, text in self._gold())
+        actions = [self.write_call("search", query=query) for query in queries if query]
+        notes = self._reference_notes()
+        if self.max_turns is None or len(actions) + len(notes) < self.max_turns:
+            actions += notes
+        return [*actions, self.write_answer(self.task.answers[0])]
+
+    def _reference_notes(self) -> list[str]:
+        if "note" not in self.tools:
+            return []
+        facts = self.task.data.get("supporting_facts", ())
+        triples = [" | ".join(triple) for triple in self.task.data.get("evidences", ())]
+        cited = [
+            self.write_call("note", text=f"{title}, {sentence}", title=title, sentence=sentence)
+            for title, sentence in facts
+        ]
+        return [*cited, *(self.write_call("note", text=triple) for triple in triples)]
+
+    def _query_for(self, title: str, text: str) -> str:
+        key = self._gold_key(title, text)
+        for query in (title, f"{title} {text[:200]}", f"{title} {text}"):
+            hits = self._data.retriever.search(query, self._top_k)
+            if any(self.passage_key(hit.passage) == key for hit in hits):
+                return query
+        return title
+
+
+def _normalized(triple: Sequence[str]) -> tuple[str, ...]:
+    return tuple(normalize_answer(part) for part in triple)

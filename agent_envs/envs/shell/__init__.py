@@ -1,0 +1,1 @@
+"""Tasks in a folder, with a shell."""

@@ -1,0 +1,1 @@
+"""Procedural tasks that need no data."""

@@ -1,0 +1,227 @@
+"""Multi-hop questions about a procedural world: endless, small, and without a download."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import RewardFunction, StepEvent
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import ToolError
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.envs.qa.retrieval import RetrievalQAEnv
+from agent_envs.envs.synthetic.world import (
+    MAX_HOPS,
+    VARIANTS,
+    Question,
+    World,
+    make_question,
+    make_world,
+)
+from agent_envs.errors import ConfigurationError
+from agent_envs.retrieval import Corpus, Hit, Passage, Retriever, build_retriever
+from agent_envs.scoring import exact_match, f1
+from agent_envs.tools.search import make_search_tool
+
+SPLITS: Final[Mapping[str, int]] = {"train": 0, "test": ENDLESS}
+"""First world seed of each split; each has `ENDLESS` worlds, and no world is in both."""
+
+
+def exact_match_term(env: "SyntheticMultiHopEnv", event: StepEvent) -> float:
+    """Return the exact match of an answer, divided by the number of questions; outcome."""
+    return env.is_correct[-1] / env.num_questions if event.action.kind == "answer" else 0.0
+
+
+def f1_term(env: "SyntheticMultiHopEnv", event: StepEvent) -> float:
+    """Return the F1 of an answer, divided by the number of questions; outcome."""
+    return env.f1_scores[-1] / env.num_questions if event.action.kind == "answer" else 0.0
+
+
+def all_correct_term(env: "SyntheticMultiHopEnv", event: StepEvent) -> float:
+    """Return 1 at the end if every question was answered right: a sparse reward; outcome."""
+    return float(event.is_last and env.is_all_correct)
+
+
+class SyntheticMultiHopEnv(RetrievalQAEnv):
+    """A procedural world per task, and questions that hop through it.
+
+    Task: answer a question about films, people, companies and cities of a world made from the
+    task's number; or several, one after the other. Tool: ``search(query)`` over the about 330 facts
+    of that world, two at a time. Reward: exact match of each answer, and a share of 0.2 for each
+    fact on the way that a search finds first (see `RetrievalQAEnv`; ``all_correct`` pays at the end
+    only). The episode ends with the last answer, or at the turn limit (4 turns unless
+    ``max_episode_steps=`` says otherwise; more than 3 hops need more).
+
+    ``AgentR1/SyntheticLongHorizon-v0`` asks three questions in a row: 9 turns, at most 10. All
+    share the turns, and the searches where ``max_searches`` limits them.
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        **RetrievalQAEnv.reward_functions,
+        "exact_match": exact_match_term,
+        "f1": f1_term,
+        "all_correct": all_correct_term,
+    }
+    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | {"all_correct"}
+    default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_gold_passage": 0.2}
+
+    def __init__(
+        self,
+        *,
+        split: str = "train",
+        hops: int | Sequence[int] = 2,
+        variant: str = "default",
+        top_k: int = 2,
+        questions: int = 1,
+        outdated: float = 0.0,
+        max_searches: int | None = None,
+        **shared: Any,
+    ) -> None:
+        """Set up the family.
+
+        Args:
+            split: ``"train"`` or ``"test"``: worlds of one are never in the other.
+            hops: How many facts lead to each answer, 1 to 4; of several numbers, each task draws
+                one.
+            variant: ``"default"``, ``"paraphrase"`` (other phrasings), or ``"relations"`` (other
+                relations); the embedded policy was made on the first only.
+            top_k: How many facts a search returns at most.
+            questions: How many questions an episode asks about one world, one after the other, each
+                in a conversation of its own.
+            outdated: In which share of the worlds each fact stands beside one that looks like it
+                but is no longer true, 0 to 1; ``True`` means all.
+            max_searches: How many searches an episode allows; None for no limit.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            UnknownNameError: If a split or variant is unknown.
+            ConfigurationError: If an argument is out of range.
+        """
+        lengths = (hops,) if isinstance(hops, int) else tuple(hops)
+        if not lengths or not all(length in range(1, MAX_HOPS + 1) for length in lengths):
+            raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
+        for name, value in (
+            ("top_k", top_k),
+            ("questions", questions),
+            ("max_searches", 1 if max_searches is None else max_searches),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
+        self._first_seed = lookup(SPLITS, split, kind="split")
+        lookup(VARIANTS, variant, kind="variant")
+        if not 0.0 <= outdated <= 1.0:
+            raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
+        self._family = _Family(variant, lengths, questions, float(outdated))
+        self._split, self._max_searches = split, max_searches
+        super().__init__(default_tools=[make_search_tool(self, top_k=top_k)], **shared)
+
+    @property
+    def num_tasks(self) -> None:
+        """Endless."""
+        return
+
+    @property
+    def num_questions(self) -> int:
+        """How many questions an episode asks."""
+        return self._family.questions
+
+    @property
+    def is_all_correct(self) -> bool:
+        """Whether every question has been answered right."""
+        return sum(self.is_correct) == self.num_questions
+
+    def get_task(self, index: int) -> Task:
+        """Make world `index` of the split, and its questions."""
+        world, questions, self._retriever = _episode(self._first_seed + index, self._family)
+        gold = [world.passages[i].text for question in questions for i in question.gold]
+        return Task(
+            id=f"{self._family.label}-{self._split}-{index}",
+            question=questions[0].text,
+            answers=(questions[-1].answer,),
+            data={"gold": tuple(dict.fromkeys(gold)), "questions": questions},
+        )
+
+    def begin_episode(self) -> None:
+        """Forget the last episode."""
+        super().begin_episode()
+        self.is_correct: list[bool] = []
+        self.f1_scores: list[float] = []
+        self._num_searches = 0
+
+    def next_question(self) -> str | None:
+        """Mark the answer; return the next question, if there is one."""
+        questions: tuple[Question, ...] = self.task.data["questions"]
+        answer, expected = self.answer or "", (questions[len(self.is_correct)].answer,)
+        self.is_correct.append(exact_match(answer, expected) == 1.0)
+        self.f1_scores.append(f1(answer, expected))
+        number = len(self.is_correct)
+        return questions[number].text if number < len(questions) else None
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """Search the current world.
+
+        Raises:
+            ToolError: If no searches are left.
+        """
+        if self._max_searches is not None and self._num_searches >= self._max_searches:
+            raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
+        self._num_searches += 1
+        return self._retriever.search(query, top_k)
+
+    def gold_keys(self) -> tuple[str, ...]:
+        """Return the sentences of the facts on the way to the answers."""
+        gold: tuple[str, ...] = self.task.data["gold"]
+        return gold
+
+    def passage_key(self, passage: Passage) -> str:
+        """Return the sentence: several facts share a title."""
+        return passage.text
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now; success is to have every answer right."""
+        return super().metrics() | {
+            "exact_match": sum(self.is_correct) / self.num_questions,
+            "f1": sum(self.f1_scores) / self.num_questions,
+            "success": float(self.is_all_correct),
+        }
+
+    def reference_actions(self) -> list[str]:
+        """Search for each fact in the order of the hops, then answer, question by question."""
+        actions = []
+        for question in self.task.data["questions"]:
+            actions += [self.write_call("search", query=query) for query in question.queries]
+            actions.append(self.write_answer(question.answer))
+        return actions
+
+
+class _Family(NamedTuple):
+    """What a world and its questions are made of, besides the seed."""
+
+    variant: str
+    hops: tuple[int, ...]
+    questions: int
+    outdated: float
+
+    @property
+    def label(self) -> str:
+        """The family's part of a task's id."""
+        extras = f"-outdated{self.outdated:g}" if self.outdated else ""
+        several = f"-{self.questions}q" if self.questions > 1 else ""
+        hops = "or".join(map(str, self.hops))
+        return f"synthetic-{self.variant}-{hops}hop{several}{extras}"
+
+
+@lru_cache(maxsize=256)  # the members of a group play the same world
+def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], Retriever]:
+    rng = np.random.default_rng(seed)
+    # drawn apart, so that a world stays the same whatever its family is mixed with
+    draws = np.random.default_rng([seed, len(family.hops)])
+    hops = int(draws.choice(family.hops))
+    is_outdated = bool(draws.random() < family.outdated)
+    world = make_world(rng, variant=family.variant, outdated=is_outdated)
+    questions = tuple(make_question(world, rng, hops=hops) for _ in range(family.questions))
+    return world, questions, build_retriever(Corpus(world.passages))

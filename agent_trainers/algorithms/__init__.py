@@ -1,0 +1,1 @@
+"""From rewards to losses: pure functions."""

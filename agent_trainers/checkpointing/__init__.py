@@ -1,0 +1,1 @@
+"""Checkpoints that appear whole, and runs that end when asked to."""

@@ -1,0 +1,1 @@
+"""Playing episodes: the collector, one episode, evaluation."""

@@ -1,0 +1,99 @@
+"""Measure a policy: play tasks, count successes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from agent_envs.scoring import pass_at_k
+from agent_trainers.policies.policy import Policy, Usage
+from agent_trainers.policies.usage import MeteredPolicy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """How a policy did."""
+
+    trajectories: list[Trajectory]
+    """Every episode, with what it asked of the model; those of the same task stand together."""
+    metrics: dict[str, float]
+    """Means over the episodes that could be scored; ``success`` among them."""
+    pass_at_k: dict[int, float]
+    """For each k, the chance that one of k samples of a task succeeds, over all tasks."""
+    num_failed: int
+    """Episodes that could not be scored."""
+    usage: Usage
+    """What all episodes together asked of the model."""
+
+
+def evaluate_policy(
+    make_env: Callable[[], TextEnv],
+    policy: Policy,
+    tasks: Sequence[int],
+    *,
+    samples_per_task: int = 1,
+    ks: Sequence[int] = (1,),
+    seed: int = 0,
+) -> Evaluation:
+    """Play every task `samples_per_task` times.
+
+    Args:
+        make_env: Makes one environment.
+        policy: Who acts.
+        tasks: Indices of tasks.
+        samples_per_task: Episodes of each.
+        ks: The k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
+            be scored are left out.
+        seed: Seed of every draw.
+    """
+    specs = [
+        EpisodeSpec(
+            task=task, seed=task, group_id=str(task), rng=np.random.default_rng([seed, task, k])
+        )
+        for task in tasks
+        for k in range(samples_per_task)
+    ]
+    metered = MeteredPolicy(policy)
+    rollout = Rollout(make_env, metered)
+    with tqdm(total=len(specs), desc="evaluating", unit="episode") as bar:
+        solved = 0
+
+        def show(trajectory: Trajectory) -> None:
+            nonlocal solved
+            solved += trajectory.success
+            bar.update()
+            bar.set_postfix(success=f"{solved / bar.n:.2f}")
+
+        played = rollout.collect(specs, show)
+    rollout.close()
+    usages = [metered.usage(spec.rng) for spec in specs]
+    trajectories = [
+        replace(trajectory, usage=asdict(usage))
+        for trajectory, usage in zip(played, usages, strict=True)
+    ]
+    scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
+    return Evaluation(
+        trajectories=trajectories,
+        metrics=_means(scored),
+        pass_at_k={k: _pass_at_k(scored, k) for k in ks},
+        num_failed=len(trajectories) - len(scored),
+        usage=sum(usages, Usage()),
+    )
+
+
+def _means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    records: list[dict[str, Any]] = [{"return": t.return_, **t.metrics} for t in trajectories]
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: float(np.mean([r[name] for r in records if name in r])) for name in names}
+
+
+def _pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
+    outcomes: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        outcomes.setdefault(trajectory.group_id, []).append(trajectory.success)
+    values = [pass_at_k(len(o), sum(o), k) for o in outcomes.values() if len(o) >= k]
+    return float(np.mean(values)) if values else float("nan")

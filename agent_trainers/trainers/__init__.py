@@ -1,0 +1,1 @@
+"""The trainers: everything that knows TRL, and nothing else does."""

@@ -1,0 +1,89 @@
+"""What is played when: tasks of a run, and the episodes of a batch with their seeds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.errors import ConfigurationError
+from agent_trainers.rollout.episode import EpisodeSpec, TextEnv
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+
+
+def plan_episodes(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    mode: str,
+    first: int,
+    group_size: int,
+    seed: int,
+    step: tuple[int, int],
+) -> list[EpisodeSpec]:
+    """Say what to play: one group per run of `group_size` episodes over all processes.
+
+    Seeds depend on the place in the run, not on the process, so any number of processes plays the
+    same episodes, and a resumed run those that it would have played.
+
+    Args:
+        rows: This process's rows of the dataset, one per episode.
+        mode: ``"train"`` or ``"eval"``.
+        first: How many episodes the processes before this one play.
+        group_size: Episodes of a group.
+        seed: The seed of the run.
+        step: Optimiser step, and micro-batch in it.
+    """
+    is_training = mode == "train"
+    place = step if is_training else (0, 0)
+    specs = []
+    for i, row in enumerate(rows, start=first):
+        task = int(row["task"])
+        group, member = divmod(i, group_size)
+        # In training a task may come twice in a batch; in evaluation every task is new.
+        group_place = (group if is_training else task, member)
+        specs.append(
+            EpisodeSpec(
+                task=task,
+                seed=_seed(seed, is_training, *place, task),
+                group_id=f"{mode}-{place[0]}-{place[1]}-{group}",
+                rng=np.random.default_rng([seed, is_training, *place, *group_place]),
+            )
+        )
+    return specs
+
+
+def all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
+    """Return a row per task of `env`; of an endless family, as many as ``max_steps`` needs."""
+    num_tasks = getattr(env.unwrapped, "num_tasks", None)
+    if num_tasks is not None:
+        return Dataset.from_dict({"task": list(range(num_tasks))})
+    if args.max_steps <= 0:
+        raise ConfigurationError(
+            "The environment's tasks are endless: set max_steps, or pass a train_dataset with a "
+            "column 'task'."
+        )
+    # One pass over the dataset lasts the whole run, so no task is seen twice.
+    micro_steps = args.max_steps * args.gradient_accumulation_steps
+    num_batches = -(-micro_steps // (args.steps_per_generation * args.num_iterations))
+    num_needed = num_batches * args.generation_batch_size // args.num_generations
+    tasks = np.random.default_rng(args.seed).integers(ENDLESS, size=num_needed)
+    return Dataset.from_dict({"task": tasks.tolist()})
+
+
+def check_tasks(name: str, dataset: Any) -> None:
+    """Make sure that a dataset has a column `task`.
+
+    Raises:
+        ConfigurationError: If it has not; names the dataset and what was found.
+    """
+    if dataset is not None and "task" not in dataset.column_names:
+        raise ConfigurationError(
+            f"{name} needs a column 'task' with the index of a task of the environment (found: "
+            f"{', '.join(dataset.column_names)}). Example: "
+            "Dataset.from_dict({'task': list(range(100))})."
+        )
+
+
+def _seed(*entropy: int) -> int:
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

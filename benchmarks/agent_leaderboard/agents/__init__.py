@@ -1,0 +1,1 @@
+"""Who plays: with and without a model."""

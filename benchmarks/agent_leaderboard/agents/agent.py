@@ -1,0 +1,98 @@
+"""What takes part in the leaderboard: an agent plays episodes.
+
+`AGENTS` is the table of their kinds. Those on a model get their settings, with the protocol's
+temperature and concurrency where the settings do not say otherwise, and ``model``: a name or a
+folder.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from agent_envs.core.lookup import lookup
+from agent_trainers.policies import Usage
+from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
+from agent_trainers.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedEpisode:
+    """An episode, and what it took."""
+
+    trajectory: Trajectory
+    """The attempt that counts."""
+    attempts: tuple[Trajectory, ...] = ()
+    """Earlier or other attempts, which cost but do not count."""
+    usage: Usage = field(default_factory=Usage)
+    """Over all attempts."""
+
+
+class Agent(Protocol):
+    """Plays episodes."""
+
+    def check(self, make_env: Callable[[], TextEnv]) -> None:
+        """See that the agent can play in an environment, before anything is played.
+
+        Raises:
+            ConfigurationError: If it cannot; names agent and environment.
+        """
+
+    def play(
+        self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
+    ) -> list[PlayedEpisode]:
+        """Play one episode per spec, in order.
+
+        Args:
+            make_env: Makes one environment, in the agent's tool format.
+            specs: What to play; every draw comes from a spec's own generator.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class AgentKind:
+    """A kind of agent."""
+
+    builder: str
+    """``module:function`` below this package; takes the settings, returns an `Agent`."""
+    needs_model: bool = True
+    tool_format: str | None = None
+    """The tool format it acts in, given to the environment, and again when its actions are played
+    back; None for the environment's own. A setting ``tool_format`` wins over it."""
+
+    def format_for(self, settings: Mapping[str, Any]) -> str | None:
+        """Return the tool format that an agent with these settings acts in."""
+        chosen: str | None = settings.get("tool_format", self.tool_format)
+        return chosen
+
+
+AGENTS: Final[Mapping[str, AgentKind]] = {
+    "random": AgentKind("no_model_agents:random_agent", needs_model=False),
+    "heuristic": AgentKind("no_model_agents:heuristic_agent", needs_model=False),
+    "oracle": AgentKind("no_model_agents:oracle_agent", needs_model=False),
+    "base_tool_call": AgentKind("model_agents:base_tool_call"),
+    "naive_rag": AgentKind("model_agents:naive_rag"),
+    "react": AgentKind("model_agents:react", tool_format="react"),
+    "self_ask": AgentKind("model_agents:self_ask"),
+    "iterative_rag": AgentKind("model_agents:iterative_rag"),
+    "reflexion": AgentKind("model_agents:reflexion"),
+    "best_of_n": AgentKind("model_agents:best_of_n"),
+    "checkpoint": AgentKind("model_agents:checkpoint"),
+}
+
+
+def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
+    """Build an agent.
+
+    Args:
+        kind: A key of `AGENTS`.
+        settings: Its settings.
+
+    Raises:
+        UnknownNameError: If there is no such kind.
+        ConfigurationError: If a setting is wrong.
+    """
+    module, _, function = lookup(AGENTS, kind, kind="kind of agent").builder.partition(":")
+    builder = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    agent: Agent = builder(settings)
+    return agent

@@ -1,0 +1,250 @@
+"""Agents on a model: a local one, one in vLLM, or a served one.
+
+`base_tool_call` lets the model call the tools itself, without any training for the task; `react`
+is the same in ReAct's format, `checkpoint` the same with a trained model. `naive_rag`, `self_ask`
+and `iterative_rag` search by a plan. `reflexion` and `best_of_n` play a task several times.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.agents.agent import Agent, PlayedEpisode
+from agent_leaderboard.agents.model_source import ModelSettings, ModelSource, read_settings
+from agent_leaderboard.agents.repeated_play import play_best_of, play_with_reflection
+from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk
+from agent_trainers.policies import Policy
+from agent_trainers.policies.usage import MeteredPolicy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.trajectory import Trajectory
+
+MakeEnv = Callable[[], TextEnv]
+Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
+Strategy = Callable[[Policy, ToolFormat], Policy]
+PlayAttempts = Callable[[MeteredPolicy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterativeSettings(ModelSettings):
+    """What `iterative_rag` takes."""
+
+    iterations: int = 3
+    """How often it searches and answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReflexionSettings(ModelSettings):
+    """What `reflexion` takes."""
+
+    trials: int = 3
+    """Attempts at a task, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOfSettings(ModelSettings):
+    """What `best_of_n` takes."""
+
+    samples: int = 5
+    """Attempts at a task."""
+
+
+class ModelAgent:
+    """Plays with a policy that a strategy makes of the model's."""
+
+    def __init__(
+        self,
+        kind: str,
+        settings: ModelSettings,
+        *,
+        strategy: Strategy | None = None,
+        num_turns_needed: int = 1,
+        play_attempts: PlayAttempts | None = None,
+    ) -> None:
+        """Play as `kind`.
+
+        Args:
+            kind: The agent's kind, for messages.
+            settings: The model, and how it is asked.
+            strategy: What makes a policy of the model's; it needs a search tool. None lets the
+                model act by itself.
+            num_turns_needed: Turns that a question takes at least.
+            play_attempts: Plays each task several times; None plays it once.
+        """
+        self._kind = kind
+        self._source = ModelSource(settings)
+        self._strategy = strategy
+        self._num_turns_needed = num_turns_needed
+        self._play_attempts = play_attempts or _play_once
+
+    def check(self, make_env: MakeEnv) -> None:
+        """See that the agent can play in an environment; the model is not loaded for it.
+
+        Raises:
+            ConfigurationError: If it cannot.
+        """
+        self._checked_format(make_env)
+
+    def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
+        """Play one episode per spec, in order.
+
+        Raises:
+            ConfigurationError: If the agent cannot play in this environment.
+        """
+        tool_format = self._checked_format(make_env)
+        with self._source.open(tool_format.name) as model:
+            metered = MeteredPolicy(model)
+
+            def collect(policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
+                acting = self._strategy(policy, tool_format) if self._strategy else policy
+                rollout = Rollout(make_env, acting)
+                try:
+                    return rollout.collect(specs)
+                finally:
+                    rollout.close()
+
+            return self._play_attempts(metered, collect, specs)
+
+    def _checked_format(self, make_env: MakeEnv) -> ToolFormat:
+        """Return the tool format of the environment, if the agent can play in it."""
+        env = make_env()
+        try:
+            base = env.unwrapped
+            name = env.spec.id if env.spec is not None else type(base).__name__
+            if not isinstance(base, ToolEnv):
+                raise ConfigurationError(
+                    f"Agent {self._kind!r} plays environments with tools (ToolEnv); {name} is none."
+                )
+            if self._strategy is not None:
+                self._check_search(base, name)
+            self._source.check(base.tool_format)
+            return TOOL_FORMATS[base.tool_format]
+        finally:
+            env.close()
+
+    def _check_search(self, env: ToolEnv, name: str) -> None:
+        search = env.tools.get("search")
+        if search is None or set(search.parameters.get("properties", {})) != {"query"}:
+            tools = ", ".join(env.tools) or "none"
+            raise ConfigurationError(
+                f"Agent {self._kind!r} needs a tool search(query), which {name} lacks (its tools: "
+                f"{tools}). Leave the agent out of the runs on this environment."
+            )
+        if env.max_turns is not None and env.max_turns < self._num_turns_needed:
+            raise ConfigurationError(
+                f"Agent {self._kind!r} takes {self._num_turns_needed} turns for a question, and "
+                f"{name} ends after {env.max_turns}. Lower its settings, or raise "
+                "max_episode_steps."
+            )
+
+
+def base_tool_call(settings: Mapping[str, Any]) -> Agent:
+    """Let the model call the tools itself."""
+    return ModelAgent("base_tool_call", read_settings(ModelSettings, settings, "base_tool_call"))
+
+
+def react(settings: Mapping[str, Any]) -> Agent:
+    """Let the model think and act as ReAct does (Yao et al., arXiv 2210.03629).
+
+    The prompt and the rhythm are the environment's tool format ``react``.
+    """
+    return ModelAgent("react", read_settings(ModelSettings, settings, "react"))
+
+
+def checkpoint(settings: Mapping[str, Any]) -> Agent:
+    """Let a trained model act: a folder that ``agent-r1-train`` wrote.
+
+    Raises:
+        ConfigurationError: If there is no model in the folder.
+    """
+    read = read_settings(ModelSettings, settings, "checkpoint")
+    if read.base_url is None and not (Path(read.model) / "config.json").is_file():
+        raise ConfigurationError(
+            f"checkpoint: there is no model in {read.model}. Pass the folder of a trained model "
+            "(--output_dir of agent-r1-train), or base_url where it is served."
+        )
+    return ModelAgent("checkpoint", read)
+
+
+def naive_rag(settings: Mapping[str, Any]) -> Agent:
+    """Search once with the question, and answer."""
+    read = read_settings(ModelSettings, settings, "naive_rag")
+    return ModelAgent("naive_rag", read, strategy=NaiveRAG, num_turns_needed=2)
+
+
+def self_ask(settings: Mapping[str, Any]) -> Agent:
+    """Search for follow-up questions that the model asks itself."""
+    read = read_settings(ModelSettings, settings, "self_ask")
+    return ModelAgent("self_ask", read, strategy=SelfAsk, num_turns_needed=2)
+
+
+def iterative_rag(settings: Mapping[str, Any]) -> Agent:
+    """Search and answer in turns, each search with the last answer.
+
+    Raises:
+        ConfigurationError: If `iterations` is below 1.
+    """
+    read = read_settings(IterativeSettings, settings, "iterative_rag")
+    _check_at_least(read.iterations, 1, "iterations", "iterative_rag")
+
+    def strategy(model: Policy, tool_format: ToolFormat) -> Policy:
+        return IterativeRAG(model, tool_format, iterations=read.iterations)
+
+    turns = read.iterations + 1
+    return ModelAgent("iterative_rag", read, strategy=strategy, num_turns_needed=turns)
+
+
+def reflexion(settings: Mapping[str, Any]) -> Agent:
+    """Try again with what the model notes about its failure; see `play_with_reflection`.
+
+    Raises:
+        ConfigurationError: If `trials` is below 1.
+    """
+    read = read_settings(ReflexionSettings, settings, "reflexion")
+    _check_at_least(read.trials, 1, "trials", "reflexion")
+
+    def play(
+        model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
+    ) -> list[PlayedEpisode]:
+        return play_with_reflection(model, collect, specs, trials=read.trials)
+
+    return ModelAgent("reflexion", read, play_attempts=play)
+
+
+def best_of_n(settings: Mapping[str, Any]) -> Agent:
+    """Play several times and take the answer that comes most often; see `play_best_of`.
+
+    Raises:
+        ConfigurationError: If `samples` is below 1, or all samples would be the same.
+    """
+    read = read_settings(BestOfSettings, settings, "best_of_n")
+    _check_at_least(read.samples, 1, "samples", "best_of_n")
+    if read.temperature == 0 and read.samples > 1:
+        raise ConfigurationError(
+            "best_of_n at temperature 0 plays the same episode each time. Raise temperature, or "
+            "use base_tool_call."
+        )
+
+    def play(
+        model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
+    ) -> list[PlayedEpisode]:
+        return play_best_of(model, collect, specs, samples=read.samples)
+
+    return ModelAgent("best_of_n", read, play_attempts=play)
+
+
+def _play_once(
+    model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
+) -> list[PlayedEpisode]:
+    return [
+        PlayedEpisode(trajectory=trajectory, usage=model.usage(spec.rng))
+        for spec, trajectory in zip(specs, collect(model, specs), strict=True)
+    ]
+
+
+def _check_at_least(value: int, least: int, name: str, agent: str) -> None:
+    if value < least:
+        raise ConfigurationError(f"Setting {name!r} of {agent} must be at least {least}: {value}.")

@@ -1,0 +1,144 @@
+"""Where an agent's model comes from: a local model, vLLM, or an OpenAI-compatible server."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+import pydantic
+
+from agent_envs.core.lookup import unknown_name_message
+from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_trainers.policies import Policy
+
+DEFAULT_MAX_NEW_TOKENS: Final = 512
+_SAMPLING: Final = ("temperature", "top_p", "max_new_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What every agent on a model takes."""
+
+    model: str
+    """Name or folder; with `base_url` the name by which the server knows it."""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """What runs a local model."""
+    base_url: str | None = None
+    """An OpenAI-compatible server to ask instead."""
+    api_key_env: str | None = None
+    """Environment variable with the server's key; ``OPENAI_API_KEY`` if not given."""
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    """Nucleus sampling."""
+    max_new_tokens: int | None = None
+    """Longest turn; 24 for the embedded policy, else 512."""
+    concurrency: int = 64
+    """Turns under way at once."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed on to a local model's template: ``{"enable_thinking": false}``."""
+    tool_format: str | None = None
+    """Of the environment, which has it already: see `agent_leaderboard.agents.agent.AgentKind`."""
+
+
+Settings = TypeVar("Settings", bound=ModelSettings)
+
+
+def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str) -> Settings:
+    """Return the settings of an agent, checked.
+
+    Args:
+        kind: What they are to be.
+        settings: What was given.
+        agent: The agent's kind, for messages.
+
+    Raises:
+        UnknownNameError: If a setting is unknown; suggests the nearest.
+        ConfigurationError: If a value is wrong, or the model is missing.
+    """
+    known = {entry.name: entry for entry in dataclasses.fields(kind)}
+    for name in settings:
+        if name not in known:
+            message = unknown_name_message(name, known, kind=f"setting of {agent}")
+            raise UnknownNameError(message)
+    try:
+        read: Settings = pydantic.TypeAdapter(kind).validate_python(dict(settings), strict=False)
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        raise ConfigurationError(f"Setting {name!r} of {agent}: {problem['msg']}.") from None
+    if read.temperature < 0 or not 0 < read.top_p <= 1 or read.concurrency < 1:
+        raise ConfigurationError(
+            f"{agent}: temperature ({read.temperature}) must not be negative, top_p "
+            f"({read.top_p}) be in (0, 1], and concurrency ({read.concurrency}) at least 1."
+        )
+    return read
+
+
+class ModelSource:
+    """Gives policies on one model."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        """Use the model that `settings` name; it is loaded when it is needed first."""
+        self.settings = settings
+
+    def check(self, tool_format: str) -> None:
+        """See that the model can act in a tool format.
+
+        Raises:
+            ConfigurationError: If a local model is to use a server's calls.
+        """
+        if self.settings.base_url is None and tool_format == "openai":
+            raise ConfigurationError(
+                f"{self.settings.model}: tool_format openai is for served models; pass base_url, "
+                "or hermes, which a local model's chat template describes."
+            )
+
+    @contextlib.contextmanager
+    def open(self, tool_format: str) -> Iterator[Policy]:
+        """Give a policy for environments with this tool format; see `check`."""
+        settings = self.settings
+        if settings.base_url is None:
+            names = [*_SAMPLING, "model", "backend", "concurrency", "chat_template_kwargs"]
+            yield _local_policy(json.dumps({name: getattr(settings, name) for name in names}))
+            return
+        from agent_trainers.policies.served import OpenAIPolicy
+
+        policy = OpenAIPolicy(
+            base_url=settings.base_url,
+            model=settings.model,
+            tool_format=tool_format,
+            api_key_env=settings.api_key_env,
+            max_new_tokens=settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_concurrency=settings.concurrency,
+        )
+        with contextlib.closing(policy):
+            yield policy
+
+
+@functools.lru_cache(maxsize=1)  # a model at a time
+def _local_policy(settings: str) -> Policy:
+    """Load a model; agents that differ in nothing but their kind share it.
+
+    Args:
+        settings: What says which policy it is, as JSON.
+    """
+    options: dict[str, Any] = json.loads(settings)
+    model, backend = options.pop("model"), options.pop("backend")
+    if backend == "vllm":
+        from agent_trainers.policies.offline_engine import vllm_policy
+
+        options["max_new_tokens"] = options["max_new_tokens"] or DEFAULT_MAX_NEW_TOKENS
+        del options["concurrency"]  # the engine batches as it sees fit
+        return vllm_policy(model, **options)
+    from transformers.utils.logging import disable_progress_bar
+
+    from agent_trainers.policies.local import load_policy
+
+    disable_progress_bar()  # of loading; the run has a bar of its own
+    return load_policy(model, max_batch_size=options.pop("concurrency"), **options)

@@ -1,0 +1,142 @@
+"""Agents without a model: they say what scores mean.
+
+`random_agent` is the floor, `oracle_agent` the ceiling (the reference actions), and
+`heuristic_agent` what a few rules reach: BM25's top passages and an extractive rule for questions,
+a calculator with the numbers of a problem, a program that returns what the example shows.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.agents.agent import PlayedEpisode
+from agent_leaderboard.agents.heuristics import next_action
+from agent_trainers.policies.policy import GenerationRequest
+from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+
+ANSWER_CHANCE: Final = 0.25
+"""How often a random turn is an answer."""
+_WORD: Final = re.compile(r"\w+")
+
+Player = Callable[[GenerationRequest], str]
+"""Plays one episode, and may remember what it did in it."""
+
+
+class ProgramAgent:
+    """An agent that is a program: one player for each episode."""
+
+    def __init__(self, make_player: Callable[[ToolEnv, EpisodeSpec], Player]) -> None:
+        """Let players act.
+
+        Args:
+            make_player: Takes an environment like the one of the episode, at its task, and what is
+                to be played.
+        """
+        self._make_player = make_player
+
+    def check(self, make_env: Callable[[], TextEnv]) -> None:
+        """Raise nothing: rules hold for every environment with tools."""
+
+    def play(
+        self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
+    ) -> list[PlayedEpisode]:
+        """Play one episode per spec, in order."""
+        env = make_env()
+        base = env.unwrapped
+        if not isinstance(base, ToolEnv):
+            raise ConfigurationError(
+                f"{base}: agents without a model play environments with tools (ToolEnv) only."
+            )
+        players: dict[int, Player] = {}
+        for spec in specs:
+            env.reset(seed=spec.seed, options=None if spec.task is None else {"task": spec.task})
+            # an episode's generator is its own: it tells whose turn it is
+            players[id(spec.rng)] = self._make_player(base, spec)
+        env.close()
+        policy = ScriptedPolicy(lambda request: players[id(request.rng)](request))
+        rollout = Rollout(make_env, policy)
+        try:
+            trajectories = rollout.collect(specs)
+        finally:
+            rollout.close()
+        return [PlayedEpisode(trajectory=trajectory) for trajectory in trajectories]
+
+
+def oracle_agent(settings: Mapping[str, Any]) -> ProgramAgent:
+    """Return an agent that takes the reference actions."""
+    _check_settings("oracle", settings)
+
+    def make_player(env: ToolEnv, spec: EpisodeSpec) -> Player:
+        actions = iter(env.reference_actions())
+        return lambda request: next(actions, env.write_answer("done"))
+
+    return ProgramAgent(make_player)
+
+
+def heuristic_agent(settings: Mapping[str, Any]) -> ProgramAgent:
+    """Return an agent that follows the rules of `heuristics`."""
+    _check_settings("heuristic", settings)
+
+    def make_player(env: ToolEnv, spec: EpisodeSpec) -> Player:
+        def act(request: GenerationRequest) -> str:
+            contents = [m["content"] for m in request.messages if m["role"] in ("user", "tool")]
+            return next_action(env, contents[0], contents[1:])
+
+        return act
+
+    return ProgramAgent(make_player)
+
+
+def random_agent(settings: Mapping[str, Any]) -> ProgramAgent:
+    """Return an agent that makes valid calls, and answers, of words it has read."""
+    _check_settings("random", settings)
+
+    def make_player(env: ToolEnv, spec: EpisodeSpec) -> Player:
+        def act(request: GenerationRequest) -> str:
+            rng = spec.rng
+            words = [w for m in request.messages[1:] for w in _WORD.findall(m["content"])] or ["0"]
+            if not env.tools or rng.random() < ANSWER_CHANCE:
+                return env.write_answer(_some_words(rng, words, 3))
+            name = list(env.tools)[int(rng.integers(len(env.tools)))]
+            properties = env.tools[name].parameters.get("properties", {})
+            arguments = {key: _draw(rng, schema, words) for key, schema in properties.items()}
+            return env.write_call(name, **arguments)
+
+        return act
+
+    return ProgramAgent(make_player)
+
+
+def _draw(rng: np.random.Generator, schema: Mapping[str, Any], words: Sequence[str]) -> Any:
+    """Draw a value that fits a JSON schema; text is words that were read."""
+    if "anyOf" in schema:
+        return _draw(rng, schema["anyOf"][0], words)
+    if "enum" in schema:
+        return schema["enum"][int(rng.integers(len(schema["enum"])))]
+    match schema.get("type"):
+        case "integer" | "number":
+            read = [int(word) for word in words if word.isascii() and word.isdigit()]
+            return read[int(rng.integers(len(read)))] if read else int(rng.integers(100))
+        case "boolean":
+            return bool(rng.integers(2))
+        case "array":
+            return [_draw(rng, schema.get("items", {}), words)]
+        case "object":
+            return {}
+        case _:
+            return _some_words(rng, words, 4)
+
+
+def _some_words(rng: np.random.Generator, words: Sequence[str], most: int) -> str:
+    start, count = int(rng.integers(len(words))), int(rng.integers(1, most + 1))
+    return " ".join(words[start : start + count])
+
+
+def _check_settings(kind: str, settings: Mapping[str, Any]) -> None:
+    if settings:
+        raise ConfigurationError(f"The agent {kind!r} has no settings, not {', '.join(settings)}.")

@@ -1,0 +1,249 @@
+"""One agent on one environment as a log of inspect_ai, made of inspect_ai's own types."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agent_leaderboard.records.run_folder import (
+    AgentRecord,
+    EnvironmentRecord,
+    Manifest,
+    ResultLine,
+    TaskEntry,
+    line_record,
+    write_line,
+)
+from agent_leaderboard.report.episodes import explain
+from agent_leaderboard.report.summary import named_generator, scored
+from agent_leaderboard.report.uncertainty import bootstrap_interval, mean_by_task
+from agent_leaderboard.verify.replay import ReplayedEpisode, ReplayedStep
+from agent_trainers.trajectory import StopReason
+
+RECORD_KEY: Final = "agent_r1"
+"""Where the metadata of a log and of its samples hold what the run folder holds, as JSON text."""
+SUCCESS: Final = "success"
+_LIMITS: Final[Mapping[StopReason, str]] = {
+    StopReason.TURN_LIMIT: "turn",
+    StopReason.TOKEN_LIMIT: "token",
+    StopReason.CONTEXT_OVERFLOW: "context",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEpisode:
+    """An episode that goes into a log."""
+
+    line: ResultLine
+    """What was recorded."""
+    text: ReplayedEpisode | None
+    """What was said, where it may be written."""
+    note: str | None
+    """Why there is no text."""
+    seconds: float | None
+    """How long it took, if that was kept."""
+
+
+def make_log(
+    manifest: Manifest,
+    cell: tuple[str, str],
+    tasks: Sequence[TaskEntry],
+    episodes: Sequence[LoggedEpisode],
+) -> Any:
+    """Make the ``EvalLog`` of one agent on one environment."""
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec, EvalStats
+    from inspect_ai.model import GenerateConfig
+
+    environment, agent = manifest.environment(cell[0]), manifest.agent(cell[1])
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    spec = EvalSpec(
+        created=now,
+        task=environment.slug,
+        task_display_name=environment.id,
+        task_args=environment.kwargs,
+        solver=agent.kind,
+        model=_model(agent.slug),
+        model_generate_config=GenerateConfig(temperature=manifest.protocol.temperature),
+        dataset=EvalDataset(
+            name=environment.slug,
+            samples=len(tasks),
+            sample_ids=[entry.task_id for entry in tasks],
+        ),
+        config=EvalConfig(epochs=manifest.protocol.samples_per_task),
+        packages=agent.packages,
+        metadata={RECORD_KEY: json.dumps(_record(manifest, environment, agent, tasks))},
+    )
+    return EvalLog(
+        status="success",
+        eval=spec,
+        results=_results(cell, [episode.line for episode in episodes]),
+        stats=EvalStats(started_at=now, completed_at=now),
+        samples=[_sample(episode, environment) for episode in episodes],
+    )
+
+
+def _record(
+    manifest: Manifest,
+    environment: EnvironmentRecord,
+    agent: AgentRecord,
+    tasks: Sequence[TaskEntry],
+) -> dict[str, Any]:
+    """Return what the run folder says besides the result lines, of one cell."""
+    return {
+        "protocol": dataclasses.asdict(manifest.protocol),
+        "environment": dataclasses.asdict(environment),
+        "agent": dataclasses.asdict(agent),
+        "tasks": [dataclasses.asdict(entry) for entry in tasks],
+        "left_out": [dataclasses.asdict(one) for one in manifest.left_out],
+        # Where they stand in the manifest, so that a run comes back in its order.
+        "position": [manifest.environments.index(environment), manifest.agents.index(agent)],
+    }
+
+
+def _model(agent: str) -> str:
+    return f"agent-r1/{agent}"  # inspect_ai writes models as provider/name
+
+
+def _results(cell: tuple[str, str], lines: Sequence[ResultLine]) -> Any:
+    from inspect_ai.log import EvalMetric, EvalResults, EvalScore
+
+    own = scored(lines)
+    metrics: dict[str, Any] = {}
+    if own:
+        shares = mean_by_task((line.task, float(line.success)) for line in own)
+        interval = bootstrap_interval(
+            list(shares.values()), named_generator("log", *cell), is_share=True
+        )
+        values = {"mean": interval.mean, "low_95": interval.low, "high_95": interval.high}
+        metrics = {name: EvalMetric(name=name, value=value) for name, value in values.items()}
+    return EvalResults(
+        total_samples=len(lines),
+        completed_samples=len(own),
+        scores=[
+            EvalScore(
+                name=SUCCESS,
+                scorer=SUCCESS,
+                scored_samples=len(own),
+                unscored_samples=len(lines) - len(own),
+                metrics=metrics,
+            )
+        ],
+    )
+
+
+def _sample(episode: LoggedEpisode, environment: EnvironmentRecord) -> Any:
+    from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
+    from inspect_ai.model import ModelOutput, ModelUsage
+
+    line, text = episode.line, episode.text
+    messages = _first_messages(episode)
+    usage = ModelUsage(
+        input_tokens=line.usage.prompt_tokens,
+        output_tokens=line.usage.completion_tokens,
+        total_tokens=line.usage.prompt_tokens + line.usage.completion_tokens,
+        total_cost=line.usage.money,
+    )
+    limit = _LIMITS.get(line.stop_reason)
+    error = None if line.error is None else _encodable(line.error)
+    return EvalSample(
+        id=line.task_id,
+        epoch=line.sample + 1,
+        input=messages,
+        target=[] if text is None else [_encodable(answer) for answer in text.answers],
+        messages=[*messages, *_step_messages(episode)],
+        output=ModelOutput.from_content(
+            _model(line.agent), _encodable(line.actions[-1]) if line.actions else ""
+        ),
+        scores=_scores(line, environment) if error is None else None,
+        metadata={**line.labels, "seed": line.seed, RECORD_KEY: write_line(line_record(line))},
+        model_usage={_model(line.agent): usage},
+        total_time=episode.seconds,
+        error=error and EvalError(message=error, traceback=error, traceback_ansi=error),
+        limit=None if limit is None else EvalSampleLimit(type=limit, limit=len(line.actions)),
+    )
+
+
+def _scores(line: ResultLine, environment: EnvironmentRecord) -> dict[str, Any]:
+    from inspect_ai.scorer import Score
+
+    why = "\n".join(explain(line, environment))
+    metrics = {name: value for name, value in line.metrics.items() if name != SUCCESS}
+    return {
+        SUCCESS: Score(value=int(line.success), explanation=why or None),
+        "return": Score(value=line.return_),
+        **{_encodable(name): Score(value=value) for name, value in metrics.items()},
+    }
+
+
+def _first_messages(episode: LoggedEpisode) -> list[Any]:
+    from inspect_ai.model import ChatMessageSystem, ChatMessageUser
+
+    if episode.text is None:
+        return [ChatMessageUser(content=f"({episode.note})")]
+    kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
+    return [
+        kinds[message["role"]](content=_encodable(message["content"]))
+        for message in episode.text.messages
+    ]
+
+
+def _step_messages(episode: LoggedEpisode) -> Iterator[Any]:
+    from inspect_ai.model import ChatMessageAssistant
+
+    line = episode.line
+    for number, action in enumerate(line.actions):
+        step = None if episode.text is None else episode.text.steps[number]
+        facts = {
+            "reward": line.rewards[number],
+            "reward_terms": line.reward_terms[number],
+            "error": line.errors[number],
+        }
+        yield ChatMessageAssistant(
+            content=_encodable(action if step is None else step.action),
+            metadata=facts,
+            tool_calls=None if step is None else _tool_calls(step, number),
+        )
+        if step is not None and step.observation:
+            yield _observation(step, number)
+
+
+def _tool_calls(step: ReplayedStep, number: int) -> list[Any] | None:
+    from inspect_ai.tool import ToolCall
+
+    if step.understood.get("kind") != "tool_call":
+        return None
+    arguments = _encodable_arguments(step.understood["arguments"])
+    return [ToolCall(id=f"call_{number}", function=step.understood["name"], arguments=arguments)]
+
+
+def _observation(step: ReplayedStep, number: int) -> Any:
+    from inspect_ai.model import ChatMessageTool, ChatMessageUser
+    from inspect_ai.tool import ToolCallError
+
+    content = _encodable(step.observation)
+    if step.understood.get("kind") != "tool_call":
+        return ChatMessageUser(content=content)
+    kind = "timeout" if step.error == "tool_timeout" else "unknown"
+    return ChatMessageTool(
+        content=content,
+        tool_call_id=f"call_{number}",
+        function=step.understood["name"],
+        error=None if step.error is None else ToolCallError(type=kind, message=content),
+    )
+
+
+def _encodable_arguments(value: Any) -> Any:
+    if isinstance(value, str):
+        return _encodable(value)
+    if isinstance(value, Mapping):
+        return {_encodable(key): _encodable_arguments(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encodable_arguments(item) for item in value]
+    return value
+
+
+def _encodable(text: str) -> str:
+    """Return text that UTF-8 can hold: lone surrogates are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()

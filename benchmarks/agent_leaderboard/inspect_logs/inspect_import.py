@@ -1,0 +1,307 @@
+"""What a log of inspect_ai holds, as the files of a run folder hold it.
+
+A log that was made of a run holds the result lines themselves. Of a log that inspect_ai wrote, the
+messages, scores and usage of each sample become a result line; its environment's id says that
+nothing can play the episodes again.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from agent_envs.errors import DataError
+from agent_leaderboard.inspect_logs.inspect_export import RECORD_KEY, SUCCESS
+from agent_leaderboard.records.run_folder import (
+    AgentRecord,
+    EnvironmentRecord,
+    LineUsage,
+    Protocol,
+    ResultLine,
+    TaskEntry,
+    is_slug,
+    line_record,
+    make_slug,
+    tasks_text,
+)
+from agent_leaderboard.report.summary import IMPORTED
+from agent_trainers.trajectory import StopReason
+
+NOT_VERIFIABLE: Final = (
+    "Not known. Read from a log of inspect_ai: nothing can play the episodes again, so the scores "
+    "are not verified."
+)
+_LIMITS: Final[Mapping[str, StopReason]] = {
+    "context": StopReason.CONTEXT_OVERFLOW,
+    "token": StopReason.TOKEN_LIMIT,
+    "message": StopReason.TURN_LIMIT,
+    "turn": StopReason.TURN_LIMIT,
+}
+_RECORDED: Final = ("protocol", "environment", "agent", "tasks", "left_out", "position")
+_PASSES: Final = ("C", "correct", "yes", True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogContents:
+    """One agent on one environment, as JSON."""
+
+    protocol: dict[str, Any]
+    """How it was measured."""
+    environment: dict[str, Any]
+    """The manifest's record of it."""
+    agent: dict[str, Any]
+    """The same of the agent."""
+    tasks: list[dict[str, Any]]
+    """The task list."""
+    lines: list[dict[str, Any]]
+    """Result lines."""
+    seconds: list[float | None]
+    """Seconds of each episode."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """What the run left out."""
+    position: list[int] = field(default_factory=list)
+    """Where environment and agent stood in the run's manifest, if it came from one."""
+
+    def seconds_records(self) -> list[dict[str, Any]]:
+        """Return the lines of the run folder's file of seconds."""
+        return [
+            {"task": line["task"], "sample": line["sample"], "seconds": seconds}
+            for line, seconds in zip(self.lines, self.seconds, strict=True)
+        ]
+
+
+def read_contents(path: Path) -> LogContents:
+    """Read a log.
+
+    Raises:
+        DataError: If it is none, holds no samples, or contradicts itself.
+    """
+    log = _read(path)
+    if not log.samples:
+        raise DataError(f"{path}: holds no samples.")
+    if RECORD_KEY not in (log.eval.metadata or {}):
+        return _foreign(log)
+    try:
+        record = _json(log.eval.metadata[RECORD_KEY])
+        lines = [_json(sample.metadata[RECORD_KEY]) for sample in log.samples]
+        _check_places(record)
+        order = {entry["task"]: i for i, entry in enumerate(record["tasks"])}
+        both = sorted(
+            zip(lines, log.samples, strict=True),
+            key=lambda pair: (order[pair[0]["task"]], pair[0]["sample"]),
+        )
+        for line, sample in both:
+            _check_score(line, sample, path)
+        return LogContents(
+            **{key: record[key] for key in _RECORDED},
+            lines=[line for line, _ in both],
+            seconds=[sample.total_time for _, sample in both],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{path}: its record of the run is malformed ({type(error).__name__}: {error})."
+        ) from None
+
+
+def _json(text: str) -> Any:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no number of JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _check_places(record: Mapping[str, Any]) -> None:
+    """Check what becomes names of files, and their order; the rest is checked as it is read back.
+
+    Raises:
+        ValueError: If a name is no plain name, or the order no two numbers.
+    """
+    for kind in ("environment", "agent"):
+        if not is_slug(record[kind]["slug"]):
+            raise ValueError(f"{kind}: slug {record[kind]['slug']!r} is no plain name")
+    first, second = record["position"]
+    if not (isinstance(first, int) and isinstance(second, int)):
+        raise ValueError(f"position {record['position']!r} is not two numbers")
+
+
+def _read(path: Path) -> Any:
+    from inspect_ai.log import read_eval_log
+
+    try:
+        return read_eval_log(str(path), resolve_attachments=True)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise DataError(
+            f"{path}: is no log of inspect_ai ({type(error).__name__}: {reason})."
+        ) from None
+
+
+def _check_score(line: Mapping[str, Any], sample: Any, path: Path) -> None:
+    """Refuse a log whose score was changed after it was made of a run."""
+    score = (sample.scores or {}).get(SUCCESS)
+    if score is not None and bool(score.value) != line["success"]:
+        raise DataError(
+            f"{path}: sample {sample.id!r}, epoch {sample.epoch}: the score is {score.value}, but "
+            f"the run recorded success {line['success']}."
+        )
+
+
+# Logs of inspect_ai's own evaluations
+
+
+def _foreign(log: Any) -> LogContents:
+    spec = log.eval
+    slug = make_slug(spec.task) or "task"
+    tasks = {str(sample.id): sample for sample in log.samples}
+    entries = [
+        TaskEntry(task=i, task_id=_plain(task_id), sha256=_task_hash(sample), labels={})
+        for i, (task_id, sample) in enumerate(sorted(tasks.items()))
+    ]
+    by_id = {entry.task_id: entry for entry in entries}
+    name = f"{spec.model} {spec.solver}" if spec.solver else spec.model
+    agent = make_slug(name) or "agent"
+    samples = sorted(log.samples, key=lambda one: (by_id[_plain(str(one.id))].task, one.epoch))
+    lines = [_line(one, by_id[_plain(str(one.id))], slug, agent) for one in samples]
+    temperature = spec.model_generate_config.temperature
+    protocol = Protocol(
+        samples_per_task=max(sample.epoch for sample in samples),
+        temperature=1.0 if temperature is None else temperature,
+    )
+    return LogContents(
+        protocol=dataclasses.asdict(protocol),
+        environment=dataclasses.asdict(_environment(spec, slug, entries)),
+        agent=dataclasses.asdict(_agent(spec, agent, name)),
+        tasks=[dataclasses.asdict(entry) for entry in entries],
+        lines=[line_record(line) for line in lines],
+        seconds=[sample.total_time for sample in samples],
+    )
+
+
+def _environment(spec: Any, slug: str, entries: Sequence[TaskEntry]) -> EnvironmentRecord:
+    return EnvironmentRecord(
+        slug=slug,
+        id=f"{IMPORTED}{_plain(spec.task)}",
+        kwargs={},
+        max_turns=None,
+        reward_terms={},
+        outcome_terms=[],
+        num_tasks=len(entries),
+        tasks_path=f"tasks/{slug}.json",
+        tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
+        data=[],
+        contamination=NOT_VERIFIABLE,
+        is_text_public=False,
+    )
+
+
+def _agent(spec: Any, slug: str, name: str) -> AgentRecord:
+    return AgentRecord(
+        slug=slug,
+        name=_plain(name),
+        kind="inspect_ai",
+        model=_plain(spec.model),
+        weights_sha256={},
+        tool_format=None,
+        settings={},
+        train=None,
+        prices=None,
+        packages={_plain(key): _plain(value) for key, value in spec.packages.items()},
+    )
+
+
+def _line(sample: Any, entry: TaskEntry, environment: str, agent: str) -> ResultLine:
+    actions, errors = _turns(sample)
+    score = _score(sample)
+    rewards = [0.0] * len(actions)
+    if rewards:
+        rewards[-1] = score
+    return ResultLine(
+        environment=environment,
+        agent=agent,
+        task=entry.task,
+        task_id=entry.task_id,
+        task_sha256=entry.sha256,
+        sample=sample.epoch - 1,
+        seed=0,
+        actions=actions,
+        rewards=rewards,
+        reward_terms=[{"score": reward} for reward in rewards],
+        errors=errors,
+        metrics={"success": float(score >= 1), "score": score},
+        return_=sum(rewards),
+        success=score >= 1 and sample.error is None,
+        stop_reason=_stop_reason(sample),
+        error=None if sample.error is None else _plain(sample.error.message),
+        attempts=[],
+        usage=_usage(sample),
+        labels={},
+    )
+
+
+def _turns(sample: Any) -> tuple[list[str], list[str | None]]:
+    """Return what the model wrote in each turn, and the error of the tool it called."""
+    actions: list[str] = []
+    errors: list[str | None] = []
+    for message in sample.messages:
+        if message.role == "assistant" and message.source != "input":
+            calls = [
+                json.dumps({"name": call.function, "arguments": call.arguments})
+                for call in message.tool_calls or ()
+            ]
+            actions.append("\n".join([*filter(None, [message.text]), *calls]))
+            errors.append(None)
+        elif message.role == "tool" and message.error is not None and errors:
+            errors[-1] = str(message.error.type)
+    return actions, errors
+
+
+def _score(sample: Any) -> float:
+    """Return the first score as a number; full marks are 1."""
+    for score in (sample.scores or {}).values():
+        value = score.value
+        if isinstance(value, bool | int | float):
+            return float(value)
+        return float(value in _PASSES)
+    return 0.0
+
+
+def _stop_reason(sample: Any) -> StopReason:
+    if sample.error is not None:
+        return StopReason.ENVIRONMENT_ERROR
+    if sample.limit is not None:
+        return _LIMITS.get(sample.limit.type, StopReason.TURN_LIMIT)
+    return StopReason.ANSWERED
+
+
+def _usage(sample: Any) -> LineUsage:
+    usages = list(sample.model_usage.values())
+    money = [usage.total_cost for usage in usages]
+    return LineUsage(
+        calls=sum(message.role == "assistant" for message in sample.messages),
+        prompt_tokens=sum(usage.input_tokens for usage in usages),
+        completion_tokens=sum(usage.output_tokens for usage in usages),
+        money=None if not money or None in money else float(sum(money)),
+    )
+
+
+def _task_hash(sample: Any) -> str:
+    """Return a hash of what defines a task: its input and its target."""
+    texts = (
+        sample.input
+        if isinstance(sample.input, str)
+        else [[message.role, message.text] for message in sample.input]
+    )
+    content = json.dumps([texts, sample.target], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _plain(text: str) -> str:
+    """Return text that JSON and UTF-8 can hold, without control characters."""
+    return re.sub(r"[\x00-\x1f\ud800-\udfff]", " ", text)

@@ -1,0 +1,170 @@
+"""Runs as logs of inspect_ai, which ``inspect view`` shows, and such logs as runs.
+
+A log is one agent on one environment. Its samples hold, besides what the viewer shows, the result
+lines as they are in the run folder: a run comes back from its logs as it was, and verifies. Logs of
+evaluations that inspect_ai made itself are read too; nothing can play their episodes again, so
+they are marked as not verifiable.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from agent_envs.core.extras import require_extra
+from agent_envs.errors import ConfigurationError, DataError
+from agent_leaderboard.inspect_logs.inspect_export import LoggedEpisode, make_log
+from agent_leaderboard.inspect_logs.inspect_import import LogContents, read_contents
+from agent_leaderboard.records.run_folder import FORMAT_VERSION, RunFolder, write_line
+from agent_leaderboard.report.episodes import TextSource, find_text
+from agent_leaderboard.report.summary import PlayedRun, read_run
+
+_FEATURE: Final = "Logs of inspect_ai"
+
+
+def export(run: Path, folder: Path, data: Path | None = None) -> list[Path]:
+    """Write one log for each agent on each environment; look at them with ``inspect view``.
+
+    Args:
+        run: The run folder.
+        folder: Where to; ``<environment>_<agent>.eval``.
+        data: Folder of the data sets. With it, logs hold the text of licensed data sets as well:
+            they are then for one's own eyes.
+
+    Returns:
+        The logs.
+
+    Raises:
+        DataError: If the run folder cannot be read.
+        MissingExtraError: If inspect_ai is not installed.
+    """
+    require_extra("inspect", _FEATURE, "inspect_ai")
+    from inspect_ai.log import write_eval_log
+
+    played = read_run(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with closing(TextSource(played.manifest, data)) as source:
+        for cell in tqdm(played.lines, desc="logs", unit="log"):
+            environment = played.manifest.environment(cell[0])
+            is_shown = environment.is_text_public or data is not None
+            episodes = _episodes(played, cell, source if is_shown else None)
+            tasks = RunFolder(run).read_tasks(environment.slug)
+            path = folder / f"{cell[0]}_{cell[1]}.eval"
+            write_eval_log(make_log(played.manifest, cell, tasks, episodes), str(path))
+            paths.append(path)
+    return paths
+
+
+def import_logs(logs: Sequence[Path], out: Path) -> None:
+    """Make a run folder of logs.
+
+    Args:
+        logs: ``.eval`` or ``.json`` files, or folders of them.
+        out: The run folder; it must not exist, or be empty.
+
+    Raises:
+        ConfigurationError: If `out` holds something, or there is no log.
+        DataError: If a log cannot be read, or logs do not fit each other; names the log.
+        MissingExtraError: If inspect_ai is not installed.
+    """
+    require_extra("inspect", _FEATURE, "inspect_ai")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigurationError(f"{out}: is not empty. Name a new folder for the run.")
+    paths = [path for given in logs for path in _log_files(given)]
+    if not paths:
+        raise ConfigurationError("There is no log to read: name .eval or .json files, or a folder.")
+    contents = [(path, read_contents(path)) for path in tqdm(paths, desc="logs", unit="log")]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        made = Path(temporary) / "run"
+        _write_run(contents, made)
+        if out.exists():
+            out.rmdir()
+        made.rename(out)
+
+
+def _episodes(
+    played: PlayedRun, cell: tuple[str, str], source: TextSource | None
+) -> list[LoggedEpisode]:
+    lines = played.lines[cell]
+    seconds: list[float | None] = list(played.seconds.get(cell, ()))
+    seconds += [None] * (len(lines) - len(seconds))
+    episodes = []
+    for line, took in zip(lines, seconds, strict=False):
+        text, note = find_text(line, source)
+        episodes.append(LoggedEpisode(line=line, text=text, note=note, seconds=took))
+    return episodes
+
+
+def _log_files(given: Path) -> list[Path]:
+    if given.is_dir():
+        return sorted(path for path in given.iterdir() if path.suffix in (".eval", ".json"))
+    return [given]
+
+
+def _write_run(contents: Sequence[tuple[Path, LogContents]], folder: Path) -> None:
+    """Write a run folder, and read it back: what is wrong in a log is found there."""
+    run = RunFolder(folder)
+    environments: dict[str, Any] = {}
+    agents: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
+    protocol: dict[str, Any] = {}
+    for path, log in contents:
+        environment, agent = log.environment["slug"], log.agent["slug"]
+        _agree(protocol, "protocol", log.protocol, path)
+        _agree(environments, environment, log.environment, path)
+        _agree(tasks, environment, log.tasks, path)
+        _agree(agents, agent, log.agent, path)
+        results = run.results_path(environment, agent)
+        if results.exists():
+            raise DataError(f"{path}: another log holds {agent} on {environment} already.")
+        _write_lines(results, log.lines)
+        if None not in log.seconds:
+            _write_lines(run.seconds_path(environment, agent), log.seconds_records())
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "protocol": protocol["protocol"],
+        "environments": _in_order(
+            environments, {log.environment["slug"]: log.position[:1] for _, log in contents}
+        ),
+        "agents": _in_order(agents, {log.agent["slug"]: log.position[1:] for _, log in contents}),
+        "left_out": contents[0][1].left_out,
+    }
+    _write_json(run.manifest_path, manifest)
+    for environment, entries in tasks.items():
+        _write_json(run.tasks_path(environment), entries)
+    read_run(folder)
+    checked = run.read_manifest()
+    for record in checked.environments:
+        run.read_tasks(record.slug)
+    if all(run.results_path(e.slug, a.slug).exists() for e, a in checked.cells):
+        run.write_checksums(checked)
+
+
+def _in_order(records: Mapping[str, Any], positions: Mapping[str, list[int]]) -> list[Any]:
+    """Return records in the order of the run they came from; without one, as they were read."""
+    return [records[slug] for slug in sorted(records, key=lambda slug: positions[slug])]
+
+
+def _agree(known: dict[str, Any], name: str, value: Any, path: Path) -> None:
+    """Note a value, or refuse one that differs from the one noted."""
+    if known.setdefault(name, value) != value:
+        raise DataError(
+            f"{path}: {name} is not as in the logs before it, so their results cannot stand in one "
+            "table. Import them into a run of their own."
+        )
+
+
+def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(map(write_line, records)), encoding="utf-8")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,270 @@
+"""What a run of the leaderboard is to do: YAML files, merged.
+
+A file holds ``protocol`` (the fields of `Protocol`), ``environments``, ``agents`` and ``left_out``
+(lists); files that are given together add up, and later values of the protocol win. A key or a name
+that is unknown is an error that holds the nearest right one.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium as gym
+import pydantic
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.records.run_folder import LeftOut, Prices, Protocol, is_slug, make_slug
+from agent_trainers.cli.arguments import read_config
+
+FOLDER: Final = Path(__file__).parent.parent
+PRESETS: Final[Mapping[str, Path]] = {
+    "published": FOLDER / "configs" / "published.yaml",
+    "paper": FOLDER / "presets" / "paper.yaml",
+}
+"""Settings that come with the package, by name."""
+DATA_PLACEHOLDER: Final = "${data}"
+EMBEDDED: Final = "embedded"
+"""The model that comes with the package."""
+_PLACEHOLDER: Final = re.compile(r"\$\{[^}]*\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentConfig:
+    """An environment to run."""
+
+    id: str
+    """Gymnasium's id."""
+    name: str = ""
+    """What it is called; made of the id if not given."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Its arguments; ``${data}`` stands for the data folder."""
+    tasks: int = 100
+    """How many: drawn by the protocol's seed, or the first ones where tasks are endless."""
+    contamination: str
+    """Whether models may have seen the tasks."""
+    is_text_public: bool | None = None
+    """Whether questions may be published; by default, if they come from no file."""
+    optional: bool = False
+    """Whether it is left out, with the reason, where its extra is not installed."""
+
+    @property
+    def slug(self) -> str:
+        """Its name in file names."""
+        return make_slug(self.name or re.sub(r"^.*/|-v\d+$", "", self.id))
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether it reads files of the data folder."""
+        return any(DATA_PLACEHOLDER in text for text in texts_in(self.kwargs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """An agent to run."""
+
+    name: str
+    kind: str
+    """A key of `AGENTS`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What its kind takes; ``model`` is a name, a folder, or ``embedded``."""
+    train: dict[str, Any] | None = None
+    """Options of ``agent-r1-train``: the run trains the model itself, once."""
+    prices: Prices | None = None
+    """Of the model's tokens."""
+
+    @property
+    def slug(self) -> str:
+        """Its name in file names."""
+        return make_slug(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What a run is to do."""
+
+    protocol: Protocol
+    environments: tuple[EnvironmentConfig, ...]
+    agents: tuple[AgentConfig, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    def choose(
+        self,
+        *,
+        environments: Sequence[str] = (),
+        agents: Sequence[str] = (),
+        tasks: int | None = None,
+    ) -> "RunConfig":
+        """Return a part of the run.
+
+        Args:
+            environments: Slugs; all if empty.
+            agents: Slugs; all if empty.
+            tasks: At most so many of each environment.
+
+        Raises:
+            UnknownNameError: If the run has no environment or agent of a name.
+        """
+        by_slug = {config.slug: config for config in self.environments}
+        agents_by_slug = {config.slug: config for config in self.agents}
+        chosen = [lookup(by_slug, name, kind="environment of the run") for name in environments]
+        limit = tasks or max((config.tasks for config in self.environments), default=1)
+        return replace(
+            self,
+            environments=tuple(
+                replace(config, tasks=min(config.tasks, limit))
+                for config in chosen or self.environments
+            ),
+            agents=tuple(lookup(agents_by_slug, name, kind="agent of the run") for name in agents)
+            or self.agents,
+        )
+
+    def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
+        """Return the run with these settings for every agent on a model that it does not train."""
+        return replace(
+            self,
+            agents=tuple(
+                replace(config, settings={**config.settings, **settings})
+                if AGENTS[config.kind].needs_model and config.train is None
+                else config
+                for config in self.agents
+            ),
+        )
+
+
+def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
+    """Read files and merge them.
+
+    Args:
+        paths: YAML files.
+        protocol: Fields of the protocol that win over the files.
+
+    Raises:
+        UnknownNameError: If a key, an environment, or a kind of agent is unknown.
+        ConfigurationError: If a value is wrong, or two things have the same name.
+    """
+    merged: dict[str, Any] = {"protocol": {}, "environments": [], "agents": [], "left_out": []}
+    for path in paths:
+        config = read_config(path)
+        _check_keys(config, merged, str(path))
+        for section, kind in _SECTIONS.items():
+            entries = config.get(section) or []
+            if not isinstance(entries, list):
+                raise ConfigurationError(f"{path}: {section!r} must be a list.")
+            merged[section] += [
+                _entry(kind, entry, f"{path}, {section}, entry {number}")
+                for number, entry in enumerate(entries, start=1)
+            ]
+        merged["protocol"] |= config.get("protocol") or {}
+    where = ", ".join(map(str, paths))
+    run = RunConfig(
+        protocol=_entry(Protocol, merged["protocol"] | protocol, f"{where}, protocol"),
+        environments=tuple(merged["environments"]),
+        agents=tuple(merged["agents"]),
+        left_out=tuple(merged["left_out"]),
+    )
+    _check(run, where)
+    return run
+
+
+def texts_in(value: Any) -> list[str]:
+    """Return every string in nested JSON."""
+    if isinstance(value, Mapping):
+        return [text for item in value.values() for text in texts_in(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in texts_in(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def fill_in(value: Any, data: Path | None) -> Any:
+    """Return nested JSON with ``${data}`` replaced by the data folder.
+
+    Raises:
+        ConfigurationError: If there is no data folder, or another placeholder.
+    """
+    if isinstance(value, Mapping):
+        return {key: fill_in(item, data) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [fill_in(item, data) for item in value]
+    if not isinstance(value, str):
+        return value
+    for placeholder in _PLACEHOLDER.findall(value):
+        lookup({DATA_PLACEHOLDER: None}, placeholder, kind="placeholder")
+        if data is None:
+            raise ConfigurationError(
+                f"{value}: pass --data with the folder of the data, or set AGENT_R1_DATA."
+            )
+        value = value.replace(placeholder, str(data))
+    return value
+
+
+_SECTIONS: Final[Mapping[str, type]] = {
+    "environments": EnvironmentConfig,
+    "agents": AgentConfig,
+    "left_out": LeftOut,
+}
+
+
+def _check_keys(entry: Any, known: Mapping[str, object], place: str) -> None:
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError(f"{place}: must hold 'key: value' lines, not {entry!r}.")
+    for key in entry:
+        lookup(known, str(key), kind=f"key in {place}:")
+
+
+def _entry(kind: Any, entry: Any, place: str) -> Any:
+    _check_keys(entry, {field.name: None for field in dataclasses.fields(kind)}, place)
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(entry)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{place}: {name}: {first['msg']}.") from None
+
+
+def _check(run: RunConfig, where: str) -> None:
+    _check_protocol(run.protocol, where)
+    if not run.environments or not run.agents:
+        raise ConfigurationError(f"{where}: a run needs 'environments' and 'agents'.")
+    for environment in run.environments:
+        lookup(gym.registry, environment.id, kind="environment")
+        if environment.tasks < 1:
+            raise ConfigurationError(f"{where}: {environment.id}: tasks must be at least 1.")
+    for agent in run.agents:
+        _check_agent(agent, where)
+    _check_slugs([config.slug for config in run.environments], where)
+    _check_slugs([config.slug for config in run.agents], where)
+
+
+def _check_protocol(protocol: Protocol, where: str) -> None:
+    least = {"samples_per_task": 1, "concurrency": 1, "max_retries": 0, "seed": 0, "temperature": 0}
+    for name, limit in least.items():
+        if getattr(protocol, name) < limit:
+            raise ConfigurationError(f"{where}: protocol: {name} must be at least {limit}.")
+
+
+def _check_slugs(slugs: Sequence[str], where: str) -> None:
+    for slug in slugs:
+        if not is_slug(slug) or slugs.count(slug) > 1:
+            raise ConfigurationError(
+                f"{where}: {slug!r} is used twice, or is no name. Give each a 'name' of "
+                "its own, of letters and digits."
+            )
+
+
+def _check_agent(agent: AgentConfig, where: str) -> None:
+    needs_model = lookup(AGENTS, agent.kind, kind="kind of agent").needs_model
+    if not needs_model and (agent.train is not None or agent.prices is not None):
+        raise ConfigurationError(
+            f"{where}: agent {agent.name!r}: {agent.kind!r} has no model to train or to pay for. "
+            "Leave out 'train' and 'prices'."
+        )
+    if agent.train is not None and "model" in agent.settings:
+        raise ConfigurationError(
+            f"{where}: agent {agent.name!r}: 'train' makes the model: give it or 'model', not both."
+        )

@@ -1,0 +1,218 @@
+"""Play a chunk of episodes and write them down as result lines.
+
+A chunk is what runs at once. A run that was interrupted goes on at the beginning of a chunk, so
+that the same episodes stand in the same batches, and an agent on a model writes the same.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from agent_leaderboard.agents.agent import AGENTS, Agent, PlayedEpisode, build_agent
+from agent_leaderboard.play.config import fill_in
+from agent_leaderboard.records.run_folder import (
+    AgentRecord,
+    EnvironmentRecord,
+    LineUsage,
+    Protocol,
+    ResultLine,
+    TaskEntry,
+)
+from agent_trainers.policies import Usage
+from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
+from agent_trainers.trajectory import StopReason, Trajectory
+
+_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Episodes of one agent in one environment that are played together."""
+
+    environment: EnvironmentRecord
+    agent: AgentRecord
+    agent_settings: Mapping[str, Any]
+    """Settings as the agent gets them: with the model, and what belongs to this machine."""
+    protocol: Protocol
+    episodes: Sequence[tuple[TaskEntry, int]]
+    """Task and sample of each."""
+    data: Path | None
+    """The data folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLine:
+    """An episode as it is written, and how long it took."""
+
+    line: ResultLine
+    seconds: float
+
+
+def list_episodes(entries: Sequence[TaskEntry], protocol: Protocol) -> list[tuple[TaskEntry, int]]:
+    """Return every episode of a task list, in the order in which results are written."""
+    return [(entry, sample) for entry in entries for sample in range(protocol.samples_per_task)]
+
+
+def episode_seed(protocol: Protocol, task: int, sample: int) -> int:
+    """Return the seed of an episode: the same for every agent."""
+    return int(np.random.SeedSequence([protocol.seed, task, sample]).generate_state(1)[0] >> 1)
+
+
+def environment_maker(
+    environment: EnvironmentRecord, tool_format: str | None, data: Path | None
+) -> Callable[[], TextEnv]:
+    """Return what makes an environment of a run.
+
+    Args:
+        environment: Which.
+        tool_format: The agent's, instead of the environment's own.
+        data: The data folder.
+
+    Raises:
+        ConfigurationError: If the environment reads data and there is no data folder.
+    """
+    kwargs = fill_in(environment.kwargs, data)
+    if tool_format is not None:
+        kwargs["tool_format"] = tool_format
+    return functools.partial(gym.make, environment.id, **kwargs)
+
+
+def check_chunk(chunk: Chunk) -> None:
+    """See that the agent can play the environment; no model is loaded for it.
+
+    Raises:
+        ConfigurationError: If it cannot, or a setting is wrong.
+    """
+    agent = build_agent(chunk.agent.kind, chunk.agent_settings)
+    agent.check(environment_maker(chunk.environment, chunk.agent.tool_format, chunk.data))
+
+
+def play_chunk(chunk: Chunk) -> list[TimedLine]:
+    """Play the episodes; those that an infrastructure fault ended are played again.
+
+    Raises:
+        ConfigurationError: If the agent cannot play the environment.
+    """
+    played, spent = play_episodes(chunk)
+    return [
+        TimedLine(_line(chunk, index, episode, usages), _seconds(episode))
+        for index, (episode, usages) in enumerate(zip(played, spent, strict=True))
+    ]
+
+
+def play_episodes(chunk: Chunk) -> tuple[list[PlayedEpisode], list[list[Usage]]]:
+    """Play the episodes of a chunk; see `play_chunk`.
+
+    Returns:
+        Each episode, and what each of its tries cost.
+    """
+    make_env = environment_maker(chunk.environment, chunk.agent.tool_format, chunk.data)
+    agent = _agent(chunk.agent.kind, json.dumps(chunk.agent_settings, sort_keys=True))
+    played: dict[int, PlayedEpisode] = {}
+    spent: list[list[Usage]] = [[] for _ in chunk.episodes]
+    waiting = list(range(len(chunk.episodes)))
+    for _ in range(1 + chunk.protocol.max_retries):
+        episodes = agent.play(make_env, [_spec(chunk, index) for index in waiting])
+        for index, episode in zip(waiting, episodes, strict=True):
+            played[index] = episode
+            spent[index].append(episode.usage)
+        waiting = [i for i in waiting if played[i].trajectory.stop_reason in _FAULTS]
+        if not waiting:
+            break
+    return [played[index] for index in range(len(chunk.episodes))], spent
+
+
+def withholds_actions(environment: EnvironmentRecord, agent: AgentRecord) -> bool:
+    """Return whether results hold a digest of each action instead of the action.
+
+    What an agent without a model writes are words of the task: its question, its answer. Where
+    those may not be published, whoever has the data can ask the agent again.
+    """
+    kind = AGENTS.get(agent.kind)
+    return kind is not None and not kind.needs_model and not environment.is_text_public
+
+
+def digest(action: str) -> str:
+    """Return what stands for an action that is withheld."""
+    return f"sha256:{hashlib.sha256(action.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+@functools.lru_cache(maxsize=1)  # a model at a time
+def _agent(kind: str, settings: str) -> Agent:
+    return build_agent(kind, json.loads(settings))
+
+
+def _spec(chunk: Chunk, index: int) -> EpisodeSpec:
+    entry, sample = chunk.episodes[index]
+    seed = episode_seed(chunk.protocol, entry.task, sample)
+    return EpisodeSpec(
+        task=entry.task,
+        seed=seed,
+        group_id=str(entry.task),
+        rng=np.random.default_rng(seed),  # a new one for each try: it begins where the first did
+    )
+
+
+def _line(chunk: Chunk, index: int, episode: PlayedEpisode, spent: Sequence[Usage]) -> ResultLine:
+    entry, sample = chunk.episodes[index]
+    trajectory = episode.trajectory
+    steps = trajectory.transitions
+    actions = [step.action for step in steps]
+    is_withheld = withholds_actions(chunk.environment, chunk.agent)
+    is_fault = trajectory.stop_reason in _FAULTS
+    return ResultLine(
+        environment=chunk.environment.slug,
+        agent=chunk.agent.slug,
+        task=entry.task,
+        task_id=entry.task_id,
+        task_sha256=entry.sha256,
+        sample=sample,
+        seed=episode_seed(chunk.protocol, entry.task, sample),
+        actions=[digest(action) for action in actions] if is_withheld else actions,
+        rewards=[float(step.reward) for step in steps],
+        reward_terms=[_floats(step.reward_terms) for step in steps],
+        errors=[step.info.get("action", {}).get("error") for step in steps],
+        metrics=_floats(trajectory.metrics),
+        return_=trajectory.return_,
+        success=trajectory.success,
+        stop_reason=trajectory.stop_reason,
+        error=_fault(trajectory) if is_fault else None,
+        attempts=[[step.action for step in a.transitions] for a in episode.attempts],
+        usage=_usage(chunk.agent, spent),
+        labels=dict(entry.labels),
+    )
+
+
+def _floats(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
+
+
+def _fault(trajectory: Trajectory) -> str:
+    """Return what failed: the last line of the traceback, which names no file of this machine."""
+    lines = (trajectory.error or "").strip().splitlines()
+    return lines[-1] if lines else str(trajectory.stop_reason)
+
+
+def _usage(agent: AgentRecord, spent: Sequence[Usage]) -> LineUsage:
+    prompt, completion = (
+        sum(usage.prompt_tokens for usage in spent),
+        sum(usage.completion_tokens for usage in spent),
+    )
+    return LineUsage(
+        calls=sum(usage.calls for usage in spent),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        money=None if agent.prices is None else agent.prices.cost(prompt, completion),
+    )
+
+
+def _seconds(episode: PlayedEpisode) -> float:
+    attempts = (episode.trajectory, *episode.attempts)
+    return round(sum(sum(attempt.timings.values()) for attempt in attempts), 4)

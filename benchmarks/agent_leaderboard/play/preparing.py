@@ -1,0 +1,159 @@
+"""What a run consists of: task lists and manifest, made from its configuration."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tqdm.auto import tqdm
+
+import agent_trainers
+from agent_envs.errors import MissingExtraError
+from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.play.config import (
+    DATA_PLACEHOLDER,
+    EMBEDDED,
+    AgentConfig,
+    EnvironmentConfig,
+    RunConfig,
+    fill_in,
+    texts_in,
+)
+from agent_leaderboard.play.playing import environment_maker
+from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
+from agent_leaderboard.play.training import trained_model
+from agent_leaderboard.records.run_folder import (
+    FORMAT_VERSION,
+    AgentRecord,
+    DataFile,
+    EnvironmentRecord,
+    LeftOut,
+    Manifest,
+    TaskEntry,
+    file_sha256,
+    tasks_text,
+)
+
+TINY_POLICY: Final = Path(agent_trainers.__file__).parent / "tiny_policy"
+_PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
+_MODEL_PACKAGES: Final = ("torch", "transformers")
+_OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
+"""Settings that are no part of the manifest; the model has a field of its own."""
+
+
+def find_model(agent: AgentConfig, work: Path) -> str | None:
+    """Return the model as it is loaded, a folder or a name; None for an agent without one.
+
+    Args:
+        agent: Whose model; it is trained if the run is to do so.
+        work: Where the run keeps models.
+    """
+    if agent.train is not None:
+        return str(trained_model(agent, work))
+    model: str | None = agent.settings.get("model")
+    return str(TINY_POLICY) if model == EMBEDDED else model
+
+
+def prepare(
+    config: RunConfig, models: Mapping[str, str | None], data: Path | None
+) -> tuple[Manifest, dict[str, list[TaskEntry]]]:
+    """Return the manifest, and the task list of each environment.
+
+    Args:
+        config: What is to be run.
+        models: The model of each agent, by slug; see `find_model`.
+        data: The data folder.
+
+    Raises:
+        MissingExtraError: If an environment that is not optional lacks its extra.
+        DataError: If data are missing or malformed.
+    """
+    environments, left_out = [], list(config.left_out)
+    tasks: dict[str, list[TaskEntry]] = {}
+    for environment in tqdm(config.environments, desc="listing tasks", leave=False):
+        try:
+            record, entries = _environment(environment, config.protocol.seed, data)
+        except MissingExtraError as error:
+            if not environment.optional:
+                raise
+            left_out.append(LeftOut(id=environment.id, reason=str(error)))
+            continue
+        environments.append(record)
+        tasks[record.slug] = entries
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        protocol=config.protocol,
+        environments=environments,
+        agents=[_agent(agent, models[agent.slug]) for agent in config.agents],
+        left_out=left_out,
+    )
+    return manifest, tasks
+
+
+def _environment(
+    config: EnvironmentConfig, seed: int, data: Path | None
+) -> tuple[EnvironmentRecord, list[TaskEntry]]:
+    record = EnvironmentRecord(
+        slug=config.slug,
+        id=config.id,
+        kwargs=config.kwargs,
+        max_turns=None,
+        reward_terms={},
+        outcome_terms=[],
+        num_tasks=0,
+        tasks_path=f"tasks/{config.slug}.json",
+        tasks_sha256="",
+        data=list(_data_files(config, data)),
+        contamination=config.contamination,
+        is_text_public=(
+            not config.reads_data if config.is_text_public is None else config.is_text_public
+        ),
+    )
+    env = open_tool_env(environment_maker(record, None, data))
+    entries = list_tasks(env, draw_tasks(env, config.tasks, seed))
+    record = dataclasses.replace(
+        record,
+        max_turns=env.max_turns,
+        reward_terms=dict(env.reward_weights),
+        outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
+        num_tasks=len(entries),
+        tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
+    )
+    env.close()
+    return record, entries
+
+
+def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFile]:
+    for text in texts_in(config.kwargs):
+        if DATA_PLACEHOLDER not in text:
+            continue
+        path = Path(fill_in(text, data))
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if not file.is_dir():
+                name = file.relative_to(data or "").as_posix()
+                yield DataFile(name=name, sha256=file_sha256(file))
+
+
+def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
+    kind = AGENTS[config.kind]
+    settings = {k: v for k, v in config.settings.items() if k not in _OF_THIS_MACHINE}
+    packages = _PACKAGES + (_MODEL_PACKAGES if kind.needs_model else ())
+    is_folder = model is not None and Path(model).is_dir()
+    name = None if model is None else (Path(model).name if is_folder else model)
+    weights = sorted(Path(model).glob("*.safetensors")) if model is not None and is_folder else []
+    return AgentRecord(
+        slug=config.slug,
+        name=config.name,
+        kind=config.kind,
+        model=name,
+        weights_sha256={path.name: file_sha256(path) for path in weights},
+        tool_format=kind.format_for(config.settings),
+        settings=settings,
+        train=config.train,
+        prices=config.prices,
+        packages={"python": platform.python_version()}
+        | {package: importlib.metadata.version(package) for package in packages},
+    )

@@ -1,0 +1,205 @@
+"""Run what a configuration says, into a folder; a run that was stopped goes on.
+
+Chunks of episodes are played in worker processes; the process that was started alone writes, whole
+chunks in order, so that a run has the same bytes however often it was interrupted.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.play.config import RunConfig
+from agent_leaderboard.play.playing import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
+from agent_leaderboard.play.preparing import find_model, prepare
+from agent_leaderboard.play.processes import run_all
+from agent_leaderboard.records.run_folder import (
+    Manifest,
+    RunFolder,
+    TaskEntry,
+    line_record,
+    manifest_text,
+    write_line,
+)
+
+
+def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int = 1) -> RunFolder:
+    """Play what is missing; write manifest, task lists, results and, at the end, checksums.
+
+    Args:
+        config: What to run.
+        output: The run's folder.
+        data: The data folder, for ``${data}``.
+        jobs: Processes that play; 1 plays in this one.
+
+    Raises:
+        ConfigurationError: If the folder holds another run, or is in use.
+    """
+    folder = RunFolder(output)
+    output.mkdir(parents=True, exist_ok=True)
+    with _locked(output):
+        models = {agent.slug: find_model(agent, output / "work") for agent in config.agents}
+        manifest, tasks = prepare(config, models, data)
+        cells = list(_cells(config, folder, manifest, tasks, models, data))
+        for cell in cells:
+            check_chunk(cell.chunks[0])
+        _settle(folder, manifest, tasks)
+        if not folder.checksums_path.exists():
+            _play(cells, jobs)
+            folder.write_checksums(manifest)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing into the same folder; released when this one ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigurationError(
+            f"{folder}: another process is running it. Wait for it, or choose another --output."
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _settle(folder: RunFolder, manifest: Manifest, tasks: Mapping[str, list[TaskEntry]]) -> None:
+    """Write task lists and manifest, or see that the manifest in the folder is the same."""
+    path = folder.manifest_path
+    if not path.exists():
+        for slug, entries in tasks.items():
+            folder.write_tasks(slug, entries)
+        folder.write_manifest(manifest)  # last: where it is, the lists are
+        return
+    there, wanted = path.read_text(encoding="utf-8"), manifest_text(manifest)
+    if there != wanted:
+        pairs = zip(there.splitlines(), wanted.splitlines(), strict=False)
+        old, new = next(((a, b) for a, b in pairs if a != b), ("its end", "more"))
+        raise ConfigurationError(
+            f"{folder.path}: holds another run: its manifest says {old.strip()!r} where this one "
+            f"has {new.strip()!r}. Choose another --output, or delete the folder."
+        )
+
+
+# Playing
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """The episodes of an agent in an environment, in chunks."""
+
+    results: Path
+    seconds: Path
+    chunks: list[Chunk]
+
+    def num_chunks_done(self) -> int:
+        """Return how many chunks are written whole, and cut off what is written beyond them."""
+        written = min(_num_lines(self.results), _num_lines(self.seconds))
+        done = num_episodes = 0
+        for chunk in self.chunks:
+            if num_episodes + len(chunk.episodes) > written:
+                break
+            num_episodes += len(chunk.episodes)
+            done += 1
+        for path in (self.results, self.seconds):
+            _keep_lines(path, num_episodes)
+        return done
+
+    def write(self, lines: Sequence[TimedLine]) -> None:
+        """Append a chunk."""
+        seconds = [
+            {"task": timed.line.task, "sample": timed.line.sample, "seconds": timed.seconds}
+            for timed in lines
+        ]
+        # Seconds first: where there are results, there are seconds.
+        _append(self.seconds, "".join(map(write_line, seconds)))
+        _append(self.results, "".join(write_line(line_record(timed.line)) for timed in lines))
+
+
+def _cells(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    tasks: Mapping[str, list[TaskEntry]],
+    models: Mapping[str, str | None],
+    data: Path | None,
+) -> Iterator[_Cell]:
+    protocol = manifest.protocol
+    settings = {agent.slug: agent.settings for agent in config.agents}
+    for environment, agent in manifest.cells:
+        own = dict(settings[agent.slug])
+        if AGENTS[agent.kind].needs_model:
+            shared = {"temperature": protocol.temperature, "concurrency": protocol.concurrency}
+            own = {**shared, **own, "model": models[agent.slug]}
+        episodes = list_episodes(tasks[environment.slug], protocol)
+        yield _Cell(
+            folder.results_path(environment.slug, agent.slug),
+            folder.seconds_path(environment.slug, agent.slug),
+            [
+                Chunk(
+                    environment=environment,
+                    agent=agent,
+                    agent_settings=own,
+                    protocol=protocol,
+                    episodes=episodes[start : start + protocol.concurrency],
+                    data=data,
+                )
+                for start in range(0, len(episodes), protocol.concurrency)
+            ],
+        )
+
+
+def _play(cells: Sequence[_Cell], jobs: int) -> None:
+    """Play the chunks that are missing, and write each when all before it are written."""
+    done = [cell.num_chunks_done() for cell in cells]
+    missing = [
+        (number, index)
+        for number, cell in enumerate(cells)
+        for index in range(done[number], len(cell.chunks))
+    ]
+    total = sum(len(chunk.episodes) for cell in cells for chunk in cell.chunks)
+    left = sum(len(cells[number].chunks[index].episodes) for number, index in missing)
+    played: dict[tuple[int, int], list[TimedLine]] = {}
+    with tqdm(total=total, initial=total - left, desc="playing", unit="episode") as bar:
+        chunks = [cells[number].chunks[index] for number, index in missing]
+        for position, lines in run_all(play_chunk, chunks, jobs):
+            played[missing[position]] = lines
+            number, _ = missing[position]
+            while (ready := (number, done[number])) in played:
+                cells[number].write(played.pop(ready))
+                done[number] += 1
+            bar.update(len(lines))
+
+
+# Files of lines
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _keep_lines(path: Path, count: int) -> None:
+    """Cut a file after so many lines; also cuts a last one that is not whole."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    with path.open("r+b") as file:
+        file.truncate(sum(map(len, lines[:count])))
+
+
+def _append(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())

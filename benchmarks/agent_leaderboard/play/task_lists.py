@@ -1,0 +1,107 @@
+"""Fixed lists of tasks, with a hash of what each task is."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.records.run_folder import Labels, TaskEntry
+
+
+def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> ToolEnv:
+    """Make an environment whose tasks can be listed.
+
+    Raises:
+        ConfigurationError: If it is no `ToolEnv`, or does not take its arguments.
+    """
+    try:
+        env = make_env().unwrapped
+    except TypeError as error:  # an unknown argument
+        raise ConfigurationError(f"An environment could not be made: {error}.") from None
+    if not isinstance(env, ToolEnv):
+        raise ConfigurationError(f"{env}: the leaderboard plays environments with tools (ToolEnv).")
+    return env
+
+
+def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
+    """Return which tasks a run plays: the first ones of an endless family, else drawn by `seed`."""
+    if env.num_tasks is None:
+        return list(range(count))
+    if count >= env.num_tasks:
+        return list(range(env.num_tasks))
+    chosen = np.random.default_rng(seed).choice(env.num_tasks, count, replace=False)
+    return sorted(int(task) for task in chosen)
+
+
+def list_tasks(env: ToolEnv, indices: Sequence[int]) -> list[TaskEntry]:
+    """Return the tasks of these indices as a list."""
+    entries = []
+    for index in indices:
+        env.reset(seed=0, options={"task": index})
+        task = env.task
+        entries.append(
+            TaskEntry(
+                task=index, task_id=task.id, sha256=task_sha256(task), labels=task_labels(task)
+            )
+        )
+    return entries
+
+
+def task_sha256(task: Task) -> str:
+    """Return a hash of a task's content: id, question, answers and all that defines it."""
+    content = [task.id, task.question, list(task.answers), _plain(task.data)]
+    # ASCII, so that a lone surrogate in a data set has a hash too
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def task_labels(task: Task) -> Labels:
+    """Return what results are broken down by, as far as the task says it."""
+    labels: Labels = {}
+    data = task.data
+    kind = data.get("type") or data.get("subject") or getattr(data.get("task"), "kind", None)
+    if kind is not None:
+        labels["type"] = str(kind)
+    if data.get("level") is not None:
+        labels["level"] = str(data["level"])
+    if (hops := _hops(data)) is not None:
+        labels["hops"] = hops
+    return labels
+
+
+def _hops(data: Mapping[str, Any]) -> int | None:
+    """Return how many facts lead to the answer, or calls where tools are no search."""
+    if questions := data.get("questions"):
+        return len(questions[0].gold)
+    for key in ("gold", "steps"):
+        if data.get(key):
+            return len(data[key])
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Return nested values as JSON that is the same for the same content."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, AbstractSet):
+        return sorted((_plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.hex()
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

@@ -1,0 +1,367 @@
+"""The leaderboard of a run as people read it: in the terminal, as Markdown, CSV and a web page."""
+
+import csv
+import functools
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from agent_envs.core.lookup import lookup
+from agent_envs.data.files import write_text
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.report.page import write_page
+from agent_leaderboard.report.summary import (
+    Board,
+    Cell,
+    PlayedRun,
+    is_verifiable,
+    read_run,
+    summarise,
+)
+from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Interval
+from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
+
+MAX_EPISODES: Final = 20
+PAGE: Final = "leaderboard.html"
+PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
+NOT_VERIFIED: Final = " (not verifiable)"
+_BAR_WIDTH: Final = 20
+_MAX_NAME_WIDTH: Final = 26
+_MIN_WIDTH: Final = 120
+"""Columns of the widest table: where a pipe or a file says nothing of its width, it is used."""
+
+
+def write_reports(
+    run: Path, data: Path | None = None, *, text: bool = False, max_episodes: int = MAX_EPISODES
+) -> list[Path]:
+    """Write ``leaderboard.md``, ``.csv`` and ``.html`` into a run folder.
+
+    The text of licensed data sets is left out, so that the page may be published.
+
+    Args:
+        run: The run folder.
+        data: Folder of the data sets that the run's environments read.
+        text: Whether to write one more page, ``leaderboard_with_text.html``, that holds the text of
+            licensed data sets as well: for one's own eyes.
+        max_episodes: How many episodes of a cell the page shows at most.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ConfigurationError: If `text` is asked for without `data`.
+        DataError: If the run folder cannot be read.
+    """
+    if text and data is None:
+        raise ConfigurationError(
+            "The text of licensed data sets is read from the data: give --data DIR with --text."
+        )
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        board = _board(read_run(run), progress)
+        write_text(run / "leaderboard.md", make_markdown(board))
+        write_text(run / "leaderboard.csv", make_csv(board))
+        written = [run / "leaderboard.md", run / "leaderboard.csv"]
+        for name, with_text in ((PAGE, False), (PAGE_WITH_TEXT, True)):
+            if with_text and not text:
+                continue
+            task = progress.add_task(f"{name}: episodes", total=len(board.cells))
+            write_page(
+                run / name,
+                board,
+                data=data,
+                with_licensed_text=with_text,
+                max_episodes=max_episodes,
+                advance=functools.partial(progress.advance, task),
+            )
+            written.append(run / name)
+    return written
+
+
+def print_table(run: Path, console: Console | None = None) -> None:
+    """Print the leaderboard.
+
+    Args:
+        run: The run folder.
+        console: Where to; standard output if not given.
+    """
+    console = console or _console()
+    board = _board_with_progress(run)
+    for environment in board.environments:
+        console.print(_environment_table(board, environment))
+        console.print()
+    console.print(Text(RANK_RULE, style="dim"))
+
+
+def print_comparison(run: Path, first: str, second: str, console: Console | None = None) -> None:
+    """Print how two agents compare on every environment that both played.
+
+    Args:
+        run: The run folder.
+        first: Name of an agent.
+        second: Name of another.
+        console: Where to; standard output if not given.
+
+    Raises:
+        UnknownNameError: If the run has no such agent.
+    """
+    console = console or _console()
+    board = _board_with_progress(run)
+    slugs = {record.slug: record.slug for record in board.run.manifest.agents}
+    slugs |= {record.name: record.slug for record in board.run.manifest.agents}
+    one, other = (lookup(slugs, name, kind="agent of this run") for name in (first, second))
+    table = Table(title=Text(f"{visible(first)} less {visible(second)}"), box=box.SIMPLE_HEAD)
+    for heading in ("environment", "difference", f"{CONFIDENCE:.0%} interval", "better", "equal",
+                    "worse", "p bootstrap", "p sign test"):  # fmt: skip
+        is_name = heading == "environment"
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
+    for environment in board.environments:
+        if (comparison := board.compare(environment, one, other)) is None:
+            continue
+        difference = comparison.difference
+        is_sure = difference.low > 0 or difference.high < 0
+        table.add_row(
+            Text(environment),
+            Text(f"{100 * difference.mean:+.1f}", style="bold" if is_sure else ""),
+            f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
+            str(comparison.num_better),
+            str(comparison.num_equal),
+            str(comparison.num_worse),
+            p_value(comparison.p_bootstrap),
+            p_value(comparison.p_sign),
+        )
+    console.print(table)
+    console.print(
+        Text(
+            "Difference of success in points, on the tasks that both played: paired bootstrap over "
+            "tasks, and the exact sign test, which is McNemar's where a task is played once. The "
+            "p-values are not corrected for the number of rows.",
+            style="dim",
+        )
+    )
+
+
+def p_value(value: float) -> str:
+    """Write a p-value; small ones as a bound."""
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
+
+
+def rank_mark(cell: Cell) -> str:
+    """Write a rank; ``=`` says that it is shared; an upper bound has none."""
+    return "" if cell.rank is None else f"{'=' * cell.is_tied}{cell.rank}"
+
+
+def ranked(board: Board, environment: str) -> list[Cell]:
+    """Return the cells of an environment, best first."""
+    cells = [cell for (slug, _), cell in board.cells.items() if slug == environment]
+    return sorted(
+        cells,
+        key=lambda cell: (
+            math.inf if cell.rank is None else cell.rank,
+            0.0 if cell.success is None else -cell.success.mean,
+            cell.agent,
+        ),
+    )
+
+
+# Markdown and CSV
+
+
+def make_markdown(board: Board) -> str:
+    """Return the leaderboard as Markdown; the same for the same results, in any process."""
+    manifest = board.run.manifest
+    protocol = manifest.protocol
+    parts = [
+        "# Leaderboard",
+        f"Success in %, with the {CONFIDENCE:.0%} interval of the bootstrap over tasks and the "
+        f"rank; {protocol.samples_per_task} episode(s) a task, temperature "
+        f"{protocol.temperature:g}, seed {protocol.seed}. {RANK_RULE} An oracle knows the "
+        "answers: it is an upper bound and has no rank. Episodes that a fault of "
+        "the infrastructure ended are not scored; they are counted as faults.",
+        _matrix(board),
+        "## Costs",
+        "Means over episodes. Seconds depend on the machine: they are in `leaderboard.html`.",
+        _costs(board),
+        "## Environments",
+        "\n".join(
+            f"- `{record.slug}`: {record.id}, {record.num_tasks} tasks. Contamination: "
+            f"{markdown_cell(record.contamination)}"
+            for record in manifest.environments
+        ),
+    ]
+    if manifest.left_out:
+        parts.append("Left out:")
+        parts.append(
+            "\n".join(
+                f"- {markdown_cell(one.id)}: {markdown_cell(one.reason)}"
+                for one in manifest.left_out
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def make_csv(board: Board) -> str:
+    """Return every cell as a row of CSV; the same for the same results, in any process."""
+    rows = [_csv_row(board, environment, cell) for environment, cell in _ordered(board)]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]) if rows else ["environment"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _matrix(board: Board) -> str:
+    names = [markdown_cell(record.name) for record in board.run.manifest.agents]
+    lines = [_row(["environment", *names]), "|---" + "|---:" * len(names) + "|"]
+    for environment in board.environments:
+        cells = [board.cells.get((environment, agent)) for agent in board.agents]
+        mark = "" if is_verifiable(board.run.manifest.environment(environment)) else NOT_VERIFIED
+        lines.append(_row([f"`{environment}`{mark}", *map(_matrix_cell, cells)]))
+    overall = [board.overall[agent] for agent in board.agents]
+    lines.append(_row(["**mean**", *(percent(one) if one else "" for one in overall)]))
+    return "\n".join(lines)
+
+
+def _matrix_cell(cell: Cell | None) -> str:
+    if cell is None or cell.success is None:
+        return "-" if cell is None else f"{cell.num_faults} faults"
+    text = percent(cell.success)
+    if cell.rank is not None:
+        text += f" · {rank_mark(cell)}"
+    return f"**{text}**" if cell.is_leading else text
+
+
+def _costs(board: Board) -> str:
+    headings = ["environment", "agent", "return", "turns", "calls", "tokens read",
+                "tokens written", "money", "faults"]  # fmt: skip
+    lines = [_row(headings), "|---|---" + "|---:" * (len(headings) - 2) + "|"]
+    for environment, cell in _ordered(board):
+        cost = cell.cost
+        assert cost is not None  # noqa: S101 - a cell has episodes
+        record = board.run.manifest.agent(cell.agent)
+        currency = record.prices.currency if record.prices else ""
+        values = [
+            f"`{environment}`",
+            markdown_cell(record.name),
+            "" if cell.return_ is None else f"{cell.return_.mean:.3f}",
+            f"{cell.num_steps:.1f}",
+            f"{cost.calls:.1f}",
+            f"{cost.prompt_tokens:,.0f}",
+            f"{cost.completion_tokens:,.0f}",
+            "" if cost.money is None else f"{cost.money:.6f} {markdown_cell(currency)}",
+            str(cell.num_faults),
+        ]
+        lines.append(_row(values))
+    return "\n".join(lines)
+
+
+def _row(values: Sequence[str]) -> str:
+    return "| " + " | ".join(values) + " |"
+
+
+def percent(interval: Interval) -> str:
+    """Write a share and its interval in per cent."""
+    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
+    record = board.run.manifest.environment(environment)
+    agent = board.run.manifest.agent(cell.agent)
+    cost = cell.cost
+    row: dict[str, Any] = {
+        "environment": environment,
+        "environment_id": csv_cell(record.id),
+        "is_verifiable": is_verifiable(record),
+        "agent": csv_cell(agent.name),
+        "kind": csv_cell(agent.kind),
+        "model": csv_cell(agent.model or ""),
+        "rank": cell.rank,
+        "is_tied": cell.is_tied,
+        "num_episodes": cell.num_episodes,
+        "num_faults": cell.num_faults,
+    }
+    for name, interval in (("success", cell.success), ("return", cell.return_)):
+        row[name] = interval and interval.mean
+        row[f"{name}_low"] = interval and interval.low
+        row[f"{name}_high"] = interval and interval.high
+    largest = max(cell.pass_at, default=None)
+    return row | {
+        "num_tasks": cell.success and cell.success.num_tasks,
+        "k": largest,
+        "pass_at_k": None if largest is None else cell.pass_at[largest],
+        "pass_hat_k": None if largest is None else cell.pass_hat[largest],
+        "turns": cell.num_steps,
+        "calls": cost and cost.calls,
+        "prompt_tokens": cost and cost.prompt_tokens,
+        "completion_tokens": cost and cost.completion_tokens,
+        "money": cost and cost.money,
+    }
+
+
+def _ordered(board: Board) -> Iterator[tuple[str, Cell]]:
+    for environment in board.environments:
+        for cell in ranked(board, environment):
+            yield environment, cell
+
+
+# Terminal
+
+
+def _environment_table(board: Board, environment: str) -> Table:
+    record = board.run.manifest.environment(environment)
+    mark = "" if is_verifiable(record) else NOT_VERIFIED
+    title = Text(f"{environment}{mark} · {visible(record.id)} · {record.num_tasks} tasks")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("agent", max_width=_MAX_NAME_WIDTH, overflow="fold")
+    table.add_column("success %", justify="right", no_wrap=True)
+    table.add_column("0" + "100".rjust(_BAR_WIDTH - 1), no_wrap=True)
+    for heading in ("return", "calls", "tokens", "s", "faults"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cell in ranked(board, environment):
+        cost = cell.cost
+        table.add_row(
+            rank_mark(cell),
+            Text(visible(board.run.manifest.agent(cell.agent).name)),
+            Text("-" if cell.success is None else percent(cell.success)),
+            Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
+            "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",
+            "-" if cost is None else f"{cost.calls:.1f}",
+            "-" if cost is None else f"{cost.tokens:,.0f}",
+            "-" if cost is None or cost.seconds is None else f"{cost.seconds:.2f}",
+            str(cell.num_faults) if cell.num_faults else "",
+            style="bold" if cell.is_leading else "",
+        )
+    return table
+
+
+def draw_interval(interval: Interval) -> str:
+    """Draw a share and its interval on a line from 0 to 1."""
+    low, mean, high = (
+        round(value * (_BAR_WIDTH - 1)) for value in (interval.low, interval.mean, interval.high)
+    )
+    return "".join(
+        "●" if i == mean else "━" if low <= i <= high else "·" for i in range(_BAR_WIDTH)
+    )
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_MIN_WIDTH)
+
+
+def _board_with_progress(run: Path) -> Board:
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        return _board(read_run(run), progress)
+
+
+def _board(run: PlayedRun, progress: Progress) -> Board:
+    task = progress.add_task("Statistics", total=len(run.lines))
+    return summarise(run, advance=lambda: progress.advance(task))

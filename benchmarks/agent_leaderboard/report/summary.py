@@ -1,0 +1,380 @@
+"""What a run says about its agents: one cell for each environment and agent, and comparisons.
+
+Episodes that a fault of the infrastructure ended are not scored; they are counted apart. Every
+draw of the bootstrap comes from a generator made of the names of what is summarised, so a cell
+does not change when another agent joins the board.
+"""
+
+import json
+import statistics
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from agent_envs.scoring import pass_at_k, pass_hat_k
+from agent_leaderboard.records.run_folder import (
+    AgentRecord,
+    EnvironmentRecord,
+    Manifest,
+    ResultLine,
+    RunFolder,
+)
+from agent_leaderboard.report.uncertainty import (
+    Comparison,
+    Interval,
+    bootstrap_interval,
+    compare,
+    mean_by_task,
+    mean_over_environments,
+    ranks_with_ties,
+)
+
+IMPORTED: Final = "inspect_ai:"
+"""Begins the id of an environment that is known from a log only."""
+MAX_LABEL_VALUES: Final = 12
+"""A label with more values than this is an identifier, and no type to break scores down by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRun:
+    """What a run folder holds."""
+
+    manifest: Manifest
+    """Protocol, environments, agents."""
+    lines: Mapping[tuple[str, str], Sequence[ResultLine]]
+    """Episodes by environment and agent."""
+    seconds: Mapping[tuple[str, str], Sequence[float]]
+    """Seconds of the same episodes, as far as they are known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What an episode cost, on average."""
+
+    calls: float
+    """Calls of the model, retries of the agent included."""
+    prompt_tokens: float
+    """Tokens read."""
+    completion_tokens: float
+    """Tokens written."""
+    seconds: float | None
+    """Seconds on the machine of the run; None if they were not kept."""
+    money: float | None
+    """Money by the run's price table; None without a price."""
+
+    @property
+    def tokens(self) -> float:
+        """Tokens read and written."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The tasks of one kind."""
+
+    label: str
+    """What they are told apart by: ``type``."""
+    value: str
+    """Their kind: ``bridge``."""
+    success: Interval
+    """How often they were solved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorCount:
+    """One kind of mistake."""
+
+    code: str
+    """Its code, as the environment gives it."""
+    num_steps: int
+    """Steps that made it."""
+    num_episodes: int
+    """Episodes that made it at least once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One agent on one environment."""
+
+    environment: str
+    """Slug."""
+    agent: str
+    """Slug."""
+    num_episodes: int
+    """Episodes that are scored."""
+    num_faults: int
+    """Episodes that are not, for a fault of the infrastructure."""
+    success: Interval | None
+    """Share of successes; None if no episode is scored."""
+    return_: Interval | None
+    """Sum of an episode's rewards."""
+    rank: int | None
+    """Rank on the environment, shared by agents that cannot be told apart; None without a score,
+    and for an upper bound."""
+    is_tied: bool
+    """Whether another agent shares the rank."""
+    is_leading: bool
+    """Whether the rank is the first, and not every agent's."""
+    pass_at: Mapping[int, float]
+    """pass@k: at least one of k samples is right."""
+    pass_hat: Mapping[int, float]
+    """pass^k: all of k samples are right."""
+    cost: Cost | None
+    """What an episode costs; None if no episode is scored."""
+    num_steps: float
+    """Turns of an episode, on average."""
+    groups: Sequence[Group]
+    """Success by kind of task."""
+    reward_terms: Mapping[str, float]
+    """What each term adds to an episode's return, on average."""
+    errors: Sequence[ErrorCount]
+    """Mistakes, the most frequent first."""
+    stop_reasons: Mapping[str, int]
+    """Why episodes ended."""
+    metrics: Mapping[str, float]
+    """Mean of each metric over the episodes that have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A whole leaderboard."""
+
+    run: PlayedRun
+    """What was played."""
+    environments: Sequence[str]
+    """Slugs, in the manifest's order."""
+    agents: Sequence[str]
+    """The same."""
+    cells: Mapping[tuple[str, str], Cell]
+    """Cells by environment and agent; those that were not played are missing."""
+    overall: Mapping[str, Interval | None]
+    """Mean success over all environments, by agent; None for those that did not play all."""
+
+    def task_scores(self, environment: str, agent: str) -> dict[int, float]:
+        """Return the share of successes of each task."""
+        lines = scored(self.run.lines.get((environment, agent), ()))
+        return mean_by_task((line.task, float(line.success)) for line in lines)
+
+    def compare(self, environment: str, first: str, second: str) -> Comparison | None:
+        """Compare two agents on the tasks of an environment that both played."""
+        rng = named_generator("compare", environment, first, second)
+        one, other = (self.task_scores(environment, agent) for agent in (first, second))
+        return compare(one, other, rng)
+
+    def comparisons(self) -> dict[tuple[str, str, str], Comparison]:
+        """Compare every two agents on every environment that both played."""
+        found = {}
+        for environment in self.environments:
+            for first, second in combinations(self.agents, 2):
+                if comparison := self.compare(environment, first, second):
+                    found[environment, first, second] = comparison
+        return found
+
+
+def read_run(path: Path) -> PlayedRun:
+    """Read a run folder; a run under way is read as far as it has come.
+
+    Raises:
+        DataError: If a file is missing or malformed; names file, line and field.
+    """
+    folder = RunFolder(path)
+    manifest = folder.read_manifest()
+    cells = [
+        (environment.slug, agent.slug)
+        for environment, agent in manifest.cells
+        if folder.results_path(environment.slug, agent.slug).exists()
+    ]
+    return PlayedRun(
+        manifest=manifest,
+        lines={cell: folder.read_results(*cell) for cell in cells},
+        seconds={cell: folder.read_seconds(*cell) for cell in cells},
+    )
+
+
+def summarise(run: PlayedRun, advance: Callable[[], object] = lambda: None) -> Board:
+    """Summarise a run.
+
+    Args:
+        run: What was played.
+        advance: Called after each cell, for a progress bar.
+    """
+    environments = [record.slug for record in run.manifest.environments]
+    agents = [record.slug for record in run.manifest.agents]
+    cells: dict[tuple[str, str], Cell] = {}
+    for environment in environments:
+        played = [agent for agent in agents if run.lines.get((environment, agent))]
+        ranks = _ranks(
+            {
+                agent: run.lines[environment, agent]
+                for agent in played
+                if not is_upper_bound(run.manifest.agent(agent))
+            }
+        )
+        for agent in played:
+            cells[environment, agent] = _cell(run, environment, agent, ranks)
+            advance()
+    overall = {agent: _overall(run, environments, agent) for agent in agents}
+    return Board(
+        run=run, environments=environments, agents=agents, cells=cells, overall=overall
+    )  # fmt: skip
+
+
+def is_upper_bound(agent: AgentRecord) -> bool:
+    """Return whether an agent knows the answers: it shows what can be reached, and has no rank."""
+    return agent.kind == "oracle"
+
+
+def is_verifiable(environment: EnvironmentRecord) -> bool:
+    """Return whether episodes can be played again; those read from others' logs cannot."""
+    return not environment.id.startswith(IMPORTED)
+
+
+def scored(lines: Iterable[ResultLine]) -> list[ResultLine]:
+    """Return the episodes that count: those without a fault of the infrastructure."""
+    return [line for line in lines if line.is_scored]
+
+
+def named_generator(*names: str) -> np.random.Generator:
+    """Return a generator that is the same for the same names, in any process."""
+    return np.random.default_rng(zlib.crc32(json.dumps(names).encode()))
+
+
+def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]) -> Cell:
+    every = run.lines[environment, agent]
+    lines = scored(every)
+    rng = named_generator("cell", environment, agent)
+    rank = ranks.get(agent)
+    return Cell(
+        environment=environment,
+        agent=agent,
+        num_episodes=len(lines),
+        num_faults=len(every) - len(lines),
+        success=_success(lines, rng),
+        return_=_return(lines, rng),
+        rank=rank,
+        is_tied=rank is not None and list(ranks.values()).count(rank) > 1,
+        is_leading=rank == 1 and max(ranks.values()) > 1,
+        pass_at=_over_samples(lines, pass_at_k),
+        pass_hat=_over_samples(lines, pass_hat_k),
+        cost=_cost(every, run.seconds.get((environment, agent), ())),
+        num_steps=statistics.fmean(len(line.actions) for line in lines) if lines else 0.0,
+        groups=_groups(lines, rng),
+        reward_terms=_reward_terms(lines),
+        errors=_errors(lines),
+        stop_reasons=dict(Counter(line.stop_reason.value for line in every).most_common()),
+        metrics=_metrics(lines),
+    )
+
+
+def _ranks(lines: Mapping[str, Sequence[ResultLine]]) -> dict[str, int]:
+    scores = {
+        agent: mean_by_task((line.task, float(line.success)) for line in scored(own))
+        for agent, own in lines.items()
+    }
+    return ranks_with_ties({agent: own for agent, own in scores.items() if own})
+
+
+def _overall(run: PlayedRun, environments: Sequence[str], agent: str) -> Interval | None:
+    """Average the environments; an agent that left one out has no mean like the others'."""
+    by_environment = [
+        [(line.task, float(line.success)) for line in scored(run.lines.get((e, agent), ()))]
+        for e in environments
+    ]
+    if not by_environment or not all(by_environment):
+        return None
+    values = [list(mean_by_task(scores).values()) for scores in by_environment]
+    return mean_over_environments(values, named_generator("overall", agent))
+
+
+def _success(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
+    by_task = mean_by_task((line.task, float(line.success)) for line in lines)
+    return bootstrap_interval(list(by_task.values()), rng, is_share=True) if by_task else None
+
+
+def _return(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
+    by_task = mean_by_task((line.task, line.return_) for line in lines)
+    return bootstrap_interval(list(by_task.values()), rng) if by_task else None
+
+
+def _over_samples(
+    lines: Sequence[ResultLine], estimate: Callable[[int, int, int], float]
+) -> dict[int, float]:
+    """Estimate pass@k or pass^k for k = 1, 2, 4, … and the smallest number of samples."""
+    counts = [(len(own), sum(line.success for line in own)) for own in _by_task(lines).values()]
+    most = min((n for n, _ in counts), default=0)
+    powers = {2**i for i in range(most.bit_length()) if 2**i <= most}
+    return {
+        k: statistics.fmean(estimate(n, correct, k) for n, correct in counts)
+        for k in sorted(powers | ({most} if most else set()))
+    }
+
+
+def _by_task(lines: Sequence[ResultLine]) -> dict[int, list[ResultLine]]:
+    ordered = sorted(lines, key=lambda line: line.task)
+    return {task: list(own) for task, own in groupby(ordered, key=lambda line: line.task)}
+
+
+def _cost(lines: Sequence[ResultLine], seconds: Sequence[float]) -> Cost | None:
+    """Average over all episodes: one that a fault ended has cost something, too."""
+    if not lines:
+        return None
+    usages = [line.usage for line in lines]
+    money = [usage.money for usage in usages if usage.money is not None]
+    return Cost(
+        calls=statistics.fmean(usage.calls for usage in usages),
+        prompt_tokens=statistics.fmean(usage.prompt_tokens for usage in usages),
+        completion_tokens=statistics.fmean(usage.completion_tokens for usage in usages),
+        seconds=statistics.fmean(seconds) if len(seconds) else None,
+        money=statistics.fmean(money) if len(money) == len(usages) else None,
+    )
+
+
+def _groups(lines: Sequence[ResultLine], rng: np.random.Generator) -> list[Group]:
+    by_kind: dict[tuple[str, str], list[ResultLine]] = {}
+    for line in lines:
+        for label, value in line.labels.items():
+            by_kind.setdefault((str(label), str(value)), []).append(line)
+    values = Counter(label for label, _ in by_kind)
+    groups = []
+    for label, value in sorted(by_kind, key=lambda kind: (kind[0], _natural(kind[1]))):
+        success = _success(by_kind[label, value], rng)
+        if success is not None and 1 < values[label] <= MAX_LABEL_VALUES:
+            groups.append(Group(label=label, value=value, success=success))
+    return groups
+
+
+def _natural(value: str) -> tuple[int, float, str]:
+    """Sort numbers by value, and before words."""
+    return (0, float(value), value) if value.isdecimal() else (1, 0.0, value)
+
+
+def _reward_terms(lines: Sequence[ResultLine]) -> dict[str, float]:
+    totals: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        for step in line.reward_terms:
+            for name, value in step.items():
+                totals[name] += value
+    return {name: totals[name] / len(lines) for name in sorted(totals)}
+
+
+def _errors(lines: Sequence[ResultLine]) -> list[ErrorCount]:
+    steps = Counter(code for line in lines for code in line.errors if code)
+    episodes = Counter(code for line in lines for code in {c for c in line.errors if c})
+    return [
+        ErrorCount(code=code, num_steps=count, num_episodes=episodes[code])
+        for code, count in sorted(steps.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def _metrics(lines: Sequence[ResultLine]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.metrics.items():
+            values.setdefault(name, []).append(float(value))
+    return {name: statistics.fmean(values[name]) for name in sorted(values)}

@@ -1,0 +1,1 @@
+"""Checking a run by playing it again."""

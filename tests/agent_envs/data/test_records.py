@@ -1,0 +1,79 @@
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from agent_envs import DataError
+from agent_envs.data.records import read_records
+
+ROWS = [{"a": 1}, {"a": "ü"}]
+EMPTY_GZIP = gzip.compress(b"", mtime=0)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json", "json.gz"])
+def test_every_kind_of_file_is_read(suffix, tmp_path):
+    path = tmp_path / f"rows.{suffix}"
+    lines = "\n\n".join(json.dumps(row) for row in ROWS)
+    text = json.dumps(ROWS) if suffix.startswith("json.") or suffix == "json" else lines
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    assert read_records(path) == ROWS
+
+
+def test_a_parquet_file_is_read_with_its_missing_values(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1, None], "b": ["ü", "x"]}), path)
+    assert read_records(path) == [{"a": 1, "b": "ü"}, {"a": None, "b": "x"}]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(name, tmp_path):
+    text = '{"a": 1}\n' if name.endswith("jsonl") else '[{"a": 1}]'
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_records(tmp_path / name) == [{"a": 1}]
+
+
+def test_only_the_end_of_the_name_says_what_a_file_is(tmp_path):
+    path = tmp_path / "rows.jsonl.json"
+    path.write_text('[{"a": 1}]', encoding="utf-8")
+    assert read_records(path) == [{"a": 1}]
+
+
+def test_no_file_is_named_with_the_reason(tmp_path):
+    for suffix in ("jsonl", "json.gz", "parquet"):
+        path = tmp_path / f"missing.{suffix}"
+        with pytest.raises(DataError, match="No such file or directory") as error:
+            read_records(path)
+        assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_folder_is_not_taken_for_an_empty_file(name, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="Is a directory"):
+        read_records(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.csv", b"a,b", "unknown kind of file"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": ', "row 2: is not valid JSON"),
+        ("rows.jsonl", b"[1]\n", "row 1: must be an object, not list"),
+        ("rows.jsonl", b"\xff\xfe", "is not UTF-8 text"),
+        ("rows.json", b"{}", "must hold a list of rows"),
+        ("rows.jsonl.gz", b"plain", "is not a sound gzip file"),
+        # a valid header, then a kind of block that does not exist
+        ("rows.json.gz", EMPTY_GZIP[:10] + b"\xff" * 20, "is not a sound gzip file"),
+        ("rows.jsonl.gz", gzip.compress(b"x" * 5000)[:-10], "ends too early"),
+        ("rows.parquet", b"plain", "is not a Parquet file"),
+    ],
+)
+def test_what_cannot_be_read_is_named(name, content, message, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as error:
+        read_records(path)
+    assert str(path) in str(error.value)

@@ -1,0 +1,187 @@
+import hashlib
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world, vocabulary
+from agent_envs.retrieval import Corpus, build_retriever
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+def test_the_reference_queries_find_their_facts_among_the_first_two(variant, hops):
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        world = make_world(rng, variant=variant)
+        retriever = build_retriever(Corpus(world.passages))
+        question = make_question(world, rng, hops=hops)
+        assert len(question.gold) == hops
+        for query, gold in zip(question.queries, question.gold, strict=True):
+            assert gold in [hit.index for hit in retriever.search(query, 2)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_chain_leads_from_the_question_to_the_only_answer(variant):
+    rng = np.random.default_rng(1)
+    world = make_world(rng, variant=variant)
+    question = make_question(world, rng, hops=3)
+    facts = [world.facts[i] for i in question.gold]
+    assert facts[0].subject in question.text
+    assert [fact.object for fact in facts[:-1]] == [fact.subject for fact in facts[1:]]
+    assert facts[-1].object == question.answer
+    keys = [(fact.relation, fact.subject) for fact in world.facts]
+    assert len(set(keys)) == len(keys)  # one answer per relation and subject
+
+
+def test_worlds_use_the_words_of_the_vocabulary_only():
+    known = set(vocabulary())
+    for variant in VARIANTS:
+        world = make_world(np.random.default_rng(0), variant=variant)
+        words = {word for passage in world.passages for word in passage.text.split()}
+        assert words <= known
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+def test_reference_actions_earn_the_full_reward(variant, hops):
+    env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=hops + 1)
+    for seed in range(5):
+        env.reset(seed=seed)
+        total = sum(env.step(action)[1] for action in env.unwrapped.reference_actions())
+        assert total == pytest.approx(1.2)  # exact match 1.0, all facts found 0.2
+
+
+def test_training_and_test_worlds_are_apart():
+    questions = {
+        split: {gym.make(ID, split=split).reset(options={"task": i})[0] for i in range(50)}
+        for split in ("train", "test")
+    }
+    first = {split: gym.make(ID, split=split).unwrapped._first_seed for split in questions}
+    assert first["test"] - first["train"] >= 2**31
+    assert questions["train"] != questions["test"]
+
+
+def test_other_relations_share_no_words_of_relation_with_the_trained_ones():
+    assert not set(VARIANTS["default"]) & set(VARIANTS["relations"])
+
+
+EPISODE = """
+import hashlib, json, gymnasium as gym, agent_envs
+env = gym.make("AgentR1/SyntheticMultiHop-v0")
+log = [env.reset(seed=7)]
+log += [env.step(action) for action in [*env.unwrapped.reference_actions()[:2], "hm"]]
+print(hashlib.sha256(json.dumps(log).encode()).hexdigest())
+"""
+
+
+def test_an_episode_is_the_same_bytes_in_processes_with_other_hash_seeds():
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", EPISODE],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "424242")
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == hashlib.sha256().digest_size * 2
+
+
+LONG = "AgentR1/SyntheticLongHorizon-v0"
+
+
+def test_several_questions_are_asked_each_in_a_conversation_of_its_own():
+    env = gym.make(LONG)
+    env.reset(options={"task": 5})
+    questions = env.unwrapped.task.data["questions"]
+    rewards = []
+    for action in env.unwrapped.reference_actions():
+        observation, reward, terminated, truncated, info = env.step(action)
+        rewards.append(reward)
+        if len(rewards) == 3:
+            assert observation == questions[1].text
+            assert [m["role"] for m in info["messages"]] == ["system", "user"]
+            assert info["messages"][1]["content"] == questions[1].text
+            assert not terminated
+    assert terminated
+    assert not truncated
+    assert info["metrics"]["success"] == 1.0
+    assert rewards[2] == rewards[5] == pytest.approx(1 / 3)
+    assert sum(rewards) == pytest.approx(1.2)
+
+
+def test_one_wrong_answer_costs_the_sparse_reward_and_only_a_third_of_the_other():
+    for rewards, expected in (({"all_correct": 1.0}, 0.0), ({"exact_match": 1.0}, 2 / 3)):
+        env = gym.make(LONG, rewards=rewards)
+        env.reset(options={"task": 5})
+        actions = env.unwrapped.reference_actions()
+        actions[2] = env.unwrapped.write_answer("nobody")
+        total = sum(env.step(action)[1] for action in actions)
+        assert total == pytest.approx(expected)
+        assert env.unwrapped.metrics()["success"] == 0.0
+        assert env.unwrapped.metrics()["exact_match"] == pytest.approx(2 / 3)
+
+
+def test_outdated_passages_look_like_the_gold_ones_but_say_what_was():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", outdated=True)
+    env.reset(options={"task": 1})
+    plain = gym.make("AgentR1/SyntheticMultiHop-v0")
+    plain.reset(options={"task": 1})
+    for action in env.unwrapped.reference_actions():
+        *_, info = env.step(action)
+        if info["tool_result"]:
+            assert " was " in info["tool_result"]
+    assert info["metrics"]["success"] == 1.0
+    assert "-outdated1-" in info["task_id"]
+
+
+def test_a_share_of_the_worlds_is_outdated():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", outdated=0.5).unwrapped
+    is_outdated = [
+        any(" was " in text for text in _found_first(env, task)) for task in range(40)
+    ]  # fmt: skip
+    assert 10 < sum(is_outdated) < 30
+    with pytest.raises(ConfigurationError, match="outdated"):
+        gym.make("AgentR1/SyntheticMultiHop-v0", outdated=1.5)
+
+
+def _found_first(env, task):
+    env.reset(options={"task": task})
+    return env.step(env.reference_actions()[0])[4]["tool_result"].splitlines()
+
+
+def test_a_budget_of_searches_ends_with_an_observation():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", max_searches=1)
+    env.reset(options={"task": 1})
+    first, second, _ = env.unwrapped.reference_actions()
+    assert "error" not in env.step(first)[4]["action"]
+    observation, *_, info = env.step(second)
+    assert info["action"]["error"] == "tool_error"
+    assert "no search left" in observation
+    env.reset(options={"task": 1})
+    assert "error" not in env.step(first)[4]["action"]
+
+
+def test_of_several_lengths_each_task_draws_one():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", hops=[1, 2])
+    lengths = []
+    for task in range(40):
+        env.reset(options={"task": task})
+        lengths.append(len(env.unwrapped.reference_actions()) - 1)
+    assert set(lengths) == {1, 2}
+    assert 10 < lengths.count(1) < 30
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"questions": 0}, {"max_searches": 0}, {"hops": []}, {"hops": [2, 9]}]
+)
+def test_arguments_out_of_range_are_refused_by_name(arguments):
+    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
+        gym.make("AgentR1/SyntheticMultiHop-v0", **arguments)

@@ -1,0 +1,169 @@
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError, DataError, UnknownNameError
+from agent_envs.data.records import read_records
+from agent_envs.retrieval import RETRIEVERS, Corpus, Passage, build_retriever, load_passages
+from agent_envs.retrieval import bm25 as bm25_module
+
+PASSAGES = [
+    Passage("Oslo", "Oslo is the capital of Norway."),
+    Passage("Bergen", "Bergen is a city in Norway."),
+    Passage("Porto", "Porto is a city in Portugal."),
+    Passage("Café", "A café serves coffee."),
+    Passage("Riga", "Riga is the capital of Latvia."),
+]
+
+
+def titles(hits):
+    return [hit.passage.title for hit in hits]
+
+
+@pytest.mark.parametrize("backend", RETRIEVERS)
+class TestEveryBackend:
+    def test_the_best_passage_comes_first(self, backend):
+        retriever = build_retriever(Corpus(PASSAGES), backend)
+        assert titles(retriever.search("capital of Norway", 3))[0] == "Oslo"
+
+    def test_case_and_unicode_forms_do_not_matter(self, backend):
+        retriever = build_retriever(Corpus(PASSAGES), backend)
+        assert titles(retriever.search("CAFE\u0301", 1)) == ["Café"]
+
+    def test_nothing_is_found_for_words_that_are_nowhere(self, backend):
+        retriever = build_retriever(Corpus(PASSAGES), backend)
+        assert retriever.search("xylophone", 3) == []
+        assert retriever.search("", 3) == []
+        assert retriever.search("?!", 3) == []
+
+    def test_asking_for_more_than_there_is_gives_what_there_is(self, backend):
+        hits = build_retriever(Corpus(PASSAGES), backend).search("city norway", 50)
+        assert set(titles(hits)) == {"Oslo", "Bergen", "Porto"}
+
+    def test_equal_passages_come_in_order_of_their_number(self, backend):
+        # Many, and two kinds by turns: a sort that is not stable would keep the order of a few.
+        texts = ["same words here", "same same here"] * 25
+        twins = [Passage(f"t{i}", text) for i, text in enumerate(texts)]
+        twins += [Passage(f"u{i}", "something else entirely") for i in range(100)]
+        expected = [f"t{i}" for i in [*range(1, 50, 2), *range(0, 50, 2)]]
+        retriever = build_retriever(Corpus(twins), backend)
+        for top_k in (2, 30, 50):
+            assert titles(retriever.search("same", top_k)) == expected[:top_k]
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    def test_a_tiny_corpus_is_searched_like_any_other(self, backend, size):
+        retriever = build_retriever(Corpus(PASSAGES[:size]), backend)
+        for passage in PASSAGES[:size]:
+            assert titles(retriever.search(passage.title, 1)) == [passage.title]
+
+    def test_an_empty_corpus_finds_nothing(self, backend):
+        assert build_retriever(Corpus([]), backend).search("x", 1) == []
+        assert build_retriever(Corpus([Passage("", "?")]), backend).search("x", 1) == []
+
+    def test_asking_for_no_passages_is_an_error(self, backend):
+        with pytest.raises(ConfigurationError, match="top_k"):
+            build_retriever(Corpus(PASSAGES), backend).search("x", 0)
+
+
+WORDS = st.sampled_from("red blue green harbor film star city old new the of".split())
+TEXTS = st.lists(WORDS, min_size=1, max_size=12).map(" ".join)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=20), TEXTS, st.integers(1, 25))
+def test_both_engines_find_the_same_passages_with_the_same_scores(texts, query, top_k):
+    corpus = Corpus(Passage(str(i), text) for i, text in enumerate(texts))
+    one, other = (build_retriever(corpus, name).search(query, top_k) for name in RETRIEVERS)
+    assert [hit.score for hit in one] == pytest.approx([hit.score for hit in other], abs=2e-4)
+    assert {hit.index for hit in one if hit.score > one[-1].score + 1e-3} == {
+        hit.index for hit in other if hit.score > one[-1].score + 1e-3
+    }
+
+
+def test_both_engines_agree_on_real_passages(shared_data):
+    passages = load_passages(shared_data / "hotpotqa_extra_passages.jsonl.gz")
+    rows = read_records(shared_data / "hotpotqa_dev_distractor.jsonl.gz")
+    queries = [row["question"] for row in rows[::3]]
+    queries += [f"{passage.title} {passage.text[:60]}" for passage in passages[::60]]
+    engines = [build_retriever(Corpus(passages), name) for name in RETRIEVERS]
+    for query in queries:
+        one, other = ([(h.index, h.score) for h in e.search(query, 5)] for e in engines)
+        assert one == other
+
+
+SEARCH_SCRIPT = """
+from agent_envs.retrieval import RETRIEVERS, Corpus, Passage, build_retriever
+words = "red blue green harbor film star city old new river".split()
+texts = [" ".join(words[(i * j) % 10] for j in range(1, 8)) for i in range(200)]
+corpus = Corpus(Passage(str(i), text) for i, text in enumerate(texts))
+for name in RETRIEVERS:
+    hits = build_retriever(corpus, name).search("old red harbor film star", 20)
+    print([(hit.index, hit.score) for hit in hits])
+"""
+
+
+def test_results_do_not_depend_on_the_hash_seed():
+    outputs = []
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", SEARCH_SCRIPT]
+        outputs.append(subprocess.check_output(command, env=environment, text=True))
+    assert outputs[0] == outputs[1]
+    one, other = outputs[0].splitlines()
+    assert one == other != "[]"
+
+
+def test_building_an_index_says_nothing(caplog, capfd):
+    # No caplog.set_level: it would also hide what the engine logs past the level of the root.
+    build_retriever(Corpus(PASSAGES), "bm25s").search("norway", 2)
+    assert caplog.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_engine_is_chosen_by_the_size_of_the_corpus(monkeypatch):
+    used = []
+    table = {
+        name: lambda documents, name=name, build=build: used.append(name) or build(documents)
+        for name, build in RETRIEVERS.items()
+    }
+    monkeypatch.setattr(bm25_module, "RETRIEVERS", table)
+    monkeypatch.setattr(bm25_module, "SMALL_CORPUS", 4)
+    build_retriever(Corpus(PASSAGES[:4]))
+    build_retriever(Corpus(PASSAGES))
+    build_retriever(Corpus(PASSAGES), "rank_bm25")
+    assert used == ["rank_bm25", "bm25s", "rank_bm25"]
+
+
+def test_an_unknown_engine_gets_the_nearest_name():
+    with pytest.raises(UnknownNameError, match="Did you mean 'bm25s'"):
+        build_retriever(Corpus(PASSAGES), "bm25")
+
+
+def test_a_passage_is_kept_once():
+    assert len(Corpus([*PASSAGES, *PASSAGES])) == len(PASSAGES)
+
+
+def test_a_passage_without_text_is_named(tmp_path):
+    path = tmp_path / "passages.jsonl"
+    path.write_text(json.dumps({"title": "x"}) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"passages\.jsonl, row 1: field 'text' is missing"):
+        load_passages(path)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_passages_are_read_in_order_and_other_fields_ignored(suffix, tmp_path):
+    path = tmp_path / f"passages.{suffix}"
+    rows = [{"title": p.title, "text": p.text, "id": i} for i, p in enumerate(PASSAGES)]
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif suffix == "json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert load_passages(path) == PASSAGES

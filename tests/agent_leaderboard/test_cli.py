@@ -1,0 +1,65 @@
+"""The command: run, verify, share."""
+
+import pytest
+
+from agent_leaderboard import cli
+from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
+
+CHECKPOINT = """
+agents: [{name: RL, kind: checkpoint, settings: {model: "${checkpoint}"}}]
+environments: [{id: AgentR1/SyntheticTable-v0, contamination: none}]
+"""
+
+
+def test_a_run_is_played_reported_verified_exported_and_merged(tmp_path, small_data, capsys):
+    config, folder = write_config(tmp_path, CONFIG), tmp_path / "run"
+    run = ["--config", str(config), "--data", str(small_data), "--tasks", "1"]
+    cli.main([*run, "--output", str(folder)])  # without the word run
+    assert {path.suffix for path in folder.glob("leaderboard.*")} == {".md", ".csv", ".html"}
+    assert "oracle" in capsys.readouterr().out
+
+    check = ["--data", str(small_data), "--jobs", "1"]
+    cli.main(["verify", str(folder), *check])
+    assert "Verified in full: 18 of 18 episodes" in capsys.readouterr().out
+    cli.main(["export", str(folder), str(tmp_path / "run.zip")])
+    cli.main(["merge", str(tmp_path / "merged"), str(tmp_path / "run.zip"), *check])
+    assert files_of(tmp_path / "merged") == files_of(folder)
+    cli.main(["compare", str(folder), "random", "oracle"])
+    assert "oracle" in capsys.readouterr().out
+
+    path = folder / "results" / "table" / "random.jsonl"
+    path.write_text(path.read_text().replace('"success": false', '"success": true'))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", str(folder), *check])
+    assert ended.value.code == 1
+    output = capsys.readouterr().out
+    assert "results/table/random.jsonl, line 1, field 'success': is true, replay gives fa" in output
+    assert "Verification FAILED" in output
+
+
+def test_what_is_wrong_is_a_line_not_a_traceback(tmp_path):
+    for arguments, message in (
+        (["--preset", "papre"], "Did you mean 'paper'"),
+        (["--config", str(tmp_path / "no.yaml")], "cannot be read"),
+        (["verify", str(tmp_path)], "1"),
+        (["export", str(tmp_path), str(tmp_path / "a.zip")], r"manifest\.json: cannot be read"),
+        (["--config", str(write_config(tmp_path, CHECKPOINT))], "pass --checkpoint"),
+        (["--preset", "published", "--agents", "orcle"], "Did you mean 'oracle'"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(arguments)
+
+
+def test_an_option_that_does_not_exist_and_a_number_below_one_are_refused(capsys):
+    for arguments in (["--modle", "x"], ["--jobs", "0"], ["verfy", "x"]):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+    errors = capsys.readouterr().err
+    assert "unrecognized arguments: --modle" in errors
+    assert "must be at least 1, not 0" in errors
+
+
+def test_the_data_folder_comes_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv(cli.DATA_VARIABLE, str(tmp_path))
+    options = cli._parser().parse_args(["verify", "run"])
+    assert options.data == tmp_path

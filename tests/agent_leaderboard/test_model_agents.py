@@ -1,0 +1,232 @@
+"""Agents on a model, played with the embedded policy, and against servers."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_leaderboard.agents.agent import AGENTS, build_agent
+from agent_leaderboard.agents.repeated_play import choose_by_majority
+from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers.policies import Usage
+from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from tests.agent_trainers.chat_server import chat_server, refuses, says
+from tests.agent_trainers.vllm_engine import install_vllm
+
+MODEL = {"model": str(TINY_POLICY), "concurrency": 8}
+MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
+KINDS = [name for name, kind in AGENTS.items() if kind.needs_model]
+
+
+def specs(count=3, seed=0):
+    return [
+        EpisodeSpec(task=i, seed=i, group_id=str(i), rng=np.random.default_rng([seed, i]))
+        for i in range(count)
+    ]
+
+
+def play(kind, settings, env_id=MULTI_HOP, count=3, **kwargs):
+    tool_format = AGENTS[kind].format_for(settings)
+    if tool_format is not None:
+        kwargs["tool_format"] = tool_format
+    agent = build_agent(kind, settings)
+    return agent.play(lambda: gym.make(env_id, **kwargs), specs(count))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_agent_plays_on_a_local_model_and_says_what_it_took(kind):
+    small = {"reflexion": {"trials": 2}, "best_of_n": {"samples": 2}}.get(kind, {})
+    played = play(kind, MODEL | small)
+    again = play(kind, MODEL | small)
+    assert len(played) == 3
+    for one, other in zip(played, again, strict=True):
+        assert one.usage == other.usage
+        assert one.usage.calls > 0
+        assert one.usage.prompt_tokens > one.usage.calls
+        actions, same = ([t.action for t in e.trajectory.transitions] for e in (one, other))
+        assert actions == same
+
+
+def test_the_model_itself_is_asked_once_a_turn():
+    for episode in play("base_tool_call", MODEL):
+        assert episode.usage.calls == len(episode.trajectory.transitions)
+        assert episode.attempts == ()
+
+
+def test_a_scripted_search_costs_nothing():
+    for episode in play("naive_rag", MODEL):
+        searches = sum(
+            step.info["action"]["kind"] == "tool_call" for step in episode.trajectory.transitions
+        )
+        assert episode.usage.calls == len(episode.trajectory.transitions) - searches
+
+
+@pytest.mark.parametrize("kind", ["naive_rag", "self_ask", "iterative_rag"])
+def test_agents_that_search_name_an_environment_without_a_search(kind):
+    with pytest.raises(ConfigurationError, match=rf"Agent '{kind}' needs .*SyntheticArith.* lacks"):
+        play(kind, MODEL, "AgentR1/SyntheticArithmetic-v0")
+
+
+def test_more_iterations_than_turns_are_refused():
+    with pytest.raises(ConfigurationError, match=r"'iterative_rag' takes 8 turns .* after 4"):
+        play("iterative_rag", MODEL | {"iterations": 7})
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "error", "message"),
+    [
+        ("react", MODEL | {"temprature": 1}, UnknownNameError, "Did you mean 'temperature'"),
+        ("react", {}, ConfigurationError, "Setting 'model' of react"),
+        ("react", MODEL | {"backend": "vlm"}, ConfigurationError, "Setting 'backend' of react"),
+        ("react", MODEL | {"temperature": -1}, ConfigurationError, "temperature"),
+        ("best_of_n", MODEL | {"temperature": 0}, ConfigurationError, "temperature 0"),
+        ("best_of_n", MODEL | {"samples": 0}, ConfigurationError, "'samples' of best_of_n"),
+        ("reflexion", MODEL | {"trials": 0}, ConfigurationError, "'trials' of reflexion"),
+        ("checkpoint", {"model": "no/where"}, ConfigurationError, "no model in no/where"),
+    ],
+)
+def test_wrong_settings_are_named(kind, settings, error, message):
+    with pytest.raises(error, match=message):
+        build_agent(kind, settings)
+
+
+def test_a_servers_own_calls_are_not_for_local_models():
+    with pytest.raises(ConfigurationError, match="tool_format openai is for served models"):
+        play("base_tool_call", MODEL | {"tool_format": "openai"})
+
+
+@pytest.fixture
+def server():
+    """A server whose model knows no answer until it is reminded of its failure."""
+    pytest.importorskip("openai", reason="the extra openai is not installed")
+
+    def reply(body, _):
+        system, *_ = [m["content"] for m in body["messages"] if m["role"] == "system"] or [""]
+        text = " ".join(str(m["content"]) for m in body["messages"])
+        if "learn from your mistakes" in system:
+            return says("I said what I did not know.", usage=(100, 10))
+        answer = "<answer>wiser</answer>" if "What you noted then" in text else "<answer>x</answer>"
+        return says(answer, usage=(50, 5))
+
+    with chat_server(reply) as running:
+        yield running
+
+
+def test_reflexion_tries_again_with_what_the_model_noted(server):
+    settings = {"model": "m", "base_url": server.url, "trials": 2}
+    (episode,) = play("reflexion", settings, count=1)
+    assert [t.action for t in episode.trajectory.transitions] == ["<answer>wiser</answer>"]
+    (first,) = episode.attempts
+    assert [t.action for t in first.transitions] == ["<answer>x</answer>"]
+    # two turns and one reflection
+    assert episode.usage == Usage(calls=3, prompt_tokens=200, completion_tokens=20)
+    reminded = server.bodies[-1]["messages"][1]["content"]
+    assert "- I said what I did not know." in reminded
+    attempt = server.bodies[1]["messages"][-1]["content"]
+    assert "You: <answer>x</answer>" in attempt
+
+
+def test_reflexion_stops_where_the_environment_says_success(tmp_path, monkeypatch):
+    answers = {}
+
+    def reply(body, _):
+        return says(f"<answer>{answers['right']}</answer>")
+
+    env = gym.make(MULTI_HOP)
+    env.reset(seed=0, options={"task": 0})
+    answers["right"] = env.unwrapped.reference_actions()[-1].split("<answer>")[1].split("<")[0]
+    with chat_server(reply) as running:
+        settings = {"model": "m", "base_url": running.url, "trials": 3}
+        (episode,) = play("reflexion", settings, count=1)
+    assert episode.trajectory.success
+    assert episode.attempts == ()
+    assert episode.usage.calls == 1
+
+
+def test_best_of_n_takes_the_answer_given_most_often():
+    answers = iter(["b", "The A.", "a"])
+    with chat_server(lambda *_: says(f"<answer>{next(answers)}</answer>")) as running:
+        settings = {"model": "m", "base_url": running.url, "samples": 3, "concurrency": 1}
+        (episode,) = play("best_of_n", settings, count=1)
+    assert episode.trajectory.transitions[-1].info["action"]["answer"] == "The A."
+    assert len(episode.attempts) == 2
+    assert episode.usage.calls == 3
+
+
+def trajectory(*answers, error=None):
+    steps = [
+        Transition(
+            messages=[], prompt_ids=[], completion_ids=[], logprobs=np.zeros(0, np.float32),
+            action=answer, reward=0.0, reward_terms={}, terminated=True, truncated=False,
+            info={"action": {"kind": "answer", "answer": answer}},
+        )
+        for answer in answers
+    ]  # fmt: skip
+    return Trajectory(
+        task_id="0", group_id="0", transitions=steps, metrics={}, timings={},
+        stop_reason=StopReason.ENVIRONMENT_ERROR if error else StopReason.ANSWERED, error=error,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attempts", "chosen"),
+    [
+        ([trajectory("a"), trajectory("b"), trajectory("b")], 1),
+        ([trajectory("a"), trajectory("b")], 0),  # equal: the first
+        ([trajectory(), trajectory("b")], 1),  # no answer, no vote
+        ([trajectory(), trajectory()], 0),
+        ([trajectory("a", "x"), trajectory("a", "y"), trajectory("a", "y")], 1),  # all questions
+        ([trajectory("a"), trajectory("a", error="server")], 1),  # the vote is not complete
+    ],
+)
+def test_the_majority_chooses(attempts, chosen):
+    assert choose_by_majority(attempts) == chosen
+
+
+def test_a_fault_while_reflecting_is_a_fault_of_the_episode():
+    def reply(body, _):
+        is_reflection = "learn from your mistakes" in body["messages"][0]["content"]
+        return refuses(400, "no") if is_reflection else says("<answer>x</answer>")
+
+    with chat_server(reply) as running:
+        settings = {"model": "m", "base_url": running.url, "trials": 2}
+        (episode,) = play("reflexion", settings, count=1)
+    assert episode.trajectory.stop_reason is StopReason.POLICY_ERROR
+    assert not episode.trajectory.is_scorable
+    assert "status 400: no" in episode.trajectory.error
+    assert [t.action for t in episode.attempts[0].transitions] == ["<answer>x</answer>"]
+
+
+@pytest.mark.parametrize(("kind", "tool_format"), [("base_tool_call", "openai"), ("react", None)])
+def test_agents_play_on_a_real_server(served, kind, tool_format):
+    name = served.native if tool_format == "openai" else served.text
+    settings = {"model": name, "base_url": served.url, "max_new_tokens": 16}
+    if tool_format is not None:
+        settings["tool_format"] = tool_format
+    for episode in play(kind, settings, count=2):
+        assert episode.trajectory.is_scorable
+        assert episode.usage.calls == len(episode.trajectory.transitions)
+        assert episode.usage.prompt_tokens > 0
+
+
+def test_agents_on_the_same_model_load_it_once(monkeypatch):
+    from agent_leaderboard.agents import model_source
+    from agent_trainers.policies import local as transformers
+
+    model_source._local_policy.cache_clear()
+    loaded, load = [], transformers.load_policy
+    monkeypatch.setattr(
+        transformers, "load_policy", lambda name, **kw: loaded.append(name) or load(name, **kw)
+    )
+    for kind in ("base_tool_call", "naive_rag", "checkpoint"):
+        play(kind, MODEL, count=1)
+    assert loaded == [str(TINY_POLICY)]
+
+
+def test_agents_play_on_vllm(monkeypatch):
+    engine = install_vllm(monkeypatch)
+    played = play("base_tool_call", MODEL | {"backend": "vllm", "temperature": 0.5}, count=2)
+    assert engine.calls
+    assert all(setting.temperature == 0.5 for _, settings in engine.calls for setting in settings)
+    assert played[0].usage.completion_tokens > 0

@@ -1,0 +1,259 @@
+"""A run: what it writes, how it goes on after a stop, and when it plays an episode again."""
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
+from agent_leaderboard.play import playing
+from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.play.run import run
+from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.verify.replay import Replayer
+from agent_trainers.trajectory import StopReason
+from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
+
+ROOT = Path(__file__).parents[2]
+NO_DATA = """
+protocol: {concurrency: 4}
+environments:
+  - {id: AgentR1/SyntheticMultiHop-v0, name: multi-hop, kwargs: {split: test}, tasks: 40,
+     contamination: none}
+  - {id: AgentR1/SyntheticTable-v0, name: table, kwargs: {split: test}, tasks: 30,
+     contamination: none}
+agents:
+  - {name: random, kind: random}
+  - {name: oracle, kind: oracle}
+"""
+
+
+def small(tmp_path, text=CONFIG):
+    return load_configs([write_config(tmp_path, text)])
+
+
+def test_a_run_holds_every_task_and_sample_of_every_agent_in_order(small_run):
+    folder = RunFolder(small_run)
+    manifest = folder.read_manifest()
+    assert [(e.slug, e.num_tasks) for e in manifest.environments] == [
+        ("table", 3), ("multi-hop", 2), ("hotpotqa", 2),
+    ]  # fmt: skip
+    for environment, agent in manifest.cells:
+        lines = folder.read_results(environment.slug, agent.slug)
+        tasks = [entry.task for entry in folder.read_tasks(environment.slug)]
+        assert [(line.task, line.sample) for line in lines] == [
+            (task, sample) for task in tasks for sample in (0, 1)
+        ]
+        assert len({line.seed for line in lines}) == len(lines)
+        assert len(folder.read_seconds(environment.slug, agent.slug)) == len(lines)
+        assert agent.slug != "oracle" or all(line.success for line in lines)
+    assert folder.read_checksums().keys() == set(folder.expected_files(manifest))
+
+
+def test_the_manifest_names_data_versions_and_terms_but_no_machine(small_run, small_data):
+    folder = RunFolder(small_run)
+    record = folder.read_manifest().environment("hotpotqa")
+    assert [file.name for file in record.data] == ["hotpot.jsonl"]
+    assert record.kwargs == {"data": "${data}/hotpot.jsonl"}
+    assert record.outcome_terms == ["exact_match"]
+    assert record.max_turns == 5
+    assert not record.is_text_public
+    assert folder.read_manifest().environment("table").is_text_public
+    assert "numpy" in folder.read_manifest().agent("oracle").packages
+    everything = b"".join(files_of(small_run).values()).decode()
+    assert str(small_data) not in everything
+
+
+def test_results_of_licensed_data_hold_no_question_answer_or_observation(small_run, small_data):
+    """Actions of agents without a model are words of the task: their digests stand for them."""
+    folder = RunFolder(small_run)
+    manifest = folder.read_manifest()
+    texts = [path.read_text() for path in (small_run / "results" / "hotpotqa").iterdir()]
+    assert len(texts) == 3
+    for words in ("In which country", "Norway", "Red Harbor", "Ada Holm"):
+        assert not any(words in text for text in texts)
+    replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent("oracle"), small_data)
+    line = folder.read_results("hotpotqa", "oracle")[0]
+    episode = replayer.replay(line)
+    assert episode.steps[-1].action == "<answer>Norway</answer>"
+    assert [step.reward for step in episode.steps] == line.rewards
+    assert "maker" in (small_run / "results" / "table" / "oracle.jsonl").read_text()
+
+
+def test_a_second_run_has_the_same_bytes_also_in_two_processes(tmp_path, small_run, small_data):
+    again = run(small(tmp_path), tmp_path / "run", data=small_data, jobs=2)
+    assert files_of(again.path) == files_of(small_run)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 600, 2000])
+def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_bytes(
+    tmp_path, small_run, small_data, keep
+):
+    folder = tmp_path / "run"
+    shutil.copytree(small_run, folder)
+    (folder / "checksums.json").unlink()
+    path = folder / "results" / "multi-hop" / "random.jsonl"
+    path.write_bytes(path.read_bytes()[:keep])
+    (folder / "results" / "hotpotqa" / "rules.jsonl").unlink()
+    (folder / "seconds" / "table" / "rules.jsonl").unlink()
+    run(small(tmp_path), folder, data=small_data)
+    assert files_of(folder) == files_of(small_run)
+
+
+def test_a_complete_run_is_left_alone(tmp_path, small_run, small_data):
+    folder = tmp_path / "run"
+    shutil.copytree(small_run, folder)
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json*")}
+    run(small(tmp_path), folder, data=small_data)
+    assert times == {path: path.stat().st_mtime_ns for path in folder.rglob("*.json*")}
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path, small_run, small_data):
+    other = small(tmp_path, CONFIG.replace("seed: 5", "seed: 6"))
+    with pytest.raises(ConfigurationError, match=r'another run.*"seed": 5.*"seed": 6'):
+        run(other, small_run, data=small_data)
+
+
+def test_a_missing_data_folder_and_a_missing_file_are_named(tmp_path, small_data):
+    with pytest.raises(ConfigurationError, match="pass --data"):
+        run(small(tmp_path), tmp_path / "a")
+    gone = small(tmp_path, CONFIG.replace("hotpot.jsonl", "hotpto.jsonl"))
+    with pytest.raises(ValueError, match=r"hotpto\.jsonl.*cannot be read"):
+        run(gone, tmp_path / "b", data=small_data)
+
+
+def test_killed_twice_a_run_goes_on_to_the_same_bytes(tmp_path):
+    """A real process, with two workers, killed without warning at two places."""
+    config = write_config(tmp_path, NO_DATA)
+    whole = run(load_configs([config]), tmp_path / "whole").path
+    folder = tmp_path / "killed"
+    for num_lines, kill in ((8, os.kill), (60, os.killpg)):  # alone; with its workers
+        process = _start(config, folder)
+        while _num_lines(folder) < num_lines and process.poll() is None:
+            time.sleep(0.01)
+        kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (folder / "checksums.json").exists()
+    assert 60 <= _num_lines(folder) < 140
+    process = _start(config, folder)
+    assert process.wait(timeout=120) == 0
+    assert {
+        name: content
+        for name, content in files_of(folder).items()
+        if not name.startswith("leaderboard.")
+    } == files_of(whole)
+
+
+def _start(config, folder):
+    command = [sys.executable, "-m", "agent_leaderboard", "--config", str(config)]
+    return subprocess.Popen(
+        [*command, "--output", str(folder), "--jobs", "2"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _num_lines(folder):
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("results/*/*.jsonl"))
+
+
+class Flaky:
+    """Plays as the oracle does, but its first tries fail for want of a server."""
+
+    def __init__(self, num_faults):
+        self.agent = build_agent("oracle", {})
+        self.num_faults = num_faults
+        self.asked = []
+
+    def play(self, make_env, specs):
+        self.asked.append([spec.task for spec in specs])
+        played = self.agent.play(make_env, specs)
+        usage = Usage(calls=1, prompt_tokens=10, completion_tokens=2)
+        is_down = len(self.asked) <= self.num_faults
+        return [
+            PlayedEpisode(
+                trajectory=dataclasses.replace(
+                    episode.trajectory,
+                    stop_reason=StopReason.ENVIRONMENT_ERROR,
+                    error="Traceback\n  File '/home/me/x.py'\nOSError: the server is away",
+                )
+                if is_down and spec.task == 1
+                else episode.trajectory,
+                usage=usage,
+            )
+            for spec, episode in zip(specs, played, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(("num_faults", "is_scored"), [(1, True), (2, True), (3, False)])
+def test_only_faults_are_played_again_and_only_so_often(
+    tmp_path, monkeypatch, num_faults, is_scored
+):
+    agent = Flaky(num_faults)
+    monkeypatch.setattr(playing, "_agent", lambda kind, settings: agent)
+    text = NO_DATA.replace("tasks: 40", "tasks: 3").replace(
+        "  - {name: random, kind: random}\n", ""
+    )
+    config = small(tmp_path, text).choose(environments=["multi-hop"])
+    folder = run(config, tmp_path / "run")
+    assert agent.asked == [[0, 1, 2], [1], [1]][: num_faults + 1]
+    lines = folder.read_results("multi-hop", "oracle")
+    assert [line.is_scored for line in lines] == [True, is_scored, True]
+    assert [line.usage.calls for line in lines] == [1, min(num_faults + 1, 3), 1]
+    assert lines[1].error == (None if is_scored else "OSError: the server is away")
+
+
+def test_a_wrong_answer_is_not_played_again(tmp_path, monkeypatch):
+    agent = build_agent("random", {})
+    asked = []
+
+    class Watched:
+        def play(self, make_env, specs):
+            asked.append(len(specs))
+            return agent.play(make_env, specs)
+
+    monkeypatch.setattr(playing, "_agent", lambda kind, settings: Watched())
+    config = small(tmp_path, NO_DATA).choose(environments=["table"], agents=["random"], tasks=8)
+    folder = run(config, tmp_path / "run")
+    assert asked == [4, 4]
+    assert not all(line.success for line in folder.read_results("table", "random"))
+
+
+def test_money_follows_the_price_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(playing, "_agent", lambda kind, settings: Flaky(0))
+    text = NO_DATA.replace(
+        "  - {name: oracle, kind: oracle}",
+        "  - {name: served, kind: react, settings: {model: m}, "
+        "prices: {prompt: 3.0, completion: 15.0}}",
+    )
+    config = small(tmp_path, text).choose(environments=["table"], agents=["served"], tasks=1)
+    folder = run(config, tmp_path / "run")
+    (line,) = folder.read_results("table", "served")
+    # 10 prompt tokens at 3 and 2 completion tokens at 15 a million
+    assert line.usage.money == pytest.approx(60e-6)
+    assert folder.read_manifest().agent("served").model == "m"
+
+
+def test_an_optional_environment_without_its_extra_is_left_out_with_the_reason(
+    tmp_path, monkeypatch
+):
+    from agent_envs.core import extras
+
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    text = NO_DATA.replace(
+        "agents:", "  - {id: AgentR1/TextWorld-v0, optional: true, contamination: none}\nagents:"
+    )
+    manifest = run(small(tmp_path, text).choose(tasks=1), tmp_path / "run").read_manifest()
+    (left_out,) = manifest.left_out
+    assert left_out.id == "AgentR1/TextWorld-v0"
+    assert "pip install 'agent-r1[textworld]'" in left_out.reason
+    assert [environment.slug for environment in manifest.environments] == ["multi-hop", "table"]

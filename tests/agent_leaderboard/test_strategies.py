@@ -1,0 +1,137 @@
+"""What the strategies ask a model, and what they make of its replies."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk, short_answer
+from agent_trainers.policies import ScriptedPolicy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+
+HERMES = TOOL_FORMATS["hermes"]
+
+
+class Model:
+    """Replies one after the other; remembers what it was asked."""
+
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
+        self.policy = ScriptedPolicy(self.reply)
+
+    def reply(self, request):
+        self.asked.append(list(request.messages))
+        return self.replies[len(self.asked) - 1]
+
+
+def play(strategy, data_file, **kwargs):
+    """Play the first task; return its trajectory."""
+    rollout = Rollout(lambda: gym.make("AgentR1/HotpotQA-v0", data=data_file, **kwargs), strategy)
+    spec = EpisodeSpec(task=0, seed=0, group_id="0", rng=np.random.default_rng(0))
+    (trajectory,) = rollout.collect([spec])
+    rollout.close()
+    return trajectory
+
+
+def queries(trajectory):
+    actions = [step.info["action"] for step in trajectory.transitions]
+    return [action["arguments"]["query"] for action in actions if action["kind"] == "tool_call"]
+
+
+def question_of(trajectory):
+    return trajectory.transitions[0].messages[-1]["content"]
+
+
+def answer_of(trajectory):
+    return trajectory.transitions[-1].info["action"]["answer"]
+
+
+def test_naive_rag_searches_once_with_the_question_and_takes_the_reply_as_the_answer(hotpot_file):
+    model = Model("Answer: Mara Quill")
+    trajectory = play(NaiveRAG(model.policy, HERMES), hotpot_file)
+    assert queries(trajectory) == [question_of(trajectory)]
+    assert answer_of(trajectory) == "Mara Quill"
+    ((_, shown),) = model.asked
+    found = trajectory.transitions[0].info["tool_result"]
+    assert found in shown["content"]
+    assert question_of(trajectory) in shown["content"]
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_strategies_act_in_the_environments_tool_format(tool_format, hotpot_file):
+    strategy = NaiveRAG(Model("Mara Quill").policy, TOOL_FORMATS[tool_format])
+    trajectory = play(strategy, hotpot_file, tool_format=tool_format)
+    assert [step.info["action"]["kind"] for step in trajectory.transitions] == [
+        "tool_call",
+        "answer",
+    ]
+
+
+def test_iterative_rag_searches_with_its_last_answer_and_the_question(hotpot_file):
+    model = Model("It may be Dorn.", "Quill wrote it. So the answer is: Mara Quill.")
+    trajectory = play(IterativeRAG(model.policy, HERMES, iterations=2), hotpot_file)
+    question = question_of(trajectory)
+    assert queries(trajectory) == [question, f"It may be Dorn. {question}"]
+    assert answer_of(trajectory) == "Mara Quill."
+    second = trajectory.transitions[1].info["tool_result"]
+    assert second in model.asked[1][-1]["content"]
+
+
+def test_self_ask_searches_for_its_follow_up_questions(hotpot_file):
+    model = Model(
+        "Yes.\nFollow up: Who made Red Harbor?\nIntermediate answer: a\nSo the final answer is: x",
+        "Mara Quill made it.\nFollow up: When was Mara Quill born?",
+        "In 1950.\nSo the final answer is: 1950",
+    )
+    trajectory = play(SelfAsk(model.policy, HERMES), hotpot_file)
+    assert queries(trajectory) == ["Who made Red Harbor?", "When was Mara Quill born?"]
+    assert answer_of(trajectory) == "1950"
+    roles = [message["role"] for message in model.asked[2]]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert trajectory.transitions[1].info["tool_result"] in model.asked[2][-1]["content"]
+    # what it made up after its question is forgotten
+    assert model.asked[2][2]["content"] == "Yes.\nFollow up: Who made Red Harbor?"
+
+
+def test_self_ask_without_a_follow_up_question_answers(hotpot_file):
+    trajectory = play(SelfAsk(Model("No. Mara Quill").policy, HERMES), hotpot_file)
+    assert queries(trajectory) == []
+    assert answer_of(trajectory) == "No. Mara Quill"
+
+
+def test_an_empty_reply_is_a_mistake_and_the_model_is_asked_again(hotpot_file):
+    model = Model("", "Mara Quill")
+    trajectory = play(NaiveRAG(model.policy, HERMES), hotpot_file)
+    kinds = [step.info["action"]["kind"] for step in trajectory.transitions]
+    assert kinds == ["tool_call", "invalid", "answer"]
+    assert model.asked[0] == model.asked[1]
+
+
+def test_each_question_of_an_episode_with_several_begins_anew():
+    model = Model(*["x"] * 3)
+    rollout = Rollout(
+        lambda: gym.make("AgentR1/SyntheticLongHorizon-v0", split="test"),
+        NaiveRAG(model.policy, HERMES),
+    )
+    spec = EpisodeSpec(task=0, seed=0, group_id="0", rng=np.random.default_rng(0))
+    (trajectory,) = rollout.collect([spec])
+    rollout.close()
+    asked = queries(trajectory)
+    assert len(set(asked)) == 3
+    for query, messages in zip(asked, model.asked, strict=True):
+        assert query in messages[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("Paris", "Paris"),
+        ("Answer: Paris\nbecause", "Paris"),
+        ("The answer is: Paris", "Paris"),
+        ("I think <answer>Paris</answer>", "Paris"),
+        ("answering machines", "answering machines"),
+        ("", ""),
+    ],
+)
+def test_the_answer_is_read_out_of_a_reply(reply, answer):
+    assert short_answer(reply) == answer

@@ -1,0 +1,68 @@
+"""Fixed lists of tasks and the hashes of their content."""
+
+import dataclasses
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs.core.tasks import Task
+from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, task_labels, task_sha256
+
+TASK = Task(
+    id="a",
+    question="Who?",
+    answers=("Ada", "A. H."),
+    data={"gold": (("T", "x"),), "n": np.int64(3)},
+)
+
+
+def open_env(name, **kwargs):
+    return gym.make(f"AgentR1/{name}-v0", **kwargs).unwrapped
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "b"},
+        {"question": "Who? "},
+        {"answers": ("Ada",)},
+        {"answers": ("A. H.", "Ada")},
+        {"data": {"gold": (("T", "y"),), "n": np.int64(3)}},
+        {"data": {"gold": (("T", "x"),)}},
+    ],
+)
+def test_any_change_of_a_task_is_another_hash(change):
+    assert task_sha256(dataclasses.replace(TASK, **change)) != task_sha256(TASK)
+
+
+def test_the_hash_does_not_depend_on_types_that_say_the_same():
+    same = dataclasses.replace(TASK, data={"n": 3, "gold": [["T", "x"]]})
+    assert task_sha256(same) == task_sha256(TASK)
+    assert task_sha256(dataclasses.replace(TASK, question="\ud800"))
+
+
+def test_tasks_are_drawn_by_seed_without_repetition_or_are_the_first_of_an_endless_family(
+    hotpot_file,
+):
+    endless, finite = open_env("SyntheticTable"), open_env("HotpotQA", data=hotpot_file)
+    assert draw_tasks(endless, 4, seed=1) == [0, 1, 2, 3]
+    assert draw_tasks(finite, 100, seed=1) == [0, 1]
+    drawn = {draw_tasks(finite, 1, seed)[0] for seed in range(20)}
+    assert drawn == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["SyntheticMultiHop", "CommandLine", "ReasoningGym"])
+def test_the_list_of_a_generated_environment_is_the_same_each_time(name, strong_sandbox):
+    lists = [list_tasks(open_env(name, split="test"), [0, 5]) for _ in range(2)]
+    assert lists[0] == lists[1]
+    assert lists[0][0].sha256 != lists[0][1].sha256
+
+
+def test_labels_say_type_hops_and_level_where_the_task_does(hotpot_file):
+    (first, second) = list_tasks(open_env("HotpotQA", data=hotpot_file), [0, 1])
+    assert first.labels == {"type": "bridge", "level": "hard", "hops": 2}
+    assert second.labels["type"] == "comparison"
+    (multi_hop,) = list_tasks(open_env("SyntheticMultiHop", hops=3, max_episode_steps=9), [0])
+    assert multi_hop.labels == {"hops": 3}
+    assert task_labels(Task(id="a", question="q", answers=())) == {}

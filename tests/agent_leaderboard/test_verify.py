@@ -1,0 +1,317 @@
+"""Verification: whatever is changed in a run is found, also where its checksums were made anew."""
+
+import json
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.play.run import run
+from agent_leaderboard.records.run_folder import RunFolder, file_sha256, write_line
+from agent_leaderboard.verify.verify import verify
+from tests.agent_leaderboard.small_config import write_config
+
+FILES = [
+    f"results/{environment}/{agent}.jsonl"
+    for environment in ("table", "multi-hop", "hotpotqa")
+    for agent in ("random", "rules", "oracle")
+]
+SCORED = (
+    "task_id", "task_sha256", "seed", "actions", "rewards", "reward_terms", "errors", "metrics",
+    "return", "success", "stop_reason", "labels", "environment", "agent",
+)  # fmt: skip
+"""Every field that says what was played, and what it earned."""
+
+
+@pytest.fixture
+def copy(tmp_path, small_run):
+    folder = tmp_path / "copy"
+    shutil.copytree(small_run, folder)
+    return folder
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path, records):
+    path.write_text("".join(map(write_line, records)))
+
+
+def seal(folder):
+    """Make the checksums anew, as one would who wants to hide a change."""
+    names = json.loads((folder / "checksums.json").read_text())
+    digests = {name: file_sha256(folder / name) for name in names}
+    (folder / "checksums.json").write_text(json.dumps(digests))
+
+
+def seal_tasks(folder, environment):
+    """Make the hash of a task list in the manifest anew."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for record in manifest["environments"]:
+        if record["slug"] == environment:
+            record["tasks_sha256"] = file_sha256(folder / "tasks" / f"{environment}.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    seal(folder)
+
+
+def test_a_run_as_it_was_made_verifies_and_every_episode_is_replayed(small_run, small_data):
+    verification = verify(small_run, small_data)
+    assert verification.problems == []
+    assert verification.num_replayed == verification.num_episodes == 3 * (6 + 4 + 4)
+    assert "Verified in full: 42 of 42" in verification.summary()
+
+
+def test_two_processes_find_the_same(copy, small_data):
+    path = copy / FILES[2]
+    records = read(path)
+    records[1]["success"] = False
+    write(path, records)
+    assert verify(copy, small_data, jobs=2).problems == verify(copy, small_data).problems != []
+
+
+def test_without_data_the_rest_is_replayed_and_it_says_what_was_not(small_run, small_data, copy):
+    verification = verify(small_run)
+    assert verification.problems == []
+    assert verification.num_replayed == 30
+    assert "NOT replayed: hotpotqa: its data are not at hand; pass --data" in verification.summary()
+    assert "Verified in part: 30 of 42" in verification.summary()
+    path = copy / FILES[6]
+    path.write_text(path.read_text().replace("0.02", "0.03"))
+    assert verify(copy).problems == [f"{FILES[6]}: its checksum is not that in checksums.json"]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_changed_value_is_found_with_file_line_and_field(data, small_run, small_data, tmp_path):
+    folder = tmp_path / "changed"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(small_run, folder)
+    name = data.draw(st.sampled_from(FILES), label="file")
+    records = read(folder / name)
+    number = data.draw(st.integers(0, len(records) - 1), label="line")
+    field = data.draw(st.sampled_from(SCORED), label="field")
+    records[number][field] = data.draw(changed(records[number][field]), label="value")
+    write(folder / name, records)
+    is_hidden = data.draw(st.booleans(), label="checksums made anew")
+    if is_hidden:
+        seal(folder)
+    problems = verify(folder, small_data).problems
+    place = f"{name}, line {number + 1}"
+    assert any(problem.startswith(place) and f"'{field}" in problem for problem in problems) or (
+        # an action changes what follows from it: that it does not fit is found there
+        field in ("actions", "success", "labels", "seed")
+        and any(problem.startswith(place) for problem in problems)
+    )
+    assert is_hidden or f"{name}: its checksum is not that in checksums.json" in problems
+
+
+def changed(value):
+    """Draw another value of the same kind, somewhere inside where it is nested."""
+    match value:
+        case bool():
+            return st.just(not value)
+        case int() | float():
+            return st.just(value + 1)
+        case str():
+            return st.sampled_from([value + "x", value[:-1]])
+        case None:
+            return st.just("bad_json")
+        case [*items]:
+            shorter = st.just(items[:-1])
+            inside = st.integers(0, len(items) - 1).flatmap(
+                lambda i: changed(items[i]).map(lambda new: [*items[:i], new, *items[i + 1 :]])
+            )
+            return shorter | inside
+        case {**members} if members:
+            return st.sampled_from(sorted(members)).flatmap(
+                lambda key: changed(members[key]).map(lambda new: {**members, key: new})
+            )
+    return st.just({"more": 1.0})
+
+
+def drop(records):
+    del records[1]
+
+
+def double(records):
+    records.insert(1, records[0])
+
+
+def swap(records):
+    records[0], records[1] = records[1], records[0]
+
+
+def other_task(records):
+    records[0]["task"] = 77
+
+
+def claim_fault(records):
+    records[0]["error"] = "OSError: the server was away"
+
+
+def change_labels(records):
+    records[0]["labels"] = {"hops": 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, "table/random.jsonl: task 0, sample 1 is missing"),
+        (double, "table/random.jsonl, line 2, field 'task': task 0 is there twice"),
+        (swap, "table/random.jsonl, line 1, field 'task': episodes are not in the order"),
+        (other_task, r"table/random.jsonl, line 1, field 'task': \(77, 0\) is not listed"),
+        (claim_fault, "table/random.jsonl, line 1, field 'error'"),
+        (change_labels, "table/random.jsonl, line 1, field 'labels'"),
+    ],
+)
+def test_lines_that_are_missing_added_or_moved_are_found(copy, small_data, change, message):
+    path = copy / FILES[0]
+    records = read(path)
+    change(records)
+    write(path, records)
+    seal(copy)
+    verification = verify(copy, small_data)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError("\n".join(verification.problems))
+
+
+def test_agents_whose_results_are_exchanged_are_found_even_under_their_new_names(copy, small_data):
+    one, other = copy / FILES[0], copy / FILES[2]
+    records = {"oracle": read(one), "random": read(other)}
+    for path, agent in ((one, "random"), (other, "oracle")):
+        write(path, [record | {"agent": agent} for record in records[agent]])
+    seal(copy)
+    problems = verify(copy, small_data).problems
+    assert any(f"{FILES[0]}, line 1, field 'actions': are not what the" in p for p in problems)
+    assert any(f"{FILES[2]}, line 1, field 'actions': are not what the" in p for p in problems)
+    write(one, records["random"])  # which say that they are the oracle's
+    seal(copy)
+    assert any(
+        "field 'agent': is 'oracle', must be" in p for p in verify(copy, small_data).problems
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"task": 1,', '"task": 2,', "tasks/table.json"),
+        ('"sha256": "', '"sha256": "0', "field 'sha256'"),
+        ('"task_id": "Syn', '"task_id": "syn', "field 'task_id'"),
+        ('"hops": 2', '"hops": 3', "field 'labels'"),
+    ],
+)
+def test_a_changed_task_list_is_found_also_under_a_new_hash(copy, small_data, old, new, message):
+    path = copy / "tasks" / "table.json"
+    path.write_text(path.read_text().replace(old, new))
+    text = "\n".join(verify(copy, small_data).problems)
+    assert "tasks/table.json: is not the task list of the manifest (field 'tasks_sha256')" in text
+    seal_tasks(copy, "table")
+    assert message in "\n".join(verify(copy, small_data).problems)
+
+
+def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
+    """Who leaves out what was not solved must at least say how many tasks there are."""
+    path = copy / "tasks" / "table.json"
+    path.write_text(json.dumps(json.loads(path.read_text())[:2], indent=2) + "\n")
+    for agent in ("random", "rules", "oracle"):
+        results = copy / "results" / "table" / f"{agent}.jsonl"
+        write(results, read(results)[:4])
+    seal_tasks(copy, "table")
+    assert "tasks/table.json: has 2 tasks; manifest.json, field 'num_tasks' says 3" in (
+        verify(copy, small_data).problems
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"seed": 5', '"seed": 6', "field 'seed'"),
+        ('"samples_per_task": 2', '"samples_per_task": 1', "is not listed"),
+        ('"samples_per_task": 2', '"samples_per_task": 0', "must be at least 1"),
+        ('"exact_match": 1.0', '"exact_match": 2.0', "field 'reward_terms'"),
+        ('"max_turns": 6', '"max_turns": 7', "field 'max_turns'"),
+        ('"split": "test"', '"split": "train"', "field 'sha256'"),
+        ('"split": "test"', '"splt": "test"', "splt"),
+        ('"split": "test"', '"sandbox": "limits"', "are not run in the sandbox 'limits'"),
+        ('"${data}/hotpot.jsonl"', '"/etc/passwd"', "is no file below"),
+        ('"${data}/hotpot.jsonl"', '"${data}/../x"', "is no file below"),
+        ('"AgentR1/SyntheticTable-v0"', '"os:AgentR1/X-v0"', "Unknown environment"),
+        ('"slug": "rules"', '"slug": "../rules"', "no plain name"),
+        ('"slug": "rules"', '"slug": "oracle"', "two of the slug"),
+        ('"kind": "random"', '"kind": "oracle"', "field 'actions': are not what"),
+        ('"format_version": 1', '"format_version": 2', "'format_version' is 2"),
+        ('"num_tasks": 3', '"num_tasks": "3"', "is not in the form"),
+        ('"num_tasks": 3', '"num_tasks": 4', "says 4"),
+        ('"left_out"', '"left_ou"', "left_ou"),
+        ('"hotpot.jsonl"', '"hotpt.jsonl"', "no file of the arguments"),
+    ],
+)
+def test_a_changed_manifest_is_found(copy, small_data, old, new, message):
+    path = copy / "manifest.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    seal(copy)
+    assert message in "\n".join(verify(copy, small_data).problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "line 3: is not valid JSON"),
+        ("[]", "line 3: is no JSON object"),
+        ("{}", "line 3: field 'environment'"),
+        ("[" * 100_000, "line 3: is not valid JSON"),
+    ],
+)
+def test_a_malformed_line_is_found(copy, small_data, text, message):
+    path = copy / FILES[0]
+    lines = path.read_text().splitlines()
+    lines[2] = text
+    path.write_text("\n".join(lines) + "\n")
+    assert message in "\n".join(verify(copy, small_data).problems)
+
+
+def test_a_cut_line_a_missing_file_and_a_file_too_many_are_found(copy, small_data):
+    path = copy / FILES[0]
+    path.write_text(path.read_text()[:-20])
+    (copy / FILES[1]).unlink()
+    (copy / "results" / "table" / "champion.jsonl").write_text("")
+    text = "\n".join(verify(copy, small_data).problems)
+    assert "line 6: is cut off" in text
+    assert f"{FILES[1]}: cannot be read" in text
+    assert "results/table/champion.jsonl: is no file of this run" in text
+
+
+def test_other_data_than_the_run_used_are_found(copy, small_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(small_data, data)
+    path = data / "hotpot.jsonl"
+    path.write_text(path.read_text().replace("Norway", "Sweden"))
+    text = "\n".join(verify(copy, data).problems)
+    assert "hotpot.jsonl is another file than the run used (SHA-256)" in text
+    assert "tasks/hotpotqa.json, entry 1, field 'sha256'" in text
+
+
+def test_a_run_that_is_not_complete_says_so(copy, small_data):
+    (copy / "checksums.json").unlink()
+    assert "the run is not complete" in verify(copy, small_data).summary()
+
+
+def test_costs_are_checked_against_the_price_table(tmp_path):
+    """Tokens stay on trust; that they cost what the prices say does not."""
+    text = (
+        "environments: [{id: AgentR1/SyntheticTable-v0, name: table, tasks: 1, contamination: x}]\n"
+        "agents: [{name: rules, kind: heuristic}]\n"
+    )
+    folder = run(load_configs([write_config(tmp_path, text)]), tmp_path / "run")
+    path = folder.results_path("table", "rules")
+    (record,) = read(path)
+    record["usage"] |= {"money": 0.5, "calls": -1}
+    write(path, [record])
+    text = "\n".join(verify(folder.path).problems)
+    assert "line 1, field 'usage.money': is 0.5, the prices give None" in text
+    assert "line 1, field 'usage.calls': is negative" in text
+    assert isinstance(folder, RunFolder)

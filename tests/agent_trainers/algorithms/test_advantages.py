@@ -1,0 +1,343 @@
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers.algorithms.advantages import (
+    ADVANTAGE_ESTIMATORS,
+    estimate,
+    estimator_options,
+    needs_values,
+    whiten,
+)
+
+NO_CRITIC = [name for name in ADVANTAGE_ESTIMATORS if not needs_values(name)]
+CRITIC = [name for name in ADVANTAGE_ESTIMATORS if needs_values(name)]
+WHITENED = ("reinforce_pp", "reinforce_pp_baseline")
+
+
+@dataclass
+class Episode:
+    group_id: str
+    rewards: list
+    is_scorable: bool = True
+    is_truncated: bool = False
+    lengths: list = field(default=None)
+    anchors: list = field(default=None)
+
+    def __post_init__(self):
+        self.lengths = self.lengths or [1] * len(self.rewards)
+        self.anchors = self.anchors or list(range(len(self.rewards)))
+
+
+def group(*rewards, **settings):
+    return [Episode("g", list(r), **settings) for r in rewards]
+
+
+def without_estimates(name, episodes, **options):
+    """Estimate with values of 0 where there is a critic."""
+    if needs_values(name):
+        options["values"] = [[np.zeros(n) for n in e.lengths] for e in episodes]
+    return estimate(name, episodes, **options)
+
+
+def test_grpo_gives_every_step_the_group_normalised_return():
+    # returns 1, 0, 2: mean 1, unbiased std 1; A = (R - 1) / (1 + 1e-4)
+    advantages = estimate("grpo", group([0, 1], [0], [1, 0, 1]))
+    assert [a.tolist() for a in advantages] == [
+        [0, 0],
+        pytest.approx([-1 / 1.0001]),
+        pytest.approx([1 / 1.0001] * 3),
+    ]
+
+
+def test_grpo_step_gives_each_step_its_return_to_go():
+    # G = (1.1, 1.0) and (0, 0); episode means 1.05 and 0, so the mean is 0.525.
+    # variance = [((0.575^2 + 0.475^2) / 2) + 0.525^2] / (2 - 1) = 0.278125 + 0.275625 = 0.55375
+    advantages = estimate("grpo_step", group([0.1, 1.0], [0.0, 0.0]))
+    divisor = 0.55375**0.5 + 1e-4
+    assert advantages[0] == pytest.approx([0.575 / divisor, 0.475 / divisor])
+    assert advantages[1] == pytest.approx([-0.525 / divisor] * 2)
+
+
+def test_discounting_is_per_step():
+    # gamma 0.5: G_0 = 0 + 0.5 * 1 = 0.5; without scaling A = G - mean, mean = ((0.5 + 1) / 2) / 2
+    advantages = estimate("grpo_step", group([0, 1], [0, 0]), gamma=0.5, scale="none")
+    assert advantages[0] == pytest.approx([0.5 - 0.375, 1 - 0.375])
+
+
+def test_batch_scaling_divides_by_one_deviation_for_all_groups():
+    episodes = [Episode("a", [0.0]), Episode("a", [1.0]), Episode("b", [0.0]), Episode("b", [3.0])]
+    # values 0, 1, 0, 3: mean 1, unbiased variance (1 + 0 + 1 + 4) / 3 = 2
+    advantages = estimate("grpo", episodes, scale="batch")
+    divisor = 2**0.5 + 1e-4
+    assert np.concatenate(advantages) == pytest.approx(np.array([-0.5, 0.5, -1.5, 1.5]) / divisor)
+
+
+# A group of two: returns 1.5 and 0.5 (undiscounted), whose mean is 1.
+PAIR = [
+    Episode("g", [0.5, 1.0], lengths=[1, 3], anchors=["q", "a"]),
+    Episode("g", [0.5], lengths=[2], anchors=["q"]),
+]
+
+
+def test_dr_grpo_subtracts_the_mean_and_divides_by_nothing():
+    advantages = estimate("dr_grpo", PAIR)
+    assert [a.tolist() for a in advantages] == [[0.5, 0.5], [-0.5]]
+
+
+def test_rloo_compares_with_the_others():
+    # 1.5 - 0.5 and 0.5 - 1.5
+    assert [a.tolist() for a in estimate("rloo", PAIR)] == [[1.0, 1.0], [-1.0]]
+    # of three, returns 3, 0, 0: 3 - 0 and 0 - 1.5
+    three = estimate("rloo", group([3.0], [0.0], [0.0]))
+    assert np.concatenate(three) == pytest.approx([3.0, -1.5, -1.5])
+    assert estimate("rloo", group([3.0]))[0].tolist() == [0.0]
+
+
+def test_reinforce_pp_whitens_returns_to_go_over_tokens():
+    # G = 1.5 (1 token), 1.0 (3 tokens), 0.5 (2 tokens): mean (1.5 + 3 + 1) / 6 = 11 / 12
+    # sum of squares: (7/12)^2 + 3 (1/12)^2 + 2 (5/12)^2 = (49 + 3 + 50) / 144 = 102 / 144
+    deviation = (102 / 144 / 5) ** 0.5
+    advantages = np.concatenate(estimate("reinforce_pp", PAIR))
+    assert advantages == pytest.approx(np.array([7 / 12, 1 / 12, -5 / 12]) / deviation, rel=1e-5)
+
+
+def test_reinforce_pp_baseline_whitens_what_is_above_the_group():
+    # 0.5 (4 tokens), -0.5 (2 tokens): mean 1/6; squares 4 (1/3)^2 + 2 (2/3)^2 = 12 / 9
+    deviation = (12 / 9 / 5) ** 0.5
+    advantages = np.concatenate(estimate("reinforce_pp_baseline", PAIR))
+    assert advantages == pytest.approx(np.array([1 / 3, 1 / 3, -2 / 3]) / deviation, rel=1e-5)
+
+
+def test_a_group_of_one_has_no_baseline_but_its_own():
+    alone = Episode("other", [7.0])
+    advantages = estimate("reinforce_pp_baseline", [*PAIR, alone])
+    raw = whiten([np.array([0.5, 0.5]), np.array([-0.5]), np.array([0.0])], [[1, 3], [2], [1]])
+    assert np.concatenate(advantages) == pytest.approx(np.concatenate(raw), abs=1e-6)
+
+
+def test_gigpo_adds_what_a_step_is_worth_among_steps_that_saw_the_same():
+    # episode: (1.5 - 1) / (std + 1e-4), std of (1.5, 0.5) is 0.5 ** 0.5
+    # step group "q": returns-to-go 1.5 and 0.5, the same numbers; "a" was seen once
+    unit = 0.5 / (0.5**0.5 + 1e-4)
+    advantages = estimate("gigpo", PAIR)
+    assert advantages[0] == pytest.approx([2 * unit, unit])
+    assert advantages[1] == pytest.approx([-2 * unit])
+    half = estimate("gigpo", PAIR, step_advantage_weight=0.5)
+    assert half[0] == pytest.approx([1.5 * unit, unit])
+    plain = estimate("gigpo", PAIR, scale="none")
+    assert plain[0] == pytest.approx([1.0, 0.5])
+
+
+def test_gigpo_compares_steps_within_one_episode_too():
+    # returns-to-go 1 and 1 - 1 = ... : (0 + 1) at the first "s", 1 at the second: equal, no credit;
+    # with a cost of the second step they differ: 0.5 and 1
+    loop = [Episode("g", [-0.5, 1.0], anchors=["s", "s"])]
+    deviation = 0.125**0.5 + 1e-4
+    assert estimate("gigpo", loop)[0] == pytest.approx(np.array([-0.25, 0.25]) / deviation)
+
+
+def test_gigpo_is_grpo_where_every_observation_is_new():
+    episodes = [replace(e, anchors=[f"{i}{t}" for t in range(2)]) for i, e in enumerate(PAIR)]
+    for one, other in zip(estimate("gigpo", episodes), estimate("grpo", PAIR), strict=True):
+        assert one == pytest.approx(other)
+
+
+# One episode of two steps, of 2 and 1 action tokens; rewards 1 and 2.
+STEPS = Episode("g", [1.0, 2.0], lengths=[2, 1])
+VALUES = [[np.array([0.5, 0.7]), np.array([0.4])]]
+RAW = {"values": VALUES, "whiten": False}
+
+
+def test_gae_step_runs_over_steps():
+    # d_1 = 2 - 0.4 = 1.6; d_0 = 1 + 0.9 * 0.4 - 0.5 = 0.86; A_0 = 0.86 + 0.9 * 0.8 * 1.6 = 2.012
+    (advantages,) = estimate("gae_step", [STEPS], gamma=0.9, lam=0.8, **RAW)
+    assert advantages == pytest.approx([2.012, 1.6])
+    (same,) = estimate("gae_step", [STEPS], gamma=0.9, lam=0.8, values=[[0.5, 0.4]], whiten=False)
+    assert same == pytest.approx(advantages)
+
+
+def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not():
+    cut = replace(STEPS, is_truncated=True)
+    # d_1 = 2 + 0.9 * 3 - 0.4 = 4.3; A_0 = 0.86 + 0.72 * 4.3 = 3.956
+    options = {"gamma": 0.9, "lam": 0.8, "bootstrap_values": [3.0], **RAW}
+    assert estimate("gae_step", [cut], **options)[0] == pytest.approx([3.956, 4.3])
+    assert estimate("gae_step", [STEPS], **options)[0] == pytest.approx([2.012, 1.6])
+    for name in CRITIC:
+        ended = estimate(name, [STEPS], **RAW, bootstrap_values=[3.0])
+        assert ended[0] == pytest.approx(estimate(name, [STEPS], **RAW)[0])
+        assert not np.allclose(estimate(name, [cut], **RAW, bootstrap_values=[3.0])[0], ended[0])
+
+
+def test_gae_token_runs_over_action_tokens():
+    # tokens: V 0.5, 0.7, 0.4; r 0, 1, 2. d = 0.7g - 0.5, 1 + 0.4g - 0.7, 2 - 0.4 with g = 0.9:
+    # 0.13, 0.66, 1.6; A_2 = 1.6, A_1 = 0.66 + 0.72 * 1.6 = 1.812, A_0 = 0.13 + 0.72 * 1.812
+    (advantages,) = estimate("gae_token", [STEPS], gamma=0.9, lam=0.8, **RAW)
+    assert advantages == pytest.approx([1.43464, 1.812, 1.6])
+
+
+def test_without_the_mask_observation_tokens_decay_the_credit():
+    # one observation token with value 0.6 after the first step; r stays with the action's token
+    values = [[np.array([0.5, 0.7, 0.6]), np.array([0.4])]]
+    (advantages,) = estimate("gae_token", [STEPS], values=values, gamma=0.9, lam=0.8, whiten=False)
+    # d = 0.13, 1 + 0.54 - 0.7 = 0.84, 0.36 - 0.6 = -0.24, 1.6
+    a2 = -0.24 + 0.72 * 1.6
+    a1 = 0.84 + 0.72 * a2
+    assert advantages == pytest.approx([0.13 + 0.72 * a1, a1, a2, 1.6])
+
+
+def test_gae_bilevel_gives_steps_their_return_and_tokens_a_share():
+    # returns of steps: A + V = 2.512, 2.0 (see gae_step); inside step 0 with token discount 0.5:
+    # d_1 = 2.512 - 0.7, d_0 = 0.5 * 0.7 - 0.5; A_0 = d_0 + 0.5 * 0.5 * d_1
+    (advantages,) = estimate(
+        "gae_bilevel", [STEPS], gamma=0.9, lam=0.8, token_gamma=0.5, token_lam=0.5, **RAW
+    )
+    assert advantages == pytest.approx([-0.15 + 0.25 * 1.812, 1.812, 1.6])
+    (plain,) = estimate("gae_bilevel", [STEPS], gamma=0.9, lam=0.8, **RAW)
+    assert plain == pytest.approx([2.512 - 0.5, 2.512 - 0.7, 1.6])
+
+
+def test_gae_bilevel_keeps_steps_without_reward():
+    episode = Episode("g", [0.0, 1.0], lengths=[1, 1])
+    (advantages,) = estimate("gae_bilevel", [episode], values=[[[0.2], [0.3]]], whiten=False)
+    assert advantages == pytest.approx([0.8, 0.7])
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+def test_an_episode_that_could_not_be_scored_is_left_out(name):
+    failed = Episode("g", [5.0], is_scorable=False)
+    pair = group([1.0], [0.0])
+    with_failure = without_estimates(name, [*pair, failed])
+    assert with_failure[2].shape == (0,)
+    assert np.concatenate(with_failure) == pytest.approx(
+        np.concatenate(without_estimates(name, pair))
+    )
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+def test_where_nothing_differs_nothing_is_taught(name):
+    for episodes in (group([1.0], [1.0]), group([1.0]), group([0.1] * 1, [0.1], [0.1])):
+        advantages = without_estimates(name, episodes)
+        assert all(np.all(a == 0) for a in advantages)
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+def test_a_batch_of_nothing_gives_nothing(name):
+    assert without_estimates(name, []) == []
+
+
+REWARDS = st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=1, max_size=4)
+BATCHES = st.lists(st.tuples(st.sampled_from("abc"), REWARDS), min_size=1, max_size=8)
+NAMES = st.sampled_from(list(ADVANTAGE_ESTIMATORS))
+
+
+def step_values(episodes):
+    """Values that depend on the episode only, one per step, said for each token."""
+    return [
+        [
+            np.full(n, 0.1 * r - 0.05 * t)
+            for t, (n, r) in enumerate(zip(e.lengths, e.rewards, strict=True))
+        ]
+        for e in episodes
+    ]
+
+
+def estimate_all(name, episodes):
+    options = {"values": step_values(episodes)} if needs_values(name) else {}
+    return estimate(name, episodes, **options)
+
+
+@given(BATCHES, NAMES, st.randoms(use_true_random=False))
+def test_the_order_of_episodes_does_not_matter(batch, name, random):
+    episodes = [Episode(group_id, rewards) for group_id, rewards in batch]
+    order = list(range(len(episodes)))
+    random.shuffle(order)
+    straight = estimate_all(name, episodes)
+    shuffled = estimate_all(name, [episodes[i] for i in order])
+    for place, i in enumerate(order):
+        assert np.isfinite(shuffled[place]).all()
+        assert shuffled[place] == pytest.approx(straight[i], abs=2e-3)
+
+
+@given(BATCHES, NAMES, st.randoms(use_true_random=False))
+def test_the_names_of_groups_do_not_matter(batch, name, random):
+    names = dict(zip("abc", random.sample("xyz", 3), strict=True))
+    straight = estimate_all(name, [Episode(g, r) for g, r in batch])
+    renamed = estimate_all(name, [Episode(names[g], r) for g, r in batch])
+    assert np.concatenate(renamed) == pytest.approx(np.concatenate(straight), abs=2e-3)
+
+
+@given(BATCHES, st.data())
+def test_the_length_of_actions_does_not_matter_where_steps_are_what_counts(batch, data):
+    names = [n for n in NO_CRITIC if n not in WHITENED] + ["gae_step"]
+    name = data.draw(st.sampled_from(names))
+    short = [Episode(g, r) for g, r in batch]
+    draw = st.integers(1, 5)
+    long = [replace(e, lengths=[data.draw(draw) for _ in e.rewards]) for e in short]
+    for one, other in zip(estimate_all(name, short), estimate_all(name, long), strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+
+
+@given(BATCHES)
+def test_without_discount_and_values_gae_is_the_return_to_go(batch):
+    episodes = [Episode(g, r) for g, r in batch]
+    expected = [np.cumsum(e.rewards[::-1])[::-1] for e in episodes]
+    for name in CRITIC:
+        advantages = without_estimates(name, episodes, whiten=False)
+        for one, other in zip(advantages, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+@given(BATCHES, st.floats(-5, 5))
+def test_estimators_with_a_group_baseline_ignore_what_all_get(batch, bonus):
+    episodes = [Episode(g, r) for g, r in batch]
+    more = [replace(e, rewards=[*e.rewards[:-1], e.rewards[-1] + bonus]) for e in episodes]
+    for name in ("dr_grpo", "rloo", "grpo"):
+        for one, other in zip(estimate(name, episodes), estimate(name, more), strict=True):
+            assert one == pytest.approx(other, abs=2e-2)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 1)), min_size=2, max_size=6))
+def test_grpo_step_is_grpo_where_all_reward_comes_at_the_end(episodes):
+    batch = group(*([0.0] * (steps - 1) + [reward] for steps, reward in episodes))
+    for one, other in zip(estimate("grpo", batch), estimate("grpo_step", batch), strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_an_unknown_estimator_gets_the_nearest_name():
+    with pytest.raises(UnknownNameError, match="Did you mean 'grpo_step'"):
+        estimate("grpo_stp", [])
+
+
+def test_an_unknown_option_gets_the_list_of_those_there_are():
+    with pytest.raises(ConfigurationError, match=r"rloo has no option 'lam'.*gamma"):
+        estimate("rloo", PAIR, lam=0.9)
+    assert "lam" in estimator_options("gae_step")
+
+
+def test_an_unknown_name_gets_the_list_of_those_there_are():
+    with pytest.raises(UnknownNameError, match="gigpo"):
+        estimate("nothing_like_it", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("gae_step", [[np.zeros(2)]], "one entry for each of the episode's 2 steps"),
+        ("gae_token", [[np.zeros(1), np.zeros(1)]], "Step 0 has 2 action tokens and 1 values"),
+        ("gae_bilevel", [[np.zeros(3), np.zeros(1)]], "Step 0 has 2 action tokens and 3 values"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(name, values, message):
+    with pytest.raises(ConfigurationError, match=message):
+        estimate(name, [STEPS], values=values)
+
+
+def test_whitening_weighs_values_as_often_as_they_count():
+    twice = whiten([np.array([1.0, 1.0, 4.0])])[0]
+    weighed = whiten([np.array([1.0, 4.0])], [[2, 1]])[0]
+    assert weighed == pytest.approx([twice[0], twice[2]])

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+import torch
+
+from agent_trainers.batching.rows import (
+    CHANGED,
+    DENOMINATORS,
+    UNMERGED,
+    collate,
+    loss_weights,
+    make_rows,
+    num_rows_per_rank,
+    padding_row,
+    trim,
+)
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+
+def step(prompt_ids, completion_ids):
+    return Transition(
+        messages=[], prompt_ids=prompt_ids, completion_ids=completion_ids,
+        logprobs=np.arange(len(completion_ids), dtype=np.float32), action="", reward=0.0,
+        reward_terms={}, terminated=False, truncated=False, info={},
+    )  # fmt: skip
+
+
+def episode(*transitions, stop_reason=StopReason.ANSWERED):
+    return Trajectory(
+        task_id="t", group_id="g", transitions=list(transitions), metrics={}, timings={},
+        stop_reason=stop_reason, error=None,
+    )  # fmt: skip
+
+
+EXTENDING = episode(step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]), step([1, 2, 3, 4, 5, 6], [7]))
+
+
+def test_steps_that_extend_each_other_become_one_row():
+    (row,) = make_rows(EXTENDING, 3)
+    assert row.episode == 3
+    assert row.prompt_ids == [1, 2]
+    assert row.completion_ids == [3, 4, 5, 6, 7]
+    assert row.is_action == row.is_trained == [True, True, False, True, True]
+    assert row.steps == [0, 0, 0, 1, 2]
+    assert row.logprobs == [0.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_row_per_step_on_request():
+    rows = make_rows(EXTENDING, merge=False)
+    assert [row.prompt_ids for row in rows] == [[1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]]
+    assert [row.completion_ids for row in rows] == [[3, 4], [6], [7]]
+    assert [row.steps for row in rows] == [[0, 0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    "prompt_ids", [[1, 9, 3, 4, 5], [1, 2, 3], [1, 2, 3, 9, 5], [3, 4, 5], [1, 2]]
+)
+def test_a_state_that_does_not_extend_the_last_begins_a_new_row(prompt_ids):
+    rows = make_rows(episode(step([1, 2], [3, 4]), step(prompt_ids, [6])))
+    assert [row.prompt_ids for row in rows] == [[1, 2], prompt_ids]
+
+
+def test_a_turn_that_was_cut_off_can_be_left_untrained():
+    cut = episode(*EXTENDING.transitions, stop_reason=StopReason.TOKEN_LIMIT)
+    (row,) = make_rows(cut, train_truncated=False)
+    assert row.is_trained == [True, True, False, True, False]
+    assert row.is_action == [True, True, False, True, True]
+
+
+def test_without_the_loss_mask_observations_are_trained_too():
+    (row,) = make_rows(EXTENDING, train_observations=True)
+    assert row.is_trained == [True] * 5
+    assert row.is_action == [True, True, False, True, True]
+
+
+def test_weights_share_out_what_counts_as_one():
+    long, short = EXTENDING, episode(step([1], [2, 3]))
+    rows = [*make_rows(long, 0, merge=False), *make_rows(short, 1)]
+
+    def weights(denominator):
+        return [w.tolist() for w in loss_weights(rows, denominator)]
+
+    assert weights("token") == [[1, 1], [1], [1], [1, 1]]
+    assert weights("step") == [[0.5, 0.5], [1], [1], [0.5, 0.5]]
+    assert weights("trajectory") == [[0.25, 0.25], [0.25], [0.25], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+def test_weights_are_the_same_for_merged_rows(denominator):
+    (merged,) = loss_weights(make_rows(EXTENDING), denominator)
+    separate = loss_weights(make_rows(EXTENDING, merge=False), denominator)
+    assert merged[[0, 1, 3, 4]].tolist() == np.concatenate(separate).tolist()
+    assert merged[2] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_splits", "expected"),
+    [([3, 5], 1, 5), ([3, 5], 2, 6), ([0, 0], 4, 4), ([8], 4, 8), ([1, 9], 4, 12)],
+)
+def test_ranks_hold_equal_rows_that_split_evenly(num_rows, num_splits, expected):
+    assert num_rows_per_rank(num_rows, num_splits) == expected
+
+
+def test_rows_are_padded_left_and_right_and_trimmed_again():
+    rows = [*make_rows(EXTENDING), padding_row(0)]
+    batch = collate(rows, pad_token_id=0, pad_to_multiple_of=4)
+    assert batch["prompt_ids"].tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
+    assert batch["completion_mask"].tolist() == [[1] * 5 + [0] * 3, [1] + [0] * 7]
+    assert batch["tool_mask"].sum(dim=1).tolist() == [4, 0]
+    assert batch["steps"][0].tolist() == [0, 0, 0, 1, 2, 0, 0, 0]
+    assert batch["trajectory_lengths"].tolist() == [4, 0]
+    trimmed = trim(batch | {"number": torch.tensor(4)})
+    assert trimmed["prompt_ids"].shape == (2, 2)
+    assert trimmed["steps"].shape == (2, 5)
+    assert trimmed["trajectory_lengths"].shape == (2,)
+    assert trimmed["number"] == 4
+
+
+def test_a_row_that_begins_in_the_midst_says_why():
+    first, second = step([1, 2], [3]), step([1, 9], [4])
+    assert [row.fork_reason for row in make_rows(episode(first, second))] == [None, CHANGED]
+    first.info["context"] = {"reason": "kept the last 1 turns"}
+    (_, forked) = make_rows(episode(first, second))
+    assert forked.fork_reason == "the context policy changed it: kept the last 1 turns"
+    extending = step([1, 2, 3, 5], [6])
+    (_, unmerged) = make_rows(episode(step([1, 2], [3]), extending), merge=False)
+    assert unmerged.fork_reason == UNMERGED

@@ -1,0 +1,36 @@
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_trainers.batching.shared_prefix import can_share, find_groups
+
+
+def groups(prompts, width, pad=0):
+    ids = torch.tensor(prompts)
+    return find_groups(ids, (ids != pad).long(), width)
+
+
+def test_rows_with_the_same_prompt_are_one_group():
+    found = groups([[7, 8, 9], [7, 8, 9], [0, 8, 9], [7, 8, 9]], width=1)
+    assert found.firsts == [0, 2]
+    assert found.group == [0, 0, 1, 0]
+
+
+def test_nothing_is_shared_where_it_saves_too_little():
+    assert groups([[7, 8, 9], [7, 8, 9]], width=100) is None
+    assert groups([[7, 8, 9], [7, 8, 1]], width=1) is None
+    assert groups([[7], [7]], width=1) is None  # the last token goes with the completion
+
+
+def test_models_that_keep_no_plain_keys_and_values_do_not_share():
+    def model(**changes):
+        return Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+            num_attention_heads=1, num_key_value_heads=1, **changes,
+        ))  # fmt: skip
+
+    assert can_share(model())
+    assert not can_share(model(attention_dropout=0.1))
+    assert not can_share(model(use_sliding_window=True, sliding_window=4, max_window_layers=0))
+    checkpointed = model()
+    checkpointed.gradient_checkpointing_enable()
+    assert not can_share(checkpointed)

@@ -1,0 +1,302 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from agent_envs import ConfigurationError, DataError, UnknownNameError
+from agent_envs.data.records import read_records
+from agent_trainers.algorithms.advantages import needs_values
+from agent_trainers.cli import evaluate, train
+from agent_trainers.cli.launch import ACCELERATE_CONFIGS, launch_command, split_launch_options
+from agent_trainers.monitoring.metrics_log import read_metrics
+from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.presets import PRESETS
+from agent_trainers.trajectory import load_trajectories
+
+SHORT = ["--max_steps", "2", "--num_eval_tasks", "4", "--per_device_train_batch_size", "8",
+         "--num_generations", "4", "--per_device_eval_batch_size", "4"]  # fmt: skip
+
+
+def run_train(output, *arguments):
+    train.run([*SHORT, "--output_dir", str(output), *arguments])
+
+
+def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path, capsys):
+    run_train(tmp_path / "run")
+    folder = tmp_path / "run"
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert 0 <= results["success_before"] <= 1
+    assert 0 <= results["success_after"] <= 1
+    assert results["num_eval_episodes"] == 4
+    assert results["steps"] == 2
+    assert results["seconds"] > 0
+    assert set(results["versions"]) >= {"agent-r1", "torch", "trl", "transformers"}
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "Step 1" in (folder / "trajectories.html").read_text(encoding="utf-8")
+    assert load_trajectories(folder / "trajectories.jsonl.gz")
+    samples = read_records(folder / "trajectories" / "step_000001.parquet")
+    assert {row["optimiser_step"] for row in samples} == {1}
+    assert all(row["ratios"] and row["added"] for row in samples)
+    logged = read_metrics(folder)
+    assert [record["step"] for record in logged] == [0, 1, 2, 2, 2]  # with both evaluations
+    assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
+    shown = capsys.readouterr().out
+    assert "success" in shown
+    assert "results.json" in shown.replace("\n", "")
+
+    output, episodes = tmp_path / "eval.json", tmp_path / "episodes.parquet"
+    evaluate.run(["--model", str(folder), "--num_tasks", "3", "--samples_per_task", "2",
+                  "--output", str(output), "--trajectories", str(episodes)])  # fmt: skip
+    measured = json.loads(output.read_text(encoding="utf-8"))
+    assert measured["num_tasks"] == 3
+    assert set(measured["pass_at_k"]) == {"1", "2"}
+    assert measured["env_kwargs"] == {"split": "test"}
+    assert len(load_trajectories(episodes)) == 6
+    assert "pass@2" in capsys.readouterr().out
+
+
+def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_train(whole, "--max_steps", "4", "--save_steps", "2")
+    run_train(cut, "--max_steps", "4", "--save_steps", "2", "--num_eval_tasks", "4")
+    # as if killed after the third step: the checkpoint of the second is the newest
+    for name in ("checkpoint-4", "results.json"):
+        subprocess.run(["rm", "-r", str(cut / name)], check=True)
+    run_train(cut, "--max_steps", "4", "--save_steps", "2", "--resume")
+    one, other = (json.loads((f / "results.json").read_text()) for f in (whole, cut))
+    for name in ("success_before", "success_after", "return_after", "steps"):
+        assert one[name] == other[name]
+    logged, resumed = (
+        [(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, cut)
+    )
+    assert logged == resumed  # nothing is there twice
+
+
+def test_a_given_checkpoint_is_gone_on_from(tmp_path):
+    run_train(tmp_path / "first", "--max_steps", "2", "--save_steps", "1")
+    checkpoint = str(tmp_path / "first" / "checkpoint-1")
+    run_train(tmp_path / "second", "--max_steps", "2", "--resume_from_checkpoint", checkpoint)
+    one, other = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("first", "second")
+    )
+    assert one["return_after"] == other["return_after"]
+
+
+def test_resuming_where_no_run_was_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"--resume: there is no folder .*new"):
+        run_train(tmp_path / "new", "--resume")
+
+
+def test_resuming_a_run_that_was_stopped_before_its_first_checkpoint_begins_it(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    run_train(tmp_path / "run", "--resume")
+    assert "There is no checkpoint of this run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_resuming_a_run_that_is_over_gives_its_results_again(tmp_path, capsys):
+    run_train(tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "results.json").read_text())
+    (tmp_path / "run" / "results.json").unlink()
+    run_train(tmp_path / "run", "--resume")
+    again = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert f"Going on from {tmp_path / 'run' / 'checkpoint-2'}." in capsys.readouterr().err
+    for name in ("success_before", "success_after", "return_after", "steps"):
+        assert again[name] == first[name]
+
+
+def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"--output_dir .*cannot be written to"):
+        run_train(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "right"),
+    [
+        (train, "--learning_rat", "--learning_rate"),
+        (train, "--num_generation", "--num_generations"),
+        (train, "--advantage_estimater=grpo", "--advantage_estimator"),
+        (evaluate, "--num_task", "--num_tasks"),
+    ],
+)
+def test_a_mistyped_option_gets_the_nearest_right_name(module, option, right, capsys):
+    with pytest.raises(SystemExit) as exit_status:
+        module.run([option, "1"])
+    assert exit_status.value.code == 2
+    assert f"Did you mean {right}?" in capsys.readouterr().err
+
+
+def test_a_mistyped_setting_in_a_file_gets_the_nearest_right_name(tmp_path, capsys):
+    path = tmp_path / "settings.yaml"
+    path.write_text("learning_rte: 1.0\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        train.parse_arguments(["--config", str(path)])
+    error = capsys.readouterr().err
+    assert "Did you mean --learning_rate?" in error
+    assert str(path) in error
+
+
+def test_options_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
+    path = tmp_path / "settings.yaml"
+    settings = {"learning_rate": "1e-4", "num_generations": 4, "per_device_train_batch_size": 8,
+                "env_kwargs": {"hops": 3}, "use_cpu": True, "bf16": False}  # fmt: skip
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    options, config = train.parse_arguments(["--config", str(path), "--num_generations", "2"])
+    assert config.learning_rate == 1e-4
+    assert config.num_generations == 2
+    assert json.loads(options.env_kwargs) == {"hops": 3}
+
+
+def test_an_algorithm_sets_the_estimator_unless_it_is_given():
+    assert train.parse_arguments(["--algorithm", "grpo"])[1].advantage_estimator == "grpo"
+    assert train.parse_arguments([])[1].advantage_estimator == "grpo_step"
+    both = ["--algorithm", "grpo", "--advantage_estimator", "grpo_step"]
+    assert train.parse_arguments(both)[1].advantage_estimator == "grpo_step"
+    with pytest.raises(UnknownNameError, match="Did you mean 'grpo"):
+        train.parse_arguments(["--algorithm", "grpoo"])
+
+
+def test_a_file_can_switch_off_what_is_on_by_default(tmp_path):
+    path = tmp_path / "settings.yaml"
+    settings = {"merge_steps": False, "max_steps": 1, "use_cpu": True, "bf16": False}
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    assert train.parse_arguments(["--config", str(path)])[1].merge_steps is False
+    both = ["--config", str(path), "--merge_steps", "true"]
+    assert train.parse_arguments(both)[1].merge_steps is True
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_every_algorithm_is_a_few_settings_of_one_of_the_trainers(algorithm):
+    _, config = train.parse_arguments(["--algorithm", algorithm])
+    assert {name: getattr(config, name) for name in PRESETS[algorithm]} == PRESETS[algorithm]
+    assert isinstance(config, StepPPOConfig) == needs_values(config.advantage_estimator)
+    if isinstance(config, StepPPOConfig):
+        assert not config.bootstrap_truncated  # see recipes/default_critic.yaml
+
+
+def test_settings_of_the_critic_are_refused_without_one(capsys):
+    with pytest.raises(SystemExit):
+        train.parse_arguments(["--algorithm", "rloo", "--critic_warmup_steps", "3"])
+    assert "unknown option --critic_warmup_steps" in capsys.readouterr().err
+
+
+def test_a_file_can_name_the_algorithm_and_win_over_its_settings(tmp_path):
+    path = tmp_path / "settings.yaml"
+    settings = {"algorithm": "step_ppo", "gamma": 0.5, "use_cpu": True, "bf16": False}
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    options, config = train.parse_arguments(["--config", str(path)])
+    assert options.algorithm == "step_ppo"
+    assert (config.gamma, config.importance_sampling_level) == (0.5, "step")
+    assert config.bootstrap_truncated
+
+
+def test_the_recipe_holds_the_first_papers_settings():
+    path = str(train.RECIPES / "hotpotqa_grpo.yaml")
+    options, config = train.parse_arguments(["--config", path, "--use_cpu", "--bf16", "false"])
+    assert options.model == "Qwen/Qwen2.5-3B-Instruct"
+    assert (config.learning_rate, config.beta, config.num_generations) == (1e-6, 0.001, 5)
+    assert config.max_completion_length == 1024
+    assert json.loads(options.env_kwargs)["max_episode_steps"] == 5
+    # 8 processes x batch size x accumulation = 128 questions in groups of 5
+    per_step = 8 * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    assert per_step == 128 * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--env_kwargs", "{hops: 2}"], ConfigurationError, "--env_kwargs is not valid JSON"),
+        (["--env_kwargs", "[1]"], ConfigurationError, "must be a JSON object"),
+        (["--model", "nowhere/at-all", "--max_steps", "1", "--use_cpu", "--bf16", "false",
+          "--per_device_train_batch_size", "8"], ConfigurationError, "--model nowhere/at-all"),
+        (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "none.jsonl"}',
+          "--eval_env_kwargs", "{}"], DataError, "none.jsonl"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_named(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        train.run([*arguments, "--output_dir", str(tmp_path)])
+
+
+def test_an_environment_that_does_not_exist_is_one_line_on_the_terminal(tmp_path):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", "--env", "AgentR1/HotpotQ-v0"]
+    result = subprocess.run(
+        [*command, "--output_dir", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "HotpotQA" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_options_of_accelerate_are_told_from_our_own():
+    own = frozenset({"--learning_rate", "--bf16"})
+    launch, rest = split_launch_options(
+        ["--num_processes", "2", "--learning_rate", "1", "--mixed_precision=bf16", "--bf16"], own
+    )
+    assert launch == ["--num_processes", "2", "--mixed_precision=bf16"]
+    assert rest == ["--learning_rate", "1", "--bf16"]
+
+
+def test_several_processes_on_a_cpu_are_started_by_torchrun(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    command = launch_command(["--num_processes", "2"], "module", ["--x"])
+    assert command[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+                           "--module", "module", "--x"]  # fmt: skip
+    assert launch_command(["--num_processes", "1"], "module", []) is None
+    with pytest.raises(ConfigurationError, match="--use_fsdp needs an accelerator"):
+        launch_command(["--use_fsdp"], "module", [])
+
+
+def test_several_processes_on_accelerators_are_started_by_accelerate(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    command = launch_command(["--num_processes", "8", "--use_fsdp"], "module", ["--x"])
+    assert command[1:] == ["-m", "accelerate.commands.launch", "--num_processes", "8",
+                           "--use_fsdp", "--module", "module", "--x"]  # fmt: skip
+
+
+def test_settings_of_accelerate_come_from_a_recipe_or_a_file(monkeypatch, tmp_path):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    launch, rest = split_launch_options(
+        ["--accelerate_config", "fsdp2", "--num_processes=4", "--beta", "0"], frozenset({"--beta"})
+    )
+    assert rest == ["--beta", "0"]
+    command = launch_command(launch, "module", rest)
+    path = str(ACCELERATE_CONFIGS["fsdp2"])
+    assert command[1:6] == ["-m", "accelerate.commands.launch", "--config_file", path,
+                            "--num_processes=4"]  # fmt: skip
+    own = tmp_path / "own.yaml"
+    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n", encoding="utf-8")
+    assert str(own) in launch_command(["--accelerate-config", str(own)], "module", [])
+    with pytest.raises(UnknownNameError, match="Did you mean 'ddp'"):
+        launch_command(["--accelerate_config", "dpp"], "module", [])
+
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert "3" in launch_command(["--accelerate_config", str(own)], "module", [])
+    with pytest.raises(ConfigurationError, match="FSDP needs an accelerator"):
+        launch_command(["--accelerate_config", "fsdp2"], "module", [])
+
+
+def test_two_processes_really_train_together(tmp_path):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", *SHORT, "--num_eval_tasks", "6",
+               "--per_device_train_batch_size", "4", "--accelerate_config", "ddp",
+               "--num_processes", "2"]  # fmt: skip
+    result = subprocess.run(
+        [*command, "--output_dir", str(tmp_path / "two")],
+        capture_output=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    run_train(tmp_path / "one", "--num_eval_tasks", "6")
+    one, two = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")
+    )
+    assert (one["num_processes"], two["num_processes"]) == (1, 2)
+    # the same tasks, seeds and draws: the same success before, in and after training
+    assert two["num_eval_episodes"] == 6  # both share them; none counts twice
+    for name in ("success_before", "success_after", "return_after"):
+        assert one[name] == pytest.approx(two[name])

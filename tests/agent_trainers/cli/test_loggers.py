@@ -1,0 +1,120 @@
+"""What the trainer logs arrives in each of the loggers that `report_to` names."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_envs import MissingExtraError
+from agent_trainers.cli import train
+from agent_trainers.cli.loggers import LOGGERS
+from agent_trainers.monitoring.metrics_log import read_metrics
+
+SHORT = ["--max_steps", "2", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
+         "--num_generations", "2", "--per_device_eval_batch_size", "2"]  # fmt: skip
+SHOWN = ("reward", "success", "rewards/exact_match", "tools/calls", "entropy",
+         "groups/without_variance", "time/train_seconds")  # fmt: skip
+
+
+def train_apart(folder, logger, **environment):
+    """Train in a process of its own: these libraries start threads and hold files open."""
+    command = [sys.executable, "-m", "agent_trainers.cli.train", *SHORT, "--report_to", logger]
+    result = subprocess.run(
+        [*command, "--output_dir", str(folder / "run")], capture_output=True, text=True,
+        timeout=250, check=False, cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    return {record["step"]: record for record in read_metrics(folder / "run") if "loss" in record}
+
+
+def log_records(data):
+    """Yield the records of a file in LevelDB's log format, after its header of 7 bytes."""
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:  # no room for a header: the block is filled up
+            position += left
+            continue
+        length, kind = (
+            int.from_bytes(data[position + 4 : position + 6], "little"),
+            data[position + 6],
+        )
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+def test_tensorboard_gets_every_figure_in_the_output_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    logged = train_apart(tmp_path, "tensorboard")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing beside it
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for path in (tmp_path / "run").rglob("events*"):
+        events = EventAccumulator(str(path))
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            found.setdefault(name, []).extend(events.Scalars(name))
+    for name in SHOWN:
+        values = {event.step: event.value for event in found[f"train/{name}"]}
+        assert values == pytest.approx({step: logged[step][name] for step in (1, 2)}, abs=1e-6)
+    assert sorted(event.step for event in found["eval/success"]) == [0, 2]
+
+
+def test_weights_and_biases_gets_every_figure_offline(tmp_path):
+    pytest.importorskip("wandb")
+    logged = train_apart(
+        tmp_path, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true",
+        WANDB_CONFIG_DIR=str(tmp_path / "config"), WANDB_CACHE_DIR=str(tmp_path / "cache"),
+    )  # fmt: skip
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    values = {}
+    for data in log_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        for item in record.history.item:
+            key = item.key or "/".join(item.nested_key)
+            values.setdefault(key, []).append(json.loads(item.value_json))
+    for name in SHOWN:
+        assert values[f"train/{name}"] == pytest.approx([logged[1][name], logged[2][name]])
+    assert len(values["eval/success"]) == 2
+
+
+def test_trackio_gets_every_figure_as_one_run(tmp_path):
+    pytest.importorskip("trackio")
+    folder = tmp_path / "trackio"
+    logged = train_apart(tmp_path, "trackio", TRACKIO_DIR=str(folder))
+    script = (
+        "import json, trackio\n"
+        "from trackio.sqlite_storage import SQLiteStorage\n"
+        "runs = list(trackio.Api().runs('huggingface'))\n"
+        "read = SQLiteStorage.get_logs\n"
+        "logs = [read('huggingface', run.name, run_id=run.id) for run in runs]\n"
+        "print(json.dumps(logs, default=str))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env={**os.environ, "TRACKIO_DIR": str(folder)},
+    )  # fmt: skip
+    (run,) = json.loads(result.stdout.splitlines()[-1])
+    for name in SHOWN:
+        values = [entry[f"train/{name}"] for entry in run if f"train/{name}" in entry]
+        assert values == pytest.approx([logged[1][name], logged[2][name]])
+    assert sum("eval/success" in entry for entry in run) == 2  # before and after training
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_logger_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch, logger):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=rf"--report_to {logger} needs {logger}.*loggers"):
+        train.run([*SHORT, "--report_to", logger, "--output_dir", str(tmp_path)])

@@ -1,0 +1,85 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from agent_envs.data.records import read_records
+from agent_trainers.batching.rows import collate, make_rows
+from agent_trainers.cli.results import SampleCollector
+from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+
+class Words:
+    """A tokenizer of one word."""
+
+    def decode(self, ids):
+        return f"<w{ids[0]}>"
+
+
+def trajectory(stop_reason=StopReason.ANSWERED, error=None, success=0.0):
+    step = Transition(
+        messages=[{"role": "user", "content": "Who?"}], prompt_ids=[1], completion_ids=[2],
+        logprobs=np.zeros(1, np.float32), action="call", reward=0.0, reward_terms={},
+        terminated=stop_reason is StopReason.ANSWERED, truncated=False,
+        info={"action": {"kind": "tool_call"}},
+    )  # fmt: skip
+    return Trajectory(
+        task_id="t", group_id="g", transitions=[step], metrics={"success": success}, timings={},
+        stop_reason=stop_reason, error=error,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def collector(tmp_path):
+    def make(played, every=0):
+        rows = [row for i, t in enumerate(played) if t.is_scorable for row in make_rows(t, i)]
+        tensors = collate(rows, 0) | {"advantages": torch.full((len(rows), 1), 0.5)}
+        trainer = SimpleNamespace(
+            trajectories={"eval": played},
+            state=SimpleNamespace(global_step=3),
+            last_batch=BatchRecord(trajectories=played, rows=rows, tensors=tensors),
+            current_logprobs=lambda: np.full((len(rows), 1), np.log(2.0)),
+            accelerator=SimpleNamespace(is_main_process=True),
+            args=SimpleNamespace(output_dir=str(tmp_path)),
+            processing_class=Words(),
+        )
+        return SampleCollector(trainer, "A run", every)
+
+    return make
+
+
+def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(collector, tmp_path):
+    failed = trajectory(StopReason.ENVIRONMENT_ERROR, "RuntimeError: the site is down")
+    collected = collector([failed, trajectory()])
+    collected.collect_trained(1)
+
+    assert [sample.steps is None for sample in collected.samples] == [True, False]
+    assert collected.samples[1].steps[0].advantages == [0.5]
+    page = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
+    assert "the site is down" in page
+    rows = read_records(tmp_path / "trajectories" / "step_000001.parquet")
+    assert [row["advantages"] for row in rows] == [None, [0.5]]
+    assert rows[1]["ratios"] == pytest.approx([2.0])
+
+
+def test_samples_are_kept_of_the_first_step_the_last_and_those_due_between(collector, tmp_path):
+    collected = collector([trajectory()], every=5)
+    for step in range(1, 13):
+        state = SimpleNamespace(global_step=step, max_steps=12)
+        collected.on_step_end(None, state, None)
+    names = sorted(path.name for path in (tmp_path / "trajectories").iterdir())
+    assert names == [f"step_{step:06}.parquet" for step in (1, 5, 10, 12)]
+
+
+def test_the_page_has_the_first_batch_and_the_newest(collector):
+    collected = collector([trajectory(success=s) for s in (0.0, 0.0, 0.0, 1.0, 1.0, 0.0)])
+    for step in (1, 10, 20, 30):
+        collected.collect_trained(step)
+    collected.collect_evaluated("evaluation, after training")
+    labels = list(dict.fromkeys(sample.label for sample in collected.samples))
+    assert labels == ["training, step 1", "training, step 20", "training, step 30",
+                      "evaluation, after training"]  # fmt: skip
+    first = [s.trajectory.success for s in collected.samples if s.label == "training, step 1"]
+    assert first == [False, True, False, True]  # in turn, not all of one kind

@@ -1,0 +1,108 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent_trainers.monitoring.episode_statistics import summarise, trainer_metrics
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+
+def step(reward=0.0, terms=None, **info):
+    return Transition(
+        messages=[{"role": "user", "content": "Who?"}], prompt_ids=[1], completion_ids=[2, 3],
+        logprobs=np.zeros(2, np.float32), action="a", reward=reward, reward_terms=terms or {},
+        terminated=False, truncated=False, info=info,
+    )  # fmt: skip
+
+
+def episode(*steps, group="g", seconds=(), **changes):
+    settings = {"task_id": "t", "group_id": group, "transitions": list(steps), "metrics": {},
+                "timings": {}, "stop_reason": StopReason.ANSWERED,
+                "step_seconds": list(seconds)}  # fmt: skip
+    return Trajectory(**(settings | changes))
+
+
+def measure(*episodes):
+    summaries = [summarise(trajectory) for trajectory in episodes]
+    advantages = [np.ones(len(t.transitions)) for t in episodes]
+    return trainer_metrics(summaries, advantages)
+
+
+def call(name="search", **action):
+    return {"action": {"kind": "tool_call", "name": name, **action}}
+
+
+INVALID = {"action": {"kind": "invalid", "error": "bad_json"}}
+ANSWER = {"action": {"kind": "answer"}}
+
+
+def test_tools_are_counted_with_their_failures_and_latencies():
+    metrics = measure(
+        episode(step(**call()), step(**call(error="tool_timeout")), step(**ANSWER),
+                seconds=[0.1, 0.5, 9.0]),
+        episode(step(**call("read")), step(**INVALID), seconds=[0.3, 9.0]),
+    )  # fmt: skip
+    # three calls in two episodes, one failed; seconds 0.1, 0.5, 0.3: other steps do not count
+    assert metrics["tools/calls"] == 1.5
+    assert metrics["tools/calls/search"] == 1.0
+    assert metrics["tools/calls/read"] == 0.5
+    assert metrics["tools/failures"] == pytest.approx(1 / 3)
+    assert metrics["tools/tool_timeout"] == pytest.approx(1 / 3)
+    assert metrics["tools/seconds_mean"] == pytest.approx(0.3)
+    assert metrics["tools/seconds_p95"] == pytest.approx(0.48)  # 0.3 + 0.9 * (0.5 - 0.3)
+    assert metrics["tools/seconds_max"] == 0.5
+
+
+def test_a_failed_tool_is_no_invalid_action():
+    metrics = measure(
+        episode(step(**call(error="tool_error")), step(**INVALID), step(**INVALID), step(**ANSWER))
+    )
+    assert metrics["actions/bad_json"] == 0.5
+    assert metrics["actions/tool_error"] == 0.25
+    assert metrics["actions/invalid"] == 0.5
+
+
+def test_without_calls_or_measurements_there_are_no_latencies():
+    assert "tools/seconds_mean" not in measure(episode(step(**call())))
+    metrics = measure(episode(step(**ANSWER)))
+    assert metrics["tools/calls"] == 0
+    assert "tools/failures" not in metrics
+
+
+def test_reward_terms_are_logged_per_episode_and_per_step():
+    metrics = measure(
+        episode(step(1.5, {"correct": 1.0, "format": 0.5}), step(0.5, {"format": 0.5})),
+        episode(step(0.0, {"correct": 0.0}), step(), step(), step()),
+    )
+    assert metrics["rewards/correct"] == 0.5
+    assert metrics["rewards_per_step/correct"] == pytest.approx(1 / 6)
+    assert metrics["rewards_per_step/format"] == pytest.approx(1 / 6)
+
+
+def test_states_that_left_something_out_are_counted_by_policy():
+    window = {"context": {"reason": "window: the last 1 turns", "num_dropped": 3}}
+    budget = {"context": {"reason": "budget: 90 tokens", "num_dropped": 1}}
+    # what the last step's context would have dropped was never shown to anyone
+    metrics = measure(episode(step(), step(**window), step(**budget), step(**window)))
+    assert metrics["context/drops"] == 0.5
+    assert metrics["context/window"] == 0.25
+    assert metrics["context/budget"] == 0.25
+    assert metrics["context/dropped_messages"] == 1.0
+
+
+def test_groups_whose_members_earned_the_same_have_no_variance():
+    metrics = measure(
+        episode(step(1.0), group="a"), episode(step(0.5), step(0.5), group="a"),
+        episode(step(1.0), group="b"), episode(step(0.0), group="b"),
+        episode(step(1.0), group="alone"),
+    )  # fmt: skip
+    assert metrics["groups/without_variance"] == 0.5
+
+
+def test_episodes_that_failed_count_only_as_failed():
+    failed = replace(episode(step(9.0)), stop_reason=StopReason.ENVIRONMENT_ERROR)
+    metrics = measure(failed, episode(step(1.0), step(0.0)))
+    assert metrics["reward"] == 1.0
+    assert metrics["episodes/unscorable"] == 0.5
+    assert (metrics["episodes/mean_turns"], metrics["episodes/max_turns"]) == (2.0, 2.0)
+    assert "reward" not in measure(failed)

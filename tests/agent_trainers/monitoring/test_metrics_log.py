@@ -1,0 +1,104 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import DataError
+from agent_trainers.monitoring.metrics_log import METRICS_FILE, MetricsLog, _line, read_metrics
+
+
+def state(step=0, history=(), is_main=True):
+    return SimpleNamespace(
+        global_step=step, log_history=list(history), is_world_process_zero=is_main
+    )
+
+
+@pytest.fixture
+def args(tmp_path):
+    return SimpleNamespace(output_dir=str(tmp_path / "run"))
+
+
+def run(args, *entries, begin=None):
+    """Log entries (step, value) of a run that begins at `begin`."""
+    log = MetricsLog()
+    log.on_train_begin(args, begin or state(), None)
+    for step, value in entries:
+        log.on_log(args, state(step), None, logs={"reward": value})
+
+
+def logged(args):
+    return [(record["step"], record.get("reward")) for record in read_metrics(args.output_dir)]
+
+
+def test_every_log_is_a_line_and_a_new_run_begins_anew(args):
+    run(args, (1, 0.5), (2, 0.75))
+    assert logged(args) == [(1, 0.5), (2, 0.75)]
+    run(args, (1, 0.25))
+    assert logged(args) == [(1, 0.25)]
+
+
+def test_what_is_evaluated_before_training_comes_first(args):
+    log = MetricsLog()
+    log.on_log(args, state(), None, logs={"eval_reward": 0.125})
+    log.on_train_begin(args, state(), None)
+    log.on_log(args, state(1), None, logs={"reward": 0.5})
+    assert [record["step"] for record in read_metrics(args.output_dir)] == [0, 1]
+
+
+def test_a_resumed_run_cuts_off_what_came_after_its_checkpoint(args, tmp_path):
+    # two entries at step 2 (training, evaluation) were in the checkpoint; the summary was not
+    run(args, (1, 0.1), (2, 0.2), (2, 0.25), (2, 0.3), (3, 0.4))
+    with (tmp_path / "run" / METRICS_FILE).open("a") as file:
+        file.write('{"step": 4, "rew')  # killed while it wrote
+    history = [{"step": 1}, {"step": 2}, {"step": 2}]
+    run(args, (3, 0.5), begin=state(2, history))
+    assert logged(args) == [(1, 0.1), (2, 0.2), (2, 0.25), (3, 0.5)]
+
+
+def test_a_resumed_run_without_a_file_starts_one(args):
+    run(args, (3, 0.5), begin=state(2))
+    assert logged(args) == [(3, 0.5)]
+
+
+def test_other_processes_write_nothing(args, tmp_path):
+    run(args, begin=state(is_main=False))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
+    path = tmp_path / METRICS_FILE
+    path.write_text('{"step": 1}\n{"step": 2')
+    assert read_metrics(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"reward": 1}', '{"step": "x"}', "7"])
+def test_a_line_that_is_wrong_is_named(tmp_path, line):
+    path = tmp_path / METRICS_FILE
+    path.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 2"):
+        read_metrics(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_metrics(tmp_path / "none.jsonl")
+
+
+@given(st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text()))
+def test_any_value_makes_a_line_that_strict_json_reads(value):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    line = _line({"step": 1, "value": value})
+    assert line.count("\n") == 1
+    read = json.loads(line, parse_constant=refuse)["value"]
+    is_finite = not isinstance(value, float) or np.isfinite(value)
+    assert read == (value if is_finite else None)
+
+
+def test_numbers_of_numpy_are_numbers():
+    line = _line({"step": 1, "a": np.float32(0.5), "b": np.float64("inf"), "c": [1, 2]})
+    assert json.loads(line) == {"step": 1, "a": 0.5, "b": None, "c": "[1, 2]"}

@@ -1,0 +1,147 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent_trainers.batching.rows import make_rows
+from agent_trainers.monitoring.batch_record import StepTokens
+from agent_trainers.monitoring.report import (
+    MAX_TOKENS_SHOWN,
+    plot_learning_curve,
+    write_trajectory_page,
+)
+from agent_trainers.monitoring.trajectory_samples import TrajectorySample
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+HOSTILE = "<script>alert(1)</script>\ud800"
+
+
+class Words:
+    """A tokenizer of one word."""
+
+    def decode(self, ids):
+        return " ".join(f"<w{i}>" for i in ids)
+
+
+def trained(**changes):
+    settings = {"row": 0, "fork_reason": None, "is_trained": [True], "advantages": [0.0],
+                "values": None, "ratios": None}  # fmt: skip
+    return StepTokens(**(settings | changes))
+
+
+STEPS = [
+    trained(
+        is_trained=[True, False], advantages=[1.5, 1.5], values=[0.75, 0.25], ratios=[1.25, 0.5]
+    ),
+    trained(row=1, fork_reason="window: the last 1 turns", advantages=[-0.25], ratios=[1.0]),
+]
+
+
+def sample(**changes):
+    question = {"role": "user", "content": f"Who? {HOSTILE}"}
+    first = Transition(
+        messages=[question], prompt_ids=[1], completion_ids=[5, 6],
+        logprobs=np.array([-0.5, -1.25], np.float32), action="call", reward=0.1,
+        reward_terms={"new_gold_passage": 0.1}, terminated=False, truncated=False,
+        info={"action": {"kind": "tool_call"}, "tool_result": HOSTILE},
+    )  # fmt: skip
+    result = {"role": "tool", "name": "search", "content": HOSTILE}
+    second = replace(
+        first,
+        messages=[question, {"role": "assistant", "content": "call"}, result],
+        completion_ids=[7],
+        logprobs=np.zeros(1, np.float32),
+        info={"action": {"kind": "invalid", "error": "bad_json", "message": "Write it right."},
+              "context": {"reason": "window: the last 1 turns"}},
+    )  # fmt: skip
+    trajectory = Trajectory(
+        task_id="task-1", group_id="g", transitions=[first, second],
+        metrics={"success": 1.0, "f1": 0.5}, timings={}, stop_reason=StopReason.TURN_LIMIT,
+        error=None, step_seconds=[0.0125, 0.5],
+    )  # fmt: skip
+    settings = {"label": "training, step 1", "trajectory": trajectory, "optimiser_step": 1,
+                "steps": STEPS, "rows": make_rows(trajectory)}  # fmt: skip
+    return TrajectorySample(**(settings | changes))
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(*samples):
+        path = tmp_path / "page.html"
+        write_trajectory_page(path, samples, tokenizer=Words(), title="A <title>")
+        return path.read_text(encoding="utf-8")
+
+    return write
+
+
+def test_the_page_shows_every_step_with_rewards_results_and_advantages(page):
+    html = page(sample())
+    for shown in ("Step 1", "Step 2", "new_gold_passage", "+0.100", "task-1", "turn_limit",
+                  "advantage +1.500", "log-probability -1.250", "&lt;w5&gt;", "bad_json",
+                  "Write it right.", "window: the last 1 turns", "training, step 1"):  # fmt: skip
+        assert shown in html
+
+
+def test_the_page_stands_alone_and_hostile_text_stays_text(page):
+    html = page(sample())
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert "http" not in html.replace("http-equiv", "")
+    assert "<title>Trajectories: A &lt;title&gt;</title>" in html
+
+
+def test_tokens_can_be_coloured_by_advantage_ratio_and_value_and_masked_ones_are_marked(page):
+    html = page(sample())
+    assert 'class="token ap4 vp4 rp3"' in html  # 1.5 / 0.5, 0.75 / 0.25 0.25 / 0.1, plus 1
+    assert 'class="token masked ap4 vp2 rn4"' in html
+    assert 'class="token an1 r0"' in html
+    assert "value +0.250 · ratio 0.500" in html
+    assert "· masked ·" in html
+
+
+def test_what_nothing_was_trained_on_is_masked_and_has_no_advantage(page):
+    html = page(sample(steps=None, rows=()))
+    assert 'class="token masked"' in html
+    assert "· advantage" not in html
+    assert "Training rows" not in html
+
+
+def test_a_step_shows_what_its_state_lost_and_why_a_row_was_forked(page):
+    html = page(sample())
+    assert "A new row begins here: window: the last 1 turns" in html
+    assert "no longer in the state" not in html  # the second state only adds
+    first, second = sample().trajectory.transitions
+    shorter = replace(second, messages=[second.messages[0], second.messages[2]])
+    html = page(sample(trajectory=replace(sample().trajectory, transitions=[first, shorter])))
+    assert "1 message no longer in the state" in html
+    assert html.count("message dropped") == 1
+
+
+def test_the_rows_show_prompt_actions_and_what_lies_between(page):
+    html = page(sample())
+    assert "Training rows: 2" in html
+    assert "prompt, 1" in html
+    assert "step 1, 2" in html
+    assert "12.5 ms" in html
+
+
+def test_a_long_turn_is_cut_on_the_page(page):
+    count = MAX_TOKENS_SHOWN + 7
+    first, _ = sample().trajectory.transitions
+    long = replace(first, completion_ids=[1] * count, logprobs=np.zeros(count, np.float32))
+    html = page(sample(trajectory=replace(sample().trajectory, transitions=[long]), steps=None))
+    assert "and 7 more tokens" in html
+
+
+def test_an_episode_that_failed_shows_its_error(page):
+    failed = replace(sample().trajectory, transitions=[], error="Traceback: broken")
+    assert "Traceback: broken" in page(sample(trajectory=failed, steps=None, rows=()))
+
+
+@pytest.mark.parametrize(
+    "history", [[], [{"step": i, "reward": i / 9, "success": i / 9} for i in range(9)]]
+)
+def test_the_learning_curve_is_a_picture(tmp_path, history):
+    path = tmp_path / "curve.png"
+    plot_learning_curve(path, history, before={"success": 0.05}, after={"success": 0.97})
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,161 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from agent_envs.data.records import read_records
+from agent_trainers.batching.rows import collate, make_rows
+from agent_trainers.monitoring.batch_record import BatchRecord, step_tokens
+from agent_trainers.monitoring.trajectory_samples import (
+    TrajectorySample,
+    choose,
+    save_samples,
+    state_change,
+    trained_samples,
+)
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+ASK = {"role": "user", "content": "Who?"}
+CALL = {"role": "assistant", "content": "search a"}
+FOUND = {"role": "tool", "name": "search", "content": "a is b"}
+AGAIN = {"role": "assistant", "content": "search b"}
+MORE = {"role": "tool", "name": "search", "content": "b is c \ud800"}
+
+
+class Words:
+    def decode(self, ids):
+        return f"w{ids[0]}"
+
+
+def step(messages, prompt_ids, completion_ids, action, **changes):
+    settings = {
+        "messages": messages, "prompt_ids": prompt_ids, "completion_ids": completion_ids,
+        "logprobs": np.full(len(completion_ids), -1.0, np.float32), "action": action,
+        "reward": 0.25, "reward_terms": {"format": 0.25}, "terminated": False,
+        "truncated": False, "info": {"action": {"kind": "tool_call", "name": "search"}},
+    }  # fmt: skip
+    return Transition(**(settings | changes))
+
+
+@pytest.fixture
+def played():
+    """Two steps that extend each other; the third state is the question and the last turn."""
+    drop = {"context": {"reason": "window: the last 1 turns", "num_dropped": 2},
+            "action": {"kind": "tool_call", "name": "search"}}  # fmt: skip
+    return Trajectory(
+        task_id="task", group_id="g", metrics={"success": 1.0}, timings={},
+        stop_reason=StopReason.ANSWERED, error=None, step_seconds=[0.1, 0.2, 0.3],
+        transitions=[
+            step([ASK], [1, 2], [3, 4], "search a"),
+            step([ASK, CALL, FOUND], [1, 2, 3, 4, 5], [6], "search b", info=drop),
+            step([ASK, AGAIN, MORE], [1, 2, 6, 7], [8, 9], "c", info={}, terminated=True),
+        ],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def record(played):
+    rows = make_rows(played)
+    tensors = collate(rows, 0)
+    shape = tensors["completion_ids"].shape  # (2, 4): 3 4 5 6 and 8 9
+    tensors["advantages"] = torch.arange(shape.numel(), dtype=torch.float32).reshape(shape)
+    return BatchRecord(trajectories=[played], rows=rows, tensors=tensors)
+
+
+def test_a_state_that_extends_the_last_gains_what_the_environment_said(played):
+    assert state_change(played, 0).added == [ASK]
+    change = state_change(played, 1)
+    assert (change.added, change.dropped) == ([FOUND], [])
+
+
+def test_a_state_that_shrinks_loses_the_turns_that_were_dropped(played):
+    change = state_change(played, 2)
+    assert (change.added, change.dropped) == ([MORE], [CALL, FOUND])
+
+
+def test_the_same_words_said_again_are_new(played):
+    first, second, _ = played.transitions
+    same = replace(second, messages=[ASK, CALL, FOUND, CALL, FOUND])
+    again = replace(played, transitions=[first, replace(second, action="search a"), same])
+    change = state_change(again, 2)
+    assert (change.added, change.dropped) == ([FOUND], [])
+
+
+def test_a_shortened_result_is_shown_before_and_after(played):
+    stub = {**FOUND, "content": "[left out]"}
+    first, second, third = played.transitions
+    shorter = replace(third, messages=[ASK, CALL, stub, AGAIN, MORE])
+    change = state_change(replace(played, transitions=[first, second, shorter]), 2)
+    assert (change.added, change.dropped) == ([stub, MORE], [FOUND])
+
+
+def test_step_tokens_take_their_numbers_from_their_place_in_the_merged_rows(record):
+    # rows: tokens 3 4 | 5 observed | 6, and 8 9; advantages 0 1 2 3 and 4 5 (6 7 are padding)
+    new = np.full((2, 4), -1.0)
+    new[0, 3] += np.log(1.5)
+    first, second, third = step_tokens(record, 0, new)
+    assert (first.row, second.row, third.row) == (0, 0, 1)
+    assert (first.advantages, second.advantages, third.advantages) == ([0, 1], [3], [4, 5])
+    assert second.ratios == pytest.approx([1.5])
+    assert third.ratios == pytest.approx([1.0, 1.0])
+    assert first.values is None
+    assert third.is_trained == [True, True]
+
+
+def test_values_are_there_where_a_critic_gave_them(record):
+    tensors = dict(record.tensors) | {"old_values": record.tensors["advantages"] + 10}
+    steps = step_tokens(
+        BatchRecord(trajectories=record.trajectories, rows=record.rows, tensors=tensors), 0
+    )
+    assert [s.values for s in steps] == [[10, 11], [13], [14, 15]]
+    assert steps[0].ratios is None
+
+
+def test_a_turn_without_tokens_has_nothing_trained(played):
+    empty = replace(played.transitions[2], completion_ids=[], logprobs=np.zeros(0, np.float32))
+    cut = replace(played, transitions=[*played.transitions[:2], empty])
+    rows = make_rows(cut)
+    made = BatchRecord(trajectories=[cut], rows=rows, tensors=collate(rows, 0))
+    assert step_tokens(made, 0)[2].advantages == []
+
+
+def test_a_fork_names_its_reason(record):
+    reasons = [s.fork_reason for s in step_tokens(record, 0)]
+    assert reasons == [None, None, "the context policy changed it: window: the last 1 turns"]
+
+
+def test_samples_are_read_back_from_parquet(record, tmp_path):
+    samples = trained_samples(record, [0], label="x", optimiser_step=7)
+    path = tmp_path / "step.parquet"
+    save_samples(path, samples, Words())
+    first, second, third = read_records(path)
+    assert (first["optimiser_step"], first["turn"], first["row"]) == (7, 1, 0)
+    assert (second["added"], second["dropped"]) == ("[tool] a is b", None)
+    assert third["dropped"] == "[assistant] search a\n[tool] a is b"
+    assert third["added"] == "[tool] b is c ?"  # no lone surrogates in Parquet
+    assert third["fork_reason"].endswith("window: the last 1 turns")
+    assert second["context"] == "window: the last 1 turns"
+    assert json.loads(first["reward_terms"]) == {"format": 0.25}
+    assert (first["tokens"], first["token_ids"]) == (["w3", "w4"], [3, 4])
+    assert first["advantages"] == [0.0, 1.0]
+    assert first["ratios"] is None
+    assert (first["return"], first["success"], third["seconds"]) == (0.75, True, 0.3)
+
+
+def test_an_untrained_sample_has_no_advantages(played, tmp_path):
+    path = tmp_path / "step.parquet"
+    save_samples(path, [TrajectorySample(label="x", trajectory=played, optimiser_step=0)], Words())
+    assert {row["advantages"] for row in read_records(path)} == {None}
+
+
+def test_failures_and_successes_of_different_groups_come_first(played):
+    def episode(group, success):
+        return replace(played, group_id=group, metrics={"success": success})
+
+    batch = [episode("a", 0), episode("a", 0), episode("a", 1), episode("b", 0), episode("b", 1)]
+    # failures: a's first, b's first, a's second; successes: b's second member, a's third
+    assert choose(batch, 3) == [0, 4, 3]
+    assert sorted(choose(batch, 99)) == [0, 1, 2, 3, 4]
+    assert choose([], 4) == []

@@ -1,0 +1,263 @@
+import json
+import logging
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from agent_envs.core.openai_format import FunctionCall, write_message
+from agent_envs.errors import ConfigurationError, ServerError, UnknownNameError
+from agent_trainers.policies import GenerationRequest, Usage
+from tests.agent_trainers.chat_server import Reply, chat_server, refuses, says
+
+pytest.importorskip("openai", reason="the extra openai is not installed")
+from agent_trainers.policies.served import OpenAIPolicy
+
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    },
+}
+QUESTION = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Who?"}]
+RED = '{"query": "red"}'
+SEARCH_RED = write_message("", [FunctionCall(name="search", arguments=RED)])
+
+
+def request(messages=QUESTION, tools=(SCHEMA,), seed=0):
+    return GenerationRequest(
+        messages=messages, tools=tools, previous=None, rng=np.random.default_rng(seed)
+    )
+
+
+@contextmanager
+def serving(reply, **settings):
+    """A server, and a policy that asks it."""
+    with chat_server(reply) as server:
+        policy = OpenAIPolicy(base_url=server.url, model="m", **settings)
+        try:
+            yield server, policy
+        finally:
+            policy.close()
+
+
+def replies(*values):
+    return lambda _, number: values[number]
+
+
+def test_a_turn_is_asked_for_with_its_sampling_settings_and_a_seed_of_the_episode():
+    settings = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9}
+    with serving(lambda *_: says("Paris"), **settings) as (server, policy):
+        (generation,) = policy.generate([request(seed=3)])
+        policy.generate([request(seed=3)])
+    body = server.bodies[0]
+    assert (body["model"], body["max_tokens"]) == ("m", 7)
+    assert (body["temperature"], body["top_p"]) == (0.5, 0.9)
+    assert server.bodies[1]["seed"] == body["seed"]
+    assert (generation.text, generation.finish_reason) == ("Paris", "stop")
+    assert generation.usage == Usage(calls=1, prompt_tokens=10, completion_tokens=5)
+    assert generation.completion_ids == []
+
+
+def test_text_formats_describe_the_tools_in_the_system_prompt():
+    messages = [*QUESTION, {"role": "tool", "name": "search", "content": "found"}]
+    with serving(lambda *_: says("x")) as (server, policy):
+        policy.generate([request(messages), request(messages, tools=None)])
+    told, untold = sorted(server.bodies, key=lambda body: -len(json.dumps(body)))
+    assert "tools" not in told
+    assert json.dumps(SCHEMA) in told["messages"][0]["content"]
+    assert untold["messages"][0] == QUESTION[0]
+    assert told["messages"][-1] == {
+        "role": "user",
+        "content": "<tool_response>\nfound\n</tool_response>",
+    }
+
+
+def test_the_servers_own_calls_become_actions_and_go_back_as_calls_with_results():
+    history = [
+        *QUESTION,
+        {"role": "assistant", "content": SEARCH_RED},
+        {"role": "tool", "name": "search", "content": "a red page"},
+    ]
+    with serving(lambda *_: says(None, [("search", RED)]), tool_format="openai") as (
+        server,
+        policy,
+    ):
+        (generation,) = policy.generate([request(history)])
+    assert generation.text == SEARCH_RED
+    (body,) = server.bodies
+    assert body["tools"] == [SCHEMA]
+    *_, call, result = body["messages"]
+    assert call["tool_calls"][0]["function"] == {"name": "search", "arguments": RED}
+    assert result == {
+        "role": "tool",
+        "tool_call_id": call["tool_calls"][0]["id"],
+        "content": "a red page",
+    }
+
+
+def test_what_the_environment_says_about_several_calls_answers_each_of_them():
+    twice = write_message("", [FunctionCall(name="search", arguments=RED)] * 2)
+    history = [
+        *QUESTION,
+        {"role": "assistant", "content": twice},
+        {"role": "user", "content": "One call, please."},
+    ]
+    calls = [("search", RED), ("search", RED)]
+    with serving(lambda *_: says("", calls), tool_format="openai") as (server, policy):
+        (generation,) = policy.generate([request(history)])
+    assert generation.text == twice
+    *_, call, first, second = server.bodies[0]["messages"]
+    assert [c["id"] for c in call["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+    assert first["content"] == second["content"] == "One call, please."
+
+
+def test_malformed_arguments_reach_the_environment_and_go_back_as_text():
+    broken = write_message("", [FunctionCall(name="search", arguments='{"query": ')])
+    history = [
+        *QUESTION,
+        {"role": "assistant", "content": broken},
+        {"role": "user", "content": "No JSON."},
+    ]
+    reply = says("", [("search", '{"query": ')])
+    with serving(lambda *_: reply, tool_format="openai") as (server, policy):
+        (generation,) = policy.generate([request(history)])
+    assert generation.text == broken
+    assert server.bodies[0]["messages"][-2:] == history[-2:]
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("hermes", 'So.\n<tool_call>{"name": "search", "arguments": {"query": "red"}}</tool_call>'),
+        ("tags", "So.\n<search>red</search>"),
+    ],
+)
+def test_calls_that_a_server_reads_out_of_text_are_written_back(tool_format, text):
+    reply = says("So.", [("search", RED)])
+    with serving(lambda *_: reply, tool_format=tool_format) as (_, policy):
+        assert policy.generate([request()])[0].text == text
+
+
+def test_no_content_is_an_empty_turn_and_a_cut_turn_says_so():
+    values = replies(says(None), says("I thi", finish_reason="length"))
+    with serving(values) as (_, policy):
+        empty, cut = (policy.generate([request()])[0] for _ in range(2))
+    assert (empty.text, empty.finish_reason) == ("", "stop")
+    assert (cut.text, cut.finish_reason) == ("I thi", "length")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        refuses(400, "This model's maximum context length is 10 tokens."),
+        refuses(400, "no", code="context_length_exceeded"),
+        refuses(400, "the request exceeds the available context size"),
+    ],
+)
+def test_a_state_that_the_server_finds_too_long_overflows(refusal):
+    with serving(lambda *_: refusal) as (_, policy):
+        (generation,) = policy.generate([request()])
+    assert generation.finish_reason == "overflow"
+    assert generation.usage == Usage()
+
+
+def test_faults_of_the_server_are_retried():
+    faults = [refuses(429, "slow down"), refuses(500, "oops"), refuses(503, "later")]
+    with serving(replies(*faults, says("Paris"))) as (server, policy):
+        (generation,) = policy.generate([request()])
+    assert generation.text == "Paris"
+    assert generation.usage.calls == 1
+    assert len(server.bodies) == 4
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (refuses(500, "out of memory"), "status 500: out of memory"),
+        (refuses(401, "wrong key", code="invalid_api_key"), r"status 401: wrong key \(invalid_a"),
+        (refuses(400, "no such field"), "status 400: no such field"),
+        (Reply("<html>502</html>", headers={"Content-Type": "text/html"}), "no chat completion"),
+        (Reply("{"), "JSONDecodeError"),
+        (Reply({"choices": []}), "no chat completion"),
+        (Reply({}), "no chat completion"),
+    ],
+)
+def test_other_faults_are_errors_that_name_the_server(reply, message):
+    with (
+        serving(lambda *_: reply, max_retries=1) as (server, policy),
+        pytest.raises(ServerError, match=f"{server.url}, model 'm': .*{message}"),
+    ):
+        policy.generate([request()])
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error():
+    slow = Reply("{}", seconds=0.5)
+    with (
+        serving(lambda *_: slow, max_retries=0, timeout_seconds=0.05) as (_, policy),
+        pytest.raises(ServerError, match=r"no answer within 0.05 seconds"),
+    ):
+        policy.generate([request()])
+
+
+def test_no_server_at_all_is_an_error():
+    with chat_server(lambda *_: says("")) as server:
+        url = server.url
+    policy = OpenAIPolicy(base_url=url, model="m", max_retries=0)
+    with pytest.raises(ServerError, match=url):
+        policy.generate([request()])
+    policy.close()
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_error_and_no_log(monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    refusal = refuses(401, "Incorrect API key provided: sk-secret")
+    with (
+        serving(lambda *_: refusal, api_key_env="MY_KEY") as (server, policy),
+        pytest.raises(ServerError) as error,
+    ):
+        policy.generate([request()])
+    assert server.headers[0]["authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in str(error.value)
+    assert "sk-secret" not in caplog.text
+    assert "sk-secret" not in repr(policy)
+
+
+def test_a_named_key_that_is_not_set_is_refused(monkeypatch):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(ConfigurationError, match="MY_KEY is not set"):
+        OpenAIPolicy(base_url="http://localhost/v1", model="m", api_key_env="MY_KEY")
+
+
+def test_an_unknown_tool_format_is_refused_with_the_right_name():
+    with pytest.raises(UnknownNameError, match="Did you mean 'openai'"):
+        OpenAIPolicy(base_url="http://localhost/v1", model="m", tool_format="opnai")
+
+
+def test_requests_run_side_by_side_up_to_the_limit_and_stay_in_order():
+    def reply(body, _):
+        answer = says(body["messages"][-1]["content"])
+        answer.seconds = 0.05
+        return answer
+
+    with serving(reply, max_concurrency=3) as (server, policy):
+        asked = [request([{"role": "user", "content": str(i)}]) for i in range(9)]
+        texts = [generation.text for generation in policy.generate(asked)]
+        threads = [threading.Thread(target=policy.generate, args=([r],)) for r in asked]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert texts == [str(i) for i in range(9)]
+    assert server.max_active == 3
+
+
+def test_what_cannot_be_sent_as_unicode_is_replaced():
+    hostile = [{"role": "user", "content": "a \ud800 b"}]
+    with serving(lambda *_: says("x")) as (server, policy):
+        policy.generate([request(hostile, tools=None)])
+    assert server.bodies[0]["messages"][0]["content"] == "a ? b"

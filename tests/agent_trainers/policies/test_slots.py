@@ -1,0 +1,210 @@
+"""Generation in slots: the same as in waves, with less work, and without waiting."""
+
+import time
+from contextlib import nullcontext
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_envs import tool
+from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.sampling import SamplingSettings
+from agent_trainers.policies.slots import SlotCache, SlotStream, can_serve
+from agent_trainers.policies.streams import WaveStream
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def specs(count, group_size=4):
+    return [
+        EpisodeSpec(task=i // group_size, seed=0, group_id=str(i // group_size),
+                    rng=np.random.default_rng([7, i]))
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def play(policy, count, **env_kwargs):
+    return Rollout(lambda: gym.make(ID, **env_kwargs), policy).collect(specs(count))
+
+
+def tokens(trajectories):
+    return [[t.completion_ids for t in episode.transitions] for episode in trajectories]
+
+
+@pytest.fixture
+def make_policy(model, tokenizer, monkeypatch):
+    def make(*, in_waves=False, **settings):
+        policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24, **settings)
+        if in_waves:
+            monkeypatch.setattr(policy, "open_stream", lambda: WaveStream(policy))
+        return policy
+
+    return make
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("context", ["full", {"name": "window", "turns": 1}])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}]
+)
+def test_an_episode_is_the_same_in_slots_and_in_waves(
+    make_policy, model, attention, context, sampling
+):
+    model.set_attn_implementation(attention)
+    in_slots = play(make_policy(**sampling), 16, context=context)
+    in_waves = play(make_policy(in_waves=True, **sampling), 16, context=context)
+    assert max(len(t.transitions) for t in in_slots) > 1
+    assert tokens(in_slots) == tokens(in_waves)
+    for one, other in zip(in_slots, in_waves, strict=True):
+        for a, b in zip(one.transitions, other.transitions, strict=True):
+            assert a.prompt_ids == b.prompt_ids
+            assert np.abs(a.logprobs - b.logprobs).max() < 1e-4
+
+
+def test_fewer_slots_than_episodes_change_nothing(make_policy):
+    many = play(make_policy(), 12)
+    assert tokens(play(make_policy(max_batch_size=3), 12)) == tokens(many)
+
+
+def test_a_state_that_extends_the_last_is_read_from_where_it_ended(make_policy, model, monkeypatch):
+    forwarded = []
+    forward = type(model).forward
+
+    def counting(self, input_ids, position_ids, **rest):
+        # padding stands at the last place of the slots
+        forwarded.append(int((position_ids < position_ids.new_tensor(255)).sum()))
+        return forward(self, input_ids=input_ids, position_ids=position_ids, **rest)
+
+    monkeypatch.setattr(model, "forward", counting.__get__(model))
+    (episode,) = play(make_policy(), 1)
+    last = episode.transitions[-1]
+    assert len(episode.transitions) > 1
+    # every token once, but the last one sampled: nothing comes after it
+    assert sum(forwarded) == len(last.prompt_ids) + len(last.completion_ids) - 1
+
+
+def test_members_of_a_group_share_the_reading_of_their_first_state(make_policy, model, monkeypatch):
+    rows = []
+    forward = type(model).forward
+
+    def counting(self, input_ids, **rest):
+        rows.append(input_ids.shape)
+        return forward(self, input_ids=input_ids, **rest)
+
+    monkeypatch.setattr(model, "forward", counting.__get__(model))
+    play(make_policy(), 8)
+    assert rows[0][0] == 2  # two groups of four
+    assert rows[0][1] > 1
+    assert rows[1] == (8, 1)
+
+
+def test_others_generate_while_some_wait_for_their_tools(make_policy):
+    @tool
+    def search(query: str) -> str:
+        """Search.
+
+        Args:
+            query: What for.
+        """
+        time.sleep(0.3)
+        return "nothing"
+
+    policy = make_policy()
+    alone = time.monotonic()
+    play(policy, 16)
+    alone = time.monotonic() - alone
+    started = time.monotonic()
+    episodes = play(policy, 16, tools=[search])
+    slow = time.monotonic() - started
+    num_calls = sum(t.metrics["num_tool_calls"] for t in episodes)
+    longest = max(t.metrics["num_tool_calls"] for t in episodes)
+    assert num_calls > 8
+    assert slow < 0.3 * longest + 2 * alone + 1.0  # one after the other: 0.3 * num_calls
+
+
+def test_slots_serve_plain_attention_only():
+    def config(**changes):
+        return Qwen2Config(
+            vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+            num_attention_heads=1, num_key_value_heads=1, **changes,
+        )  # fmt: skip
+
+    settings = SamplingSettings(max_new_tokens=1, eos_token_ids=(0,), pad_token_id=0)
+    assert can_serve(Qwen2ForCausalLM(config()), settings)
+    sliding = config(use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    assert not can_serve(Qwen2ForCausalLM(sliding), settings)
+    penalty = SamplingSettings(
+        max_new_tokens=1, eos_token_ids=(0,), pad_token_id=0, repetition_penalty=1.1
+    )
+    assert not can_serve(Qwen2ForCausalLM(config()), penalty)
+
+
+def test_a_cache_that_grows_keeps_what_it_holds():
+    cache = SlotCache()
+    cache.reserve(1, 4)
+    states = torch.arange(6.0).reshape(1, 1, 3, 2)  # one slot, one head, three tokens
+    cache.aim([0], torch.tensor([[0, 1, 2]]), 3)
+    cache.update(states, states, 0)
+    cache.reserve(3, 1000)
+    assert cache.capacity >= 1000
+    cache.copy(0, [2], 3)
+    cache.aim([2], torch.tensor([[3]]), 4)
+    keys, _ = cache.update(torch.full((1, 1, 1, 2), 9.0), torch.zeros(1, 1, 1, 2), 0)
+    assert keys.tolist() == [[[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [9.0, 9.0]]]]
+
+
+def test_an_episode_that_is_dropped_frees_its_slot(make_policy):
+    policy = make_policy()
+    stream = policy.open_stream()
+    assert isinstance(stream, SlotStream)
+    env = gym.make(ID)
+    _, info = env.reset(options={"task": 0})
+
+    class Request:
+        messages, tools, previous = info["messages"], info["tools"], None
+        rng = np.random.default_rng(0)
+
+    stream.add(0, Request)
+    stream.advance()
+    assert stream.has_requests
+    stream.drop(0)
+    assert not stream.has_requests
+    stream.add(1, Request)
+    stream.advance()
+    assert stream._stored[1][0] == 0
+
+
+@pytest.fixture
+def small_batches():
+    from transformers import ContinuousBatchingConfig
+
+    return ContinuousBatchingConfig(
+        page_size=32, num_blocks=64, max_batch_tokens=64, auto_switch_to_flash=False
+    )
+
+
+def test_an_episode_is_the_same_with_transformers_continuous_batching(
+    make_policy, model, monkeypatch, small_batches
+):
+    policy = make_policy(temperature=0.0)
+    in_slots = play(policy, 4)
+    settings = SamplingSettings(
+        max_new_tokens=24, eos_token_ids=(model.generation_config.eos_token_id,), pad_token_id=0,
+        temperature=0.0,
+    )  # fmt: skip
+    monkeypatch.setattr(
+        policy, "_make_stream",
+        lambda prompt, finish: ContinuousBatchingStream(
+            lambda: nullcontext(model), prompt, finish, settings, small_batches
+        ),
+    )  # fmt: skip
+    batched = play(policy, 4)
+    assert tokens(batched) == tokens(in_slots)
+    for one, other in zip(in_slots, batched, strict=True):
+        for a, b in zip(one.transitions, other.transitions, strict=True):
+            assert np.abs(a.logprobs - b.logprobs).max() < 1e-3

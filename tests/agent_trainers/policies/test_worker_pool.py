@@ -1,0 +1,77 @@
+import threading
+import time
+
+from agent_trainers.policies.worker_pool import WorkerPool
+
+
+def test_calls_run_side_by_side_and_are_heard_as_they_end():
+    session = WorkerPool().session()
+    for key, seconds in ((0, 0.3), (1, 0.01), (2, 0.1)):
+        session.submit(key, lambda seconds=seconds: time.sleep(seconds) or seconds)
+    heard = []
+    while session:
+        heard += [(outcome.key, outcome.value) for outcome in session.wait(1.0)]
+    assert heard == [(1, 0.01), (2, 0.1), (0, 0.3)]
+
+
+def test_what_a_call_raises_is_its_outcome_even_an_exit():
+    def leave():
+        raise SystemExit(3)
+
+    session = WorkerPool().session()
+    session.submit(0, leave)
+    (outcome,) = session.wait(5.0)
+    assert isinstance(outcome.error, SystemExit)
+    assert outcome.value is None
+
+
+def test_a_call_that_hangs_is_given_up_at_its_own_deadline():
+    session = WorkerPool().session()
+    never = threading.Event()
+    session.submit(0, never.wait, timeout=0.2)
+    session.submit(1, lambda: "done", timeout=0.2)
+    started = time.monotonic()
+    outcomes = []
+    while session:
+        outcomes += session.wait(5.0)
+    assert time.monotonic() - started < 2.0
+    assert [outcome.key for outcome in outcomes] == [1, 0]
+    assert isinstance(outcomes[1].error, TimeoutError)
+    assert "0.2 seconds" in str(outcomes[1].error)
+    never.set()
+
+
+def test_an_outcome_that_comes_after_its_call_was_given_up_is_not_heard():
+    session = WorkerPool().session()
+    gate = threading.Event()
+    session.submit(0, gate.wait, timeout=0.05)
+    assert isinstance(session.wait(5.0)[0].error, TimeoutError)
+    gate.set()
+    time.sleep(0.05)
+    session.submit(0, lambda: "second")
+    assert [outcome.value for outcome in session.wait(5.0)] == ["second"]
+
+
+def test_waiting_for_nothing_returns_at_once():
+    started = time.monotonic()
+    assert WorkerPool().session().wait(5.0) == []
+    assert time.monotonic() - started < 1.0
+
+
+def test_threads_are_used_again():
+    pool = WorkerPool()
+    before = threading.active_count()
+    for _ in range(20):
+        session = pool.session()
+        session.submit(0, lambda: None)
+        session.wait(5.0)
+    assert threading.active_count() - before <= 2
+
+
+def test_a_call_that_ended_in_time_counts_however_late_somebody_looks():
+    session = WorkerPool().session()
+    session.submit(1, lambda: "done", timeout=0.05)
+    time.sleep(0.3)  # as long as a policy may take to generate
+    (outcome,) = session.wait(1.0)
+    assert outcome.value == "done"
+    assert outcome.error is None

@@ -1,0 +1,265 @@
+import threading
+import time
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs import tool
+from agent_trainers.policies import ScriptedPolicy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.trajectory import StopReason
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def specs(count, task=None):
+    return [
+        EpisodeSpec(task=i if task is None else task, seed=0, group_id="g",
+                    rng=np.random.default_rng(i))
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def say(text):
+    return ScriptedPolicy(lambda request: text)
+
+
+class FaultyEnv(gym.Env):
+    """Fails at the step that its number says; answers otherwise after three steps."""
+
+    def __init__(self, failures):
+        self._failures = failures
+
+    def reset(self, *, seed=None, options=None):
+        self._failure = self._failures.get(options["task"])
+        self._steps = 0
+        if self._failure == "reset":
+            raise OSError("no world")
+        return "go", self._info()
+
+    def step(self, action):
+        self._steps += 1
+        if self._failure == "raise" and self._steps == 2:
+            raise RuntimeError("broken")
+        if self._failure == "hang":
+            threading.Event().wait()
+        reward = float("nan") if self._failure == "nan" else 1.0
+        return "on", reward, self._steps == 3, False, self._info()
+
+    def _info(self):
+        return {"messages": [{"role": "user", "content": "go"}], "tools": [], "task_id": "t",
+                "metrics": {"success": 1.0}}  # fmt: skip
+
+
+def test_a_scripted_oracle_solves_every_task():
+    def act(request):
+        env.reset(options={"task": tasks[request.messages[-1]["content"]]})
+        return env.unwrapped.write_answer(env.unwrapped.task.answers[0])
+
+    env = gym.make(ID)
+    tasks = {env.reset(options={"task": i})[0]: i for i in range(5)}
+    trajectories = Rollout(lambda: gym.make(ID), ScriptedPolicy(act)).collect(specs(5))
+    assert all(t.success and t.stop_reason is StopReason.ANSWERED for t in trajectories)
+    assert [t.task_id.rsplit("-")[-1] for t in trajectories] == list("01234")
+
+
+def test_an_episode_that_fails_does_not_take_others_along():
+    failures = {1: "raise", 2: "hang", 3: "nan", 4: "reset"}
+    rollout = Rollout(lambda: FaultyEnv(failures), say("x"), step_timeout=0.5)
+    trajectories = rollout.collect(specs(6))
+    assert [t.stop_reason for t in trajectories] == [
+        StopReason.ANSWERED,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.TIMEOUT,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.ANSWERED,
+    ]
+    assert "RuntimeError: broken" in trajectories[1].error
+    assert "no result within 0.5 seconds" in trajectories[2].error
+    assert "nan" in trajectories[3].error
+    assert "no world" in trajectories[4].error
+    assert [t.is_scorable for t in trajectories] == [True, False, False, False, False, True]
+    assert len(trajectories[1].transitions) == 1  # what was played before the failure is kept
+
+
+def test_environments_that_failed_are_not_used_again():
+    made = []
+
+    def make_env():
+        made.append(FaultyEnv({1: "raise"}))
+        return made[-1]
+
+    rollout = Rollout(make_env, say("x"))
+    rollout.collect(specs(3))
+    rollout.collect(specs(1))
+    assert len(made) == 3
+    rollout.collect(specs(3))
+    assert len(made) == 4
+
+
+def test_slow_tools_of_many_episodes_run_at_the_same_time():
+    @tool
+    def wait() -> str:
+        """Wait."""
+        time.sleep(0.5)
+        return "waited"
+
+    make_env = lambda: gym.make(ID, tools=[wait], max_episode_steps=1)  # noqa: E731
+    started = time.monotonic()
+    Rollout(make_env, say('<tool_call>{"name": "wait"}</tool_call>')).collect(specs(40))
+    assert time.monotonic() - started < 0.5 * 40 / 4  # one after the other would take 20 s
+
+
+def test_a_wave_waits_for_a_hanging_tool_no_longer_than_its_timeout():
+    @tool(timeout=0.2)
+    def hang() -> str:
+        """Hang."""
+        threading.Event().wait()
+        return ""
+
+    make_env = lambda: gym.make(ID, tools=[hang], max_episode_steps=2)  # noqa: E731
+    policy = ScriptedPolicy(
+        lambda request: (
+            '<tool_call>{"name": "hang"}</tool_call>' if request.rng.random() < 0.3 else "hm"
+        )
+    )
+    started = time.monotonic()
+    trajectories = Rollout(make_env, policy).collect(specs(20))
+    assert time.monotonic() - started < 3
+    codes = [t.transitions[0].info["action"]["error"] for t in trajectories]
+    assert set(codes) == {"tool_timeout", "no_action"}
+    assert all(t.stop_reason is StopReason.TURN_LIMIT for t in trajectories)
+
+
+class LimitedPolicy(ScriptedPolicy):
+    """Cuts its second turn off, or finds the second state too long."""
+
+    def __init__(self, finish_reason):
+        super().__init__(lambda request: "hm")
+        self._finish_reason = finish_reason
+
+    def generate(self, requests):
+        return [
+            replace(generation, finish_reason=self._finish_reason)
+            if request.previous is not None
+            else generation
+            for request, generation in zip(requests, super().generate(requests), strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason", "num_steps"),
+    [("length", StopReason.TOKEN_LIMIT, 2), ("overflow", StopReason.CONTEXT_OVERFLOW, 1)],
+)
+def test_what_does_not_fit_ends_the_episode_as_truncated(finish_reason, stop_reason, num_steps):
+    rollout = Rollout(lambda: gym.make(ID), LimitedPolicy(finish_reason))
+    (trajectory,) = rollout.collect(specs(1))
+    assert trajectory.stop_reason is stop_reason
+    assert [t.truncated for t in trajectory.transitions] == [False] * (num_steps - 1) + [True]
+    assert trajectory.is_scorable
+
+
+def test_each_trajectory_is_reported_once_as_it_ends():
+    seen = []
+    rollout = Rollout(lambda: FaultyEnv({1: "raise"}), say("x"))
+    trajectories = rollout.collect(specs(4), seen.append)
+    assert len(seen) == 4
+    assert {t.stop_reason for t in seen} == {t.stop_reason for t in trajectories}
+
+
+class SlowEnv(FaultyEnv):
+    """Its first step takes as long as its task says, in tenths of a second."""
+
+    def __init__(self):
+        super().__init__({})
+
+    def reset(self, *, seed=None, options=None):
+        self._seconds = options["task"] / 10
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self._steps == 0:
+            time.sleep(self._seconds)
+        return super().step(action)
+
+
+def test_an_episode_does_not_wait_for_the_others():
+    ended = []
+    rollout = Rollout(SlowEnv, say("x"))
+    started = time.monotonic()
+    rollout.collect(specs(8), lambda t: ended.append(time.monotonic() - started))
+    assert ended[0] < 0.4  # with a barrier all would end with the slowest, after 0.7 s
+    assert ended[-1] >= 0.7
+
+
+def test_an_episode_that_takes_too_long_is_left_out():
+    rollout = Rollout(SlowEnv, say("x"), episode_timeout=0.25)
+    trajectories = rollout.collect([*specs(1), *specs(1, task=30)])
+    assert [t.stop_reason for t in trajectories] == [StopReason.ANSWERED, StopReason.TIMEOUT]
+    assert "0.25 seconds" in trajectories[1].error
+
+
+def test_stragglers_are_left_out_once_every_group_has_its_quorum():
+    def group(name, tasks):
+        return [replace(spec, task=t, group_id=name)
+                for spec, t in zip(specs(4), tasks, strict=True)]  # fmt: skip
+
+    started = time.monotonic()
+    trajectories = Rollout(SlowEnv, say("x"), group_quorum=0.75).collect(
+        [*group("a", (0, 0, 0, 30)), *group("b", (0, 0, 4, 30))]
+    )
+    assert time.monotonic() - started < 2.0
+    left_out = [t.stop_reason is StopReason.LEFT_OUT for t in trajectories]
+    assert left_out == [False, False, False, True] * 2
+    assert not trajectories[3].is_scorable
+
+
+def test_an_environment_that_leaves_python_costs_its_own_episode():
+    class Leaving(FaultyEnv):
+        def step(self, action):
+            raise SystemExit(1)
+
+    (trajectory,) = Rollout(lambda: Leaving({}), say("x")).collect(specs(1))
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
+
+
+class Server(ScriptedPolicy):
+    """A policy that is asked by many threads; some requests fail."""
+
+    is_concurrent = True
+    max_concurrency = 4
+
+    def __init__(self):
+        super().__init__(lambda request: "x")
+        self.now, self.most, self._lock = 0, 0, threading.Lock()
+
+    def generate(self, requests):
+        (request,) = requests
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        with self._lock:
+            self.now -= 1
+        if request.rng.bit_generator.state == np.random.default_rng(2).bit_generator.state:
+            raise ConnectionError("gone")
+        return super().generate(requests)
+
+
+def test_a_server_is_asked_side_by_side_and_its_failure_costs_one_episode():
+    policy = Server()
+    trajectories = Rollout(lambda: FaultyEnv({}), policy).collect(specs(12))
+    assert policy.most == 4
+    reasons = [t.stop_reason for t in trajectories]
+    assert reasons.count(StopReason.POLICY_ERROR) == 1
+    assert reasons[2] is StopReason.POLICY_ERROR
+    assert "gone" in trajectories[2].error
+
+
+def test_a_step_that_only_computes_needs_no_thread():
+    before = threading.active_count()
+    Rollout(lambda: gym.make(ID), say("hm")).collect(specs(4))
+    assert threading.active_count() == before

@@ -1,0 +1,66 @@
+"""Train for a few steps by each algorithm and save the weights; started with torchrun."""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+from transformers import AutoTokenizer
+
+from agent_trainers.cli.launch import leave_process_group
+from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
+
+
+def main(output, cases, settings):
+    results = {
+        name: train(f"{output}-{name}", **case, settings=settings) for name, case in cases.items()
+    }
+    if results and all(result is not None for result in results.values()):
+        torch.save(results, output)
+
+
+def train(output, algorithm, context, settings):
+    """What came of it, on the main process."""
+    config = config_class(algorithm)(
+        f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
+        learning_rate=0.3, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
+        dataloader_pin_memory=False, logging_steps=1, save_strategy="no", report_to="none",
+        disable_tqdm=True,
+        **PRESETS[algorithm], **settings,
+    )  # fmt: skip
+    trainer = trainer_class(algorithm)(
+        str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0", context=context), config,
+        processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),
+    )  # fmt: skip
+    trainer.train()
+    lengths = [len(t.transitions) for t in trainer.trajectories["train"]]
+    everything = [None] * trainer.accelerator.num_processes
+    if trainer.accelerator.num_processes > 1:
+        torch.distributed.all_gather_object(everything, lengths)
+    else:
+        everything = [lengths]
+    if not trainer.accelerator.is_main_process:
+        return None
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    weights = dict(model.state_dict())
+    if hasattr(trainer, "critic"):
+        critic = trainer.accelerator.unwrap_model(trainer.critic)
+        weights |= {f"critic.{name}": v for name, v in critic.state_dict().items()}
+    return {"weights": weights, "lengths": everything, "log": log}
+
+
+def gloo_threads():
+    """Return the names of gloo's threads in this process; Linux only."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    leave_process_group()
+    if remaining := gloo_threads():  # one of them may abort the process at its end
+        sys.exit(f"threads of the process group still run: {remaining}")

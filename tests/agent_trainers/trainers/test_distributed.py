@@ -1,0 +1,65 @@
+"""Two real processes against one, for every algorithm."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers.trainers.presets import PRESETS
+
+SCRIPT = Path(__file__).parent / "distributed_run.py"
+WINDOW = {"name": "window", "turns": 1}
+CASES = {
+    **{algorithm: {"algorithm": algorithm, "context": "full"} for algorithm in PRESETS},
+    # states that do not extend the last: ranks with different numbers of rows
+    "gigpo-window": {"algorithm": "gigpo", "context": WINDOW},
+    "ppo-window": {"algorithm": "ppo", "context": WINDOW},
+}
+
+
+def train(output, num_processes, **settings):
+    launcher = [sys.executable]
+    if num_processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc_per_node", str(num_processes)]
+    command = [*launcher, str(SCRIPT), str(output), json.dumps(CASES), json.dumps(settings)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=250, cwd=SCRIPT.parents[2], check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return torch.load(output, weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What one and two processes made of every case, with the same global batch."""
+    folder = tmp_path_factory.mktemp("distributed")
+    # 6 episodes a process and groups of 4: one group lies in both processes
+    common = {"gradient_accumulation_steps": 2}
+    one = train(folder / "one.pt", 1, per_device_train_batch_size=6, **common)
+    return one, train(folder / "two.pt", 2, per_device_train_batch_size=3, **common)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_give_the_result_of_one_with_the_same_global_batch(trained, case):
+    one, two = (results[case] for results in trained)
+    assert one["lengths"][0] == [*two["lengths"][0], *two["lengths"][1]]
+    for entry, other in zip(one["log"], two["log"], strict=True):
+        assert entry["reward"] == pytest.approx(other["reward"])
+        assert entry["success"] == pytest.approx(other["success"])
+    start = AutoModelForCausalLM.from_pretrained(TINY_POLICY).state_dict()
+    moved = [(w - start[name]).abs().max() for name, w in one["weights"].items() if name in start]
+    assert max(moved) > 1e-4
+    for name, weight in one["weights"].items():
+        assert torch.allclose(weight, two["weights"][name], atol=1e-6), name
+
+
+def test_ranks_had_different_numbers_of_rows(trained):
+    lengths = trained[1]["gigpo-window"]["lengths"]
+    assert sum(lengths[0]) != sum(lengths[1])

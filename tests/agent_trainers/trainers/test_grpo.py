@@ -1,0 +1,457 @@
+"""The trainer on a real model: gradients, TRL's features, refusals."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+
+from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers.batching import micro_batch as pieces
+from agent_trainers.monitoring.episode_statistics import summarise
+from agent_trainers.trainers import grpo
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gradients import gradient, micro_batches
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(env=ID, model=tiny_policy, peft_config=None, eval_dataset=None, **changes):
+        return StepGRPOTrainer(
+            model, env, make_config(**changes), eval_dataset=eval_dataset,
+            processing_class=tokenizer, peft_config=peft_config,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def played(make_trainer):
+    """Real trajectories of the embedded policy, with several turns and mixed rewards."""
+    trainer = make_trainer()
+    trainer.model.train()
+    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
+    return trainer._rollouts["train"].collect(specs)
+
+
+@pytest.mark.parametrize("denominator", ["token", "step", "trajectory"])
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_merged_rows_give_the_gradient_of_a_row_per_step(
+    make_trainer, played, denominator, loss_type, beta
+):
+    trainer = make_trainer(
+        advantage_estimator="grpo_step",
+        loss_denominator=denominator,
+        loss_type=loss_type,
+        beta=beta,
+    )
+    merged = micro_batches(trainer, played, merge_steps=True)
+    merged_gradient = gradient(trainer, merged)
+    separate = micro_batches(trainer, played, merge_steps=False)
+    assert merged[0]["prompt_ids"].size(0) < separate[0]["prompt_ids"].size(0)
+    difference = (gradient(trainer, separate) - merged_gradient).abs().max()
+    assert merged_gradient.abs().max() > 1e-3
+    assert difference < 2e-6
+
+
+@pytest.mark.parametrize("changes", [
+    {"transformers_generation": "waves"},
+    {"transformers_generation": "slots"},
+    {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": {
+        "page_size": 32, "num_blocks": 64, "max_batch_tokens": 64, "auto_switch_to_flash": False}},
+])  # fmt: skip
+def test_however_transformers_generates_its_log_probabilities_are_the_trainers(
+    make_trainer, changes
+):
+    trainer = make_trainer(**changes)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
+    assert logged["episodes/answered"] > 0
+
+
+def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
+    make_trainer, played, monkeypatch
+):
+    shared = []
+    forward = grpo.forward_shared
+    monkeypatch.setattr(grpo, "forward_shared", lambda *a: shared.append(a[3]) or forward(*a))
+    trainer = make_trainer(beta=0.1, num_iterations=2)
+    batch = micro_batches(trainer, played)
+    together = gradient(trainer, batch)
+    assert {len(groups.firsts) for groups in shared} == {2}  # two groups of four episodes
+    logged = trainer._metrics["train"]["entropy"][-1]
+    monkeypatch.setattr(grpo, "can_share", lambda model: False)
+    apart = gradient(trainer, micro_batches(trainer, played))
+    assert apart.abs().max() > 1e-3
+    assert (together - apart).abs().max() < 2e-6
+    assert trainer._metrics["train"]["entropy"][-1] == pytest.approx(logged, rel=1e-5)
+
+
+def test_equal_rows_go_through_the_model_once_and_count_as_often_as_they_were_played(
+    make_trainer, played, monkeypatch
+):
+    first = played[0]
+    twins = [*played[:6], first, first]  # of another group, with other advantages
+    twins[6:] = [dataclasses.replace(twin, group_id=played[4].group_id) for twin in twins[6:]]
+    trainer = make_trainer(max_logprob_drift=None)
+    (batch,) = micro_batches(trainer, twins)
+    (piece,) = trainer._pieces(batch)
+    num_different = len({tuple(row) for row in batch["completion_ids"].tolist()})
+    assert len(piece.forwarded["completion_ids"]) == num_different < 8
+    once = gradient(trainer, [batch])
+    monkeypatch.setattr(
+        grpo, "take", lambda batch, rows, **_: pieces.take(batch, rows, merge_equal=False)
+    )
+    (apart,) = trainer._pieces(batch)
+    assert len(apart.forwarded["completion_ids"]) == 8
+    assert once.abs().max() > 1e-3
+    assert (gradient(trainer, [batch]) - once).abs().max() < 2e-6
+
+
+def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
+    trainer = make_trainer(max_steps=4, num_iterations=2)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "sampling/staleness" in entry]
+    assert [entry["sampling/staleness"] for entry in logged] == [0, 1, 0, 1]
+    assert all(entry["sampling/sampling_logp_difference/max"] < 1e-4 for entry in logged[::2])
+
+
+def test_tokens_that_the_policy_did_not_sample_are_refused(make_trainer, played):
+    trainer = make_trainer()
+    wrong = [
+        dataclasses.replace(
+            episode,
+            transitions=[
+                dataclasses.replace(t, logprobs=t.logprobs - 1.0) for t in episode.transitions
+            ],
+        )
+        for episode in played
+    ]
+    trainer._rollouts["train"].collect = lambda specs: wrong
+    with pytest.raises(ConfigurationError, match="off by 1 nats per token"):
+        trainer.train()
+
+
+def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_trainer, played):
+    whole = make_trainer()
+    whole_gradient = gradient(whole, micro_batches(whole, played))
+    split = make_trainer(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    # 7 rows over 4 micro-batches: one is padding
+    batch = micro_batches(split, [*played[:7], dataclasses.replace(played[7], transitions=[])])
+    assert len(batch) == 4
+    whole_gradient = gradient(
+        whole, micro_batches(whole, [*played[:7], dataclasses.replace(played[7], transitions=[])])
+    )
+    assert (gradient(split, batch) - whole_gradient).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1, 200, 500])
+def test_pieces_under_a_token_budget_do_not_change_a_training_step(
+    make_trainer, played, max_tokens
+):
+    def gradients(**changes):
+        trainer = make_trainer(per_device_train_batch_size=8, merge_steps=False, **changes)
+        trainer._rollouts["train"].collect = lambda specs: played
+        trainer.create_optimizer()
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer.training_step(trainer.model, [{"task": i // 4} for i in range(8)])
+        return loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), trainer
+
+    loss, expected, _ = gradients(max_tokens_per_micro_batch=100_000)
+    piecewise_loss, piecewise, trainer = gradients(max_tokens_per_micro_batch=max_tokens)
+    assert expected.abs().max() > 1e-3
+    assert (piecewise - expected).abs().max() < 2e-6
+    assert piecewise_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    assert trainer._step == 1
+    share = trainer._metrics["train"]["rows/padding_share"][-1]
+    assert (share == 0.0) if max_tokens == 1 else (share < 0.4)
+
+
+def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(make_trainer, played):
+    trainer = make_trainer()
+    (batch,) = micro_batches(trainer, played)
+    trained = sorted(
+        row[mask.bool()].tolist()
+        for row, mask in zip(batch["completion_ids"], batch["tool_mask"], strict=True)
+    )
+    sampled = sorted(
+        [i for t in episode.transitions for i in t.completion_ids] for episode in played
+    )
+    assert trained == sampled
+
+
+def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
+    trainer = make_trainer()
+    (batch,) = micro_batches(trainer, played)
+    with torch.no_grad():
+        recomputed = trainer._logprobs(trainer.model, batch)
+    difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
+    assert difference.abs().max() < 1e-4
+
+
+def test_what_an_episode_samples_does_not_depend_on_its_company(make_trainer, played):
+    trainer = make_trainer()
+    trainer.model.train()
+    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
+    alone = trainer._rollouts["train"].collect(specs[3:4])
+    assert [t.completion_ids for t in alone[0].transitions] == [
+        t.completion_ids for t in played[3].transitions
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"beta": 0.1}, id="KL to a reference"),
+        pytest.param({"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}, id="sync"),
+        pytest.param(
+            {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, id="accumulation"
+        ),
+        pytest.param({"num_iterations": 2}, id="several passes"),
+        pytest.param(
+            {"per_device_train_batch_size": 4, "steps_per_generation": 2}, id="off-policy"
+        ),
+        pytest.param({"loss_type": "cispo", "epsilon_high": 5.0}, id="cispo"),
+        pytest.param({"mask_truncated_completions": True, "max_completion_length": 4}, id="masked"),
+        pytest.param({"gradient_checkpointing": True}, id="gradient checkpointing"),
+        pytest.param({"scale_rewards": "none"}, id="no scaling"),
+        pytest.param({"top_p": 0.9, "top_k": 20, "temperature": 0.7}, id="sampling"),
+        pytest.param({"log_completions": True}, id="completions"),
+        pytest.param({"report_to": "tensorboard"}, id="tensorboard"),
+        pytest.param({"bf16": True}, id="bf16"),
+    ],
+)
+def test_trls_settings_stay_usable(make_trainer, changes):
+    if "tensorboard" in changes.values():
+        pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    trainer = make_trainer(**({"max_steps": 2} | changes))
+    before = [p.clone() for p in trainer.model.parameters()]
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logs) == 2
+    assert all(np.isfinite(entry["loss"]) for entry in logs)
+    if "max_completion_length" not in changes:
+        assert any(
+            not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)
+        )
+
+
+def test_an_adapter_is_trained_and_the_model_left_alone(make_trainer):
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = make_trainer(peft_config=config, beta=0.1, max_steps=2)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed
+    assert all("lora" in name for name in changed)
+
+
+def test_evaluation_plays_held_out_tasks_and_repeats_itself(make_trainer):
+    tasks = Dataset.from_dict({"task": list(range(6))})
+    trainer = make_trainer(eval_dataset=tasks)
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert first["eval_success"] == second["eval_success"]
+    assert first["eval_reward"] == second["eval_reward"]
+    assert len({t.task_id for t in trainer.trajectories["eval"]}) == 6
+    trainer.state.global_step += 1
+    trainer.evaluate()
+    assert len(trainer.trajectories["eval"]) == 6  # those of the last evaluation only
+
+
+def test_a_resumed_run_ends_where_the_whole_run_ends(make_trainer, tmp_path):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    resumed = make_trainer(output_dir=str(tmp_path / "resumed"), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_every_reward_term_and_stop_reason_is_logged(make_trainer):
+    trainer = make_trainer()
+    trainer.train()
+    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
+    assert {"reward", "success", "rewards/exact_match", "rewards/new_gold_passage", "step_time",
+            "metrics/f1", "episodes/answered", "time/generate_seconds"} <= set(entry)  # fmt: skip
+    assert entry["reward"] == pytest.approx(
+        entry["rewards/exact_match"] + entry["rewards/new_gold_passage"]
+    )
+
+
+def test_contexts_that_break_the_prefix_get_a_row_per_step(make_trainer):
+    make_env = lambda: gym.make(ID, context={"name": "window", "turns": 1})  # noqa: E731
+    trainer = make_trainer(env=make_env, max_steps=1)
+    trainer.train()
+    assert any("context" in t.info for e in trainer.trajectories["train"] for t in e.transitions)
+
+
+def test_states_that_do_not_fit_end_their_episode_and_never_crash(make_trainer):
+    trainer = make_trainer(max_prompt_length=40)
+    trainer.train()
+    reasons = {t.stop_reason for t in trainer.trajectories["train"]}
+    assert StopReason.CONTEXT_OVERFLOW in reasons
+
+
+def test_a_first_state_that_does_not_fit_trains_nothing_and_is_counted(make_trainer):
+    trainer = make_trainer(max_prompt_length=2)
+    trainer.train()
+    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
+    assert entry["episodes/unscorable"] == 1.0
+    assert entry["loss"] == 0.0
+
+
+def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
+    make_env = lambda: gym.make(ID, context={"name": "budget", "tokens": 60})  # noqa: E731
+    trainer = make_trainer(env=make_env)
+    trainer.train()
+    lengths = [
+        len(t.prompt_ids) for e in trainer.trajectories["train"] for t in e.transitions
+        if "context" in e.transitions[-1].info
+    ]  # fmt: skip
+    assert lengths
+    assert max(lengths) <= 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"loss_type": "grpo"}, "loss_type"),
+        ({"loss_type": "bnpo"}, "loss_type"),
+        ({"loss_type": "dr_grpo"}, "loss_type"),
+        (
+            {"importance_sampling_level": "sequence", "loss_mask": False, "merge_steps": False},
+            "merge_steps",
+        ),
+        ({"importance_sampling_level": "sequence", "merge_steps": False}, "merge_steps"),
+        ({"loss_mask": False, "merge_steps": False}, "merge_steps"),
+        ({"kl_placement": "reward"}, "beta"),
+        ({"lam": 0.9}, "lam does nothing"),
+        ({"lam": 2.0}, "lam must be in"),
+        ({"step_advantage_weight": 0.5}, "step_advantage_weight does nothing"),
+        ({"advantage_mask": False}, "advantage_mask does nothing"),
+        ({"advantage_estimator": "rloo", "scale_rewards": "none"}, "scale_rewards does nothing"),
+        ({"advantage_estimator": "gae_step"}, "needs a critic"),
+        ({"reward_schedules": "{"}, "reward_schedules"),
+        ({"vllm_importance_sampling_mode": "sequence_mask"}, "vllm_importance_sampling_mode"),
+        ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
+        ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
+        ({"entropy_coef": 0.1}, "entropy_coef"),
+        ({"group_quorum": 0.0}, "group_quorum"),
+        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch"),
+        ({"reward_weights": [1.0]}, "reward_weights"),
+        ({"max_tool_calling_iterations": 3}, "max_tool_calling_iterations"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"step_timeout": 0.0}, "step_timeout"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(make_config, changes, name):
+    with pytest.raises(ConfigurationError, match=name):
+        make_config(**changes)
+
+
+def test_a_ratio_per_trajectory_refuses_states_that_break_the_row(make_trainer):
+    make_env = lambda: gym.make(ID, context={"name": "window", "turns": 1})  # noqa: E731
+    trainer = make_trainer(env=make_env, importance_sampling_level="sequence")
+    with pytest.raises(ConfigurationError, match="needs whole trajectories in a row"):
+        trainer.train()
+
+
+def test_divergence_in_the_reward_is_taken_off_each_steps_reward(make_trainer, played):
+    trainer = make_trainer(
+        advantage_estimator="grpo_step", scale_rewards="none", beta=0.5, kl_placement="reward"
+    )
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    rows = trainer._make_rows(played)
+    batch = trainer._to_batch(rows, "train")
+    own = [summarise(trajectory) for trajectory in played]
+    shaped = trainer._with_kl_in_reward(batch, rows, own)
+    reference = batch["ref_per_token_logps"]
+    for i, row in enumerate(rows):
+        for step, transition in enumerate(played[row.episode].transitions):
+            places = [j for j, s in enumerate(row.steps) if s == step and row.is_action[j]]
+            divergence = sum(row.logprobs[j] - reference[i, j].item() for j in places)
+            expected = transition.reward - 0.5 * divergence
+            assert shaped[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
+    trainer.train()
+    assert any("kl" in entry for entry in trainer.state.log_history)
+
+
+def test_reward_terms_follow_their_schedule(make_trainer):
+    schedules = {"new_gold_passage": {"kind": "linear", "start": 1.0, "end": 0.0}}
+    trainer = make_trainer(max_steps=2, reward_schedules=json.dumps(schedules))
+    trainer.train()
+    first, second = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert first["reward_factor/new_gold_passage"] == 1.0
+    assert second["reward_factor/new_gold_passage"] == 0.5
+    for entry in (first, second):
+        assert entry["reward"] == pytest.approx(entry["reward/outcome"] + entry["reward/process"])
+    terms = [
+        t.reward_terms["new_gold_passage"]
+        for e in trainer.trajectories["train"]
+        for t in e.transitions
+    ]
+    mean = sum(terms) / len(trainer.trajectories["train"])
+    assert second["rewards/new_gold_passage"] == pytest.approx(0.5 * mean)
+
+
+def test_a_schedule_for_a_term_that_is_off_is_refused(make_trainer):
+    with pytest.raises(UnknownNameError, match="Did you mean 'new_gold_passage'"):
+        make_trainer(reward_schedules='{"new_gold_pasage": {"kind": "constant"}}')
+
+
+def test_without_the_loss_mask_observations_have_a_gradient(make_trainer, played):
+    masked = make_trainer()
+    with_mask = gradient(masked, micro_batches(masked, played))
+    unmasked = make_trainer(loss_mask=False)
+    (batch,) = micro_batches(unmasked, played)
+    assert (batch["tool_mask"].sum(), batch["action_mask"].sum()) > (0, 0)
+    assert batch["tool_mask"].sum() > batch["action_mask"].sum()
+    assert (gradient(unmasked, [batch]) - with_mask).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "option", ["importance_sampling_level", "loss_denominator", "kl_placement"]
+)
+def test_an_unknown_choice_gets_those_there_are(make_config, option):
+    with pytest.raises(UnknownNameError, match=f"Unknown {option} 'row'. Available:"):
+        make_config(**{option: "row"})
+
+
+def test_a_mistyped_estimator_gets_the_nearest_name(make_config):
+    with pytest.raises(UnknownNameError, match="Did you mean 'grpo_step'"):
+        make_config(advantage_estimator="grpo-step")
+
+
+def test_a_dataset_without_tasks_and_an_endless_family_without_steps_are_refused(make_trainer):
+    with pytest.raises(ConfigurationError, match="column 'task'"):
+        make_trainer(eval_dataset=Dataset.from_dict({"prompt": ["x"]}))
+    with pytest.raises(ConfigurationError, match="max_steps"):
+        make_trainer(max_steps=-1)
+
+
+def test_a_saved_checkpoint_loads_with_transformers_alone(make_trainer, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = make_trainer()
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template
+    assert (
+        json.loads((Path(tmp_path) / "saved" / "config.json").read_text())["model_type"] == "qwen3"
+    )
+    for one, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other)

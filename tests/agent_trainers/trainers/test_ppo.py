@@ -1,0 +1,236 @@
+"""The trainer with a critic, on a real model."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+
+from agent_envs import ConfigurationError
+from agent_trainers.monitoring.episode_statistics import summarise
+from agent_trainers.trainers.critic import ValueHead, before_tokens
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.ppo import StepPPOTrainer
+from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gradients import gradient, micro_batches
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+ESTIMATORS = ("gae_step", "gae_token", "gae_bilevel")
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(env=ID, peft_config=None, optimizers=(None, None), **changes):
+        config = make_config(**changes, _kind=StepPPOConfig)
+        return StepPPOTrainer(
+            tiny_policy, env, config, processing_class=tokenizer, peft_config=peft_config,
+            optimizers=optimizers,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def played(make_trainer):
+    trainer = make_trainer()
+    trainer.model.train()
+    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
+    return trainer._rollouts["train"].collect(specs)
+
+
+def stir(trainer):
+    """Give the critic an opinion."""
+    torch.manual_seed(0)
+    for parameter in trainer.critic.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("critic", [None, "own"])
+def test_merged_rows_and_micro_batches_give_the_gradient_of_a_row_per_step(
+    make_trainer, played, tiny_policy, estimator, critic
+):
+    settings = {
+        "advantage_estimator": estimator,
+        "critic_model": tiny_policy if critic else None,
+        "gamma": 0.9,
+        "lam": 0.8,
+    }
+    trainer = make_trainer(**settings)
+    stir(trainer)
+    merged = gradient(trainer, micro_batches(trainer, played, merge_steps=True))
+    separate = gradient(trainer, micro_batches(trainer, played, merge_steps=False))
+    split = make_trainer(per_device_train_batch_size=2, gradient_accumulation_steps=4, **settings)
+    stir(split)
+    in_parts = gradient(split, micro_batches(split, played))
+    assert merged.abs().max() > 1e-3
+    assert (separate - merged).abs().max() < 1e-5
+    assert (in_parts - merged).abs().max() < 1e-5
+
+
+def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
+    trainer = make_trainer()
+    stir(trainer)
+    rows = trainer._make_rows(played[:2])
+    batch = trainer._to_batch(rows, "train")
+    values = trainer._values(batch)
+    transition = played[0].transitions[1]
+    row = rows[0]
+    position = row.steps.index(1) if 1 in row.steps else 0
+    while not row.is_action[position]:
+        position += 1
+    with torch.no_grad():
+        states = trainer._body()(torch.tensor([transition.prompt_ids])).last_hidden_state
+        expected = trainer.critic(states)[0, -1]
+    assert values[0, row.is_action.index(True)] != 0
+    step_values = trainer._values_by_step(rows, values, [summarise(t) for t in played[:2]])
+    assert step_values[0][1][0] == pytest.approx(expected.item(), abs=1e-5)
+    assert len(step_values[0][1]) == len(transition.completion_ids)
+
+
+def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(make_trainer):
+    make_env = lambda: gym.make(ID, max_episode_steps=2)  # noqa: E731
+    trainer = make_trainer(env=make_env)
+    stir(trainer)
+    trainer.train()
+    trajectories = trainer.trajectories["train"]
+    assert {t.stop_reason for t in trajectories} == {StopReason.TURN_LIMIT, StopReason.ANSWERED}
+    values = trainer._bootstrap_values(trajectories)
+    for trajectory, value in zip(trajectories, values, strict=True):
+        assert (value != 0.0) == (trajectory.stop_reason is StopReason.TURN_LIMIT)
+        if trajectory.stop_reason is StopReason.TURN_LIMIT:
+            last = trajectory.transitions[-1]
+            length = len(last.prompt_ids) + len(last.completion_ids)
+            assert trajectory.final_prompt_ids[:length] == [*last.prompt_ids, *last.completion_ids]
+            assert len(trajectory.final_prompt_ids) > length  # and what the tool said
+    trainer.args.bootstrap_truncated = False
+    assert not any(trainer._bootstrap_values(trajectories))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="value head"),
+        pytest.param({"critic_model": "own", "critic_learning_rate": 0.01}, id="own model"),
+        pytest.param({"num_iterations": 2}, id="several passes"),
+        pytest.param({"beta": 0.1, "kl_placement": "reward"}, id="KL in the reward"),
+        pytest.param({"gradient_checkpointing": True}, id="gradient checkpointing"),
+        pytest.param({"bf16": True}, id="bf16"),
+        pytest.param({"advantage_estimator": "gae_token", "advantage_mask": False}, id="no mask"),
+        pytest.param({"importance_sampling_level": "product"}, id="product"),
+    ],
+)
+def test_policy_and_critic_learn(make_trainer, tiny_policy, changes):
+    if "critic_model" in changes:
+        changes = changes | {"critic_model": tiny_policy}
+    trainer = make_trainer(max_steps=2, **changes)
+    before = [p.clone() for p in (*trainer.model.parameters(), *trainer.critic.parameters())]
+    trainer.train()
+    after = [*trainer.model.parameters(), *trainer.critic.parameters()]
+    num_policy = len(list(trainer.model.parameters()))
+    changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert any(changed[:num_policy])
+    assert any(changed[num_policy:])
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(np.isfinite(entry["critic/value_loss"]) for entry in logs)
+    assert "critic/explained_variance" in logs[0]
+    assert all(p.grad is None for p in trainer.critic.parameters())
+
+
+def test_the_critic_has_its_own_learning_rate(make_trainer):
+    trainer = make_trainer(critic_learning_rate=0.25, lr_scheduler_type="constant")
+    trainer.train()
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates[-1] == 0.25
+    assert set(rates[:-1]) == {1e-3}
+
+
+def test_warming_up_trains_the_critic_alone(make_trainer):
+    trainer = make_trainer(critic_warmup_steps=1, weight_decay=0.0)
+    policy = [p.clone() for p in trainer.model.parameters()]
+    trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(policy, trainer.model.parameters(), strict=True))
+    assert trainer.critic.linear.bias != 0
+
+
+def test_an_adapter_and_a_critic_are_trained_and_the_model_left_alone(make_trainer):
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = make_trainer(peft_config=config, max_steps=2)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed
+    assert all("lora" in name for name in changed)
+    assert trainer.critic.linear.bias != 0
+
+
+def test_a_resumed_run_ends_where_the_whole_run_ends(make_trainer, tmp_path):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    resumed = make_trainer(output_dir=str(tmp_path / "resumed"), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for kind in ("model", "critic"):
+        pairs = zip(
+            getattr(whole, kind).parameters(), getattr(resumed, kind).parameters(), strict=True
+        )
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_checkpoint_without_a_critic_is_refused(
+    make_trainer, make_config, tiny_policy, tokenizer, tmp_path
+):
+    config = make_config(save_strategy="steps", save_steps=1)
+    StepGRPOTrainer(tiny_policy, ID, config, processing_class=tokenizer).train()
+    with pytest.raises(ConfigurationError, match="is not one of a run with a critic"):
+        make_trainer(max_steps=2).train(
+            resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1")
+        )
+
+
+def test_what_is_saved_as_the_model_is_the_policy_alone(make_trainer, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    trainer = make_trainer()
+    trainer.save_model(str(tmp_path / "saved"))
+    names = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict().keys()
+    assert not any("critic" in name or "head.linear" in name for name in names)
+    assert (tmp_path / "saved" / "critic.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantage_estimator": "grpo"}, "uses no critic"),
+        ({"value_coef": 0.0}, "value_coef"),
+        ({"value_clip_range": -1.0}, "value_clip_range"),
+        ({"critic_learning_rate": 0.0}, "critic_learning_rate"),
+        ({"critic_warmup_steps": -1}, "critic_warmup_steps"),
+        ({"token_lam": 0.5}, "token_lam does nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(make_config, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_config(**changes, _kind=StepPPOConfig)
+
+
+def test_a_critic_that_cannot_be_loaded_and_an_optimiser_that_would_miss_it_are_refused(
+    make_trainer,
+):
+    with pytest.raises(ConfigurationError, match="critic_model=/nowhere"):
+        make_trainer(critic_model="/nowhere")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    with pytest.raises(ConfigurationError, match="optimizers="):
+        make_trainer(optimizers=(optimizer, None))
+
+
+def test_a_value_head_begins_with_no_opinion():
+    head = ValueHead(4)
+    values = head(torch.ones(2, 5, 4))
+    assert values.tolist() == [[0.0] * 5] * 2
+    rows = {
+        "prompt_ids": torch.ones(1, 3), "prompt_mask": torch.ones(1, 3).long(),
+        "completion_ids": torch.ones(1, 2), "completion_mask": torch.ones(1, 2).long(),
+    }  # fmt: skip
+    assert before_tokens(torch.arange(5.0)[None], rows).tolist() == [[2.0, 3.0]]

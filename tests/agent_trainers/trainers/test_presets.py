@@ -1,0 +1,88 @@
+"""The invariance contract, for every algorithm on a real model."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from agent_envs import ConfigurationError
+from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
+from tests.agent_trainers.gradients import gradient, micro_batches
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+ONE_RATIO_PER_TRAJECTORY = [
+    name
+    for name, settings in PRESETS.items()
+    if settings.get("importance_sampling_level") == "sequence"
+]
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(algorithm, env=ID, **changes):
+        # several passes over a batch, so that the policy that trains is not the one that sampled
+        settings = {"num_iterations": 2, **PRESETS[algorithm], **changes}
+        config = make_config(**settings, _kind=config_class(algorithm))
+        return trainer_class(algorithm)(tiny_policy, env, config, processing_class=tokenizer)
+
+    return make
+
+
+@pytest.fixture
+def played(make_trainer):
+    trainer = make_trainer("grpo")
+    trainer.model.train()
+    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
+    return trainer._rollouts["train"].collect(specs)
+
+
+def stir(trainer):
+    """Move policy and critic away from where they were when the batch was made."""
+    generator = torch.Generator().manual_seed(0)
+    modules = [trainer.model, *([trainer.critic] if hasattr(trainer, "critic") else [])]
+    for parameter in (p for module in modules for p in module.parameters()):
+        parameter.data += 0.005 * torch.randn(parameter.shape, generator=generator)
+
+
+def gradient_of(trainer, trajectories, **changes):
+    batches = micro_batches(trainer, trajectories, **changes)
+    assert "old_per_token_logps" in batches[0]
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    stir(trainer)
+    result = gradient(trainer, batches)
+    for parameter, value in zip(trainer.model.parameters(), before, strict=True):
+        parameter.data.copy_(value)
+    if hasattr(trainer, "critic"):
+        for parameter in trainer.critic.parameters():
+            parameter.data.zero_()
+    return result
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_neither_merging_nor_padding_nor_micro_batches_change_the_gradient(
+    make_trainer, played, algorithm
+):
+    # the last episode trains nothing, so 7 rows or fewer fill 4 micro-batches of 2
+    trajectories = [*played[:7], dataclasses.replace(played[7], transitions=[])]
+    whole = make_trainer(algorithm)
+    expected = gradient_of(whole, trajectories)
+    assert expected.abs().max() > 1e-3
+    parts = make_trainer(algorithm, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert (gradient_of(parts, trajectories) - expected).abs().max() < 1e-5
+    if algorithm not in ONE_RATIO_PER_TRAJECTORY:
+        separate = gradient_of(whole, trajectories, merge_steps=False)
+        assert (separate - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_the_order_of_the_episodes_does_not_change_the_gradient(make_trainer, played, algorithm):
+    trainer = make_trainer(algorithm)
+    expected = gradient_of(trainer, played)
+    other = gradient_of(trainer, [*played[5:], *played[:5]])
+    assert (other - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ONE_RATIO_PER_TRAJECTORY)
+def test_a_ratio_per_trajectory_refuses_a_row_per_step(make_trainer, algorithm):
+    with pytest.raises(ConfigurationError, match=r"importance_sampling_level.*merge_steps"):
+        make_trainer(algorithm, merge_steps=False)

@@ -1,0 +1,216 @@
+"""A run that is cut off and goes on ends bit by bit where the whole run ends."""
+
+import resource
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback, TrainerState
+
+from agent_envs import ConfigurationError
+from agent_envs.errors import CheckpointError
+from agent_trainers.checkpointing import checkpoints
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.ppo import StepPPOTrainer
+from agent_trainers.trainers.ppo_config import StepPPOConfig
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+TIMES = ("time", "seconds", "per_second")
+BUFFER = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
+CASES = {
+    "a buffer of 4 steps": BUFFER,
+    "two passes over accumulated batches": {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 2,
+    },
+    "a log line every 3 steps": {"logging_steps": 3, "log_completions": True},
+    "a second epoch": {"train_dataset": Dataset.from_dict({"task": list(range(5))})},
+    "a reference that moves": {
+        "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2,
+        "ref_model_mixup_alpha": 0.5,
+    },
+    "a schedule that waits for success": {
+        "reward_schedules": '{"new_gold_passage": {"kind": "adaptive", "target": 0.01}}',
+    },
+    "a critic": {"kind": StepPPOTrainer, "critic_warmup_steps": 2, **BUFFER},
+}  # fmt: skip
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(kind=StepGRPOTrainer, train_dataset=None, eval_dataset=None, **changes):
+        config = [StepPPOConfig] if kind is StepPPOTrainer else []
+        settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1} | changes
+        return kind(
+            tiny_policy, ID, args=make_config(*config, **settings), train_dataset=train_dataset,
+            eval_dataset=eval_dataset, processing_class=tokenizer,
+        )  # fmt: skip
+
+    return make
+
+
+def weights(trainer):
+    critic = getattr(trainer, "critic", torch.nn.Module())
+    return [*trainer.model.state_dict().values(), *critic.state_dict().values()]
+
+
+def history(trainer):
+    """The log without times."""
+    return [
+        {name: value for name, value in entry.items() if not any(t in name for t in TIMES)}
+        for entry in trainer.state.log_history
+    ]
+
+
+def assert_same(one, other):
+    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+    for entry, expected in zip(history(other), history(one), strict=True):
+        assert entry == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pandas, which TRL writes tables with
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make_trainer, tmp_path, case):
+    whole = make_trainer(**CASES[case])
+    whole.train()
+    # step 3 lies in the midst of buffer, window and second epoch; after 5 nothing is left to train
+    for step in (3, 5) if case == "a log line every 3 steps" else (3,):
+        resumed = make_trainer(output_dir=str(tmp_path / f"from-{step}"), **CASES[case])
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+        assert_same(whole, resumed)
+
+
+def test_the_time_before_the_break_counts_in_the_summary(make_trainer, tmp_path):
+    first = make_trainer(max_steps=2)
+    first.train()
+    resumed = make_trainer(max_steps=2)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    runtime = resumed.state.log_history[-1]["train_runtime"]
+    assert runtime == pytest.approx(resumed.training_seconds, abs=0.5)
+    assert resumed.state.log_history[-1]["train_steps_per_second"] == pytest.approx(
+        2 / runtime, abs=0.01
+    )
+
+
+def test_a_break_while_a_checkpoint_is_written_costs_that_checkpoint_alone(
+    make_trainer, tmp_path, monkeypatch
+):
+    class PowerCut(BaseException):
+        """Nothing is tidied up."""
+
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), save_total_limit=1, **BUFFER)
+    whole.train()
+    cut = make_trainer(save_total_limit=1, **BUFFER)
+    describe = checkpoints.describe_checkpoint
+
+    def die(checkpoint, **facts):
+        if facts["step"] == 3:
+            raise PowerCut
+        describe(checkpoint, **facts)
+
+    monkeypatch.setattr(checkpoints, "describe_checkpoint", die)
+    with pytest.raises(PowerCut):
+        cut.train()
+    monkeypatch.undo()
+    folder = tmp_path / "run"
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert (folder / checkpoints.UNFINISHED / "checkpoint-3" / "optimizer.pt").exists()
+    resumed = make_trainer(save_total_limit=1, **BUFFER)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same(whole, resumed)
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
+    assert not (folder / checkpoints.UNFINISHED).exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(make_trainer, tmp_path, caplog):
+    whole = make_trainer(**BUFFER)
+    whole.train()
+    bad = tmp_path / "run" / "checkpoint-5" / "optimizer.pt"
+    bad.write_bytes(bad.read_bytes()[:1000])
+    resumed = make_trainer(**BUFFER)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same(whole, resumed)
+    assert "checkpoint-5: optimizer.pt has 1000 bytes instead of" in caplog.text
+    assert checkpoints.find_damage(bad.parent) is None  # written anew
+
+
+def test_if_every_checkpoint_is_damaged_nothing_is_trained(make_trainer, tmp_path):
+    make_trainer(max_steps=1).train()
+    (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"checkpoint-1: trainer_state.json has 2 bytes"):
+        make_trainer(max_steps=1).train(resume_from_checkpoint=True)
+    with pytest.raises(CheckpointError, match="There is no checkpoint in"):
+        make_trainer(output_dir=str(tmp_path / "new")).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("limit", [100_000, 1_000_000], ids=["weights", "optimiser"])
+def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_stays(make_trainer, tmp_path, limit):
+    trainer = make_trainer(save_total_limit=1, max_steps=2)
+
+    class FillDisk(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            if state.global_step == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer.add_callback(FillDisk())
+    try:
+        with pytest.raises(CheckpointError, match=r"step 2 could not be written.*checkpoint-1"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoints.find_checkpoint(tmp_path / "run").checkpoint is not None
+    assert not (tmp_path / "run" / checkpoints.UNFINISHED).exists()  # room is given back
+
+
+def test_a_model_that_cannot_be_saved_leaves_the_old_one(make_trainer, tmp_path):
+    trainer = make_trainer(save_strategy="no", max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    saved = (tmp_path / "run" / "model.safetensors").read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="The model could not be written"):
+            trainer.save_model()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == saved
+
+
+def test_a_run_does_not_go_on_from_what_an_earlier_run_left(make_trainer, tmp_path):
+    make_trainer(max_steps=2).train()
+    second = make_trainer(max_steps=1)
+    second.begin_run()
+    assert second.last_checkpoint() is None
+    second.train()
+    assert second.last_checkpoint() == str(tmp_path / "run" / "checkpoint-1")
+
+
+def test_the_midst_of_a_buffer_refuses_another_layout(make_trainer, tmp_path):
+    make_trainer(max_steps=2, **BUFFER).train()
+    other = make_trainer(max_steps=4, per_device_train_batch_size=8)
+    with pytest.raises(ConfigurationError, match="per_device_train_batch_size=8 instead of 4"):
+        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+
+
+def test_the_end_of_a_buffer_allows_another_layout(make_trainer, tmp_path):
+    make_trainer(max_steps=4, **BUFFER).train()
+    other = make_trainer(max_steps=5, per_device_train_batch_size=8)
+    other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+    assert other.state.global_step == 5
+
+
+def test_the_best_checkpoint_is_known_by_its_place(make_trainer, tmp_path):
+    settings = {
+        "load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_strategy": "steps",
+        "eval_steps": 1, "max_steps": 2,
+    }  # fmt: skip
+    trainer = make_trainer(eval_dataset=Dataset.from_dict({"task": [0]}), **settings)
+    trainer.train()
+    best = trainer.state.best_model_checkpoint
+    assert best in {str(tmp_path / "run" / f"checkpoint-{step}") for step in (1, 2)}
+    saved = TrainerState.load_from_json(
+        str(tmp_path / "run" / "checkpoint-2" / "trainer_state.json")
+    )
+    assert saved.best_model_checkpoint == best
+    assert checkpoints.find_damage(tmp_path / "run" / "checkpoint-2") is None
