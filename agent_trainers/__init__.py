@@ -1,1 +1,49 @@
-"""Training of language models in `agent_envs` environments, on top of TRL."""
+"""Step-level reinforcement learning for agents in text environments, on TRL and Accelerate.
+
+The public names are imported when they are first used, so that ``import agent_trainers`` is fast
+and ``Trajectory`` needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from agent_trainers.algorithms.advantages import estimate
+    from agent_trainers.rollout.collector import Rollout
+    from agent_trainers.trainers.grpo import StepGRPOTrainer
+    from agent_trainers.trainers.grpo_config import StepGRPOConfig
+    from agent_trainers.trainers.ppo import StepPPOTrainer
+    from agent_trainers.trainers.ppo_config import StepPPOConfig
+    from agent_trainers.trajectory import Trajectory, Transition
+
+__all__ = [
+    "Rollout",
+    "StepGRPOConfig",
+    "StepGRPOTrainer",
+    "StepPPOConfig",
+    "StepPPOTrainer",
+    "Trajectory",
+    "Transition",
+    "estimate",
+]
+
+_MODULES: Final = {
+    "Rollout": "rollout.collector",
+    "StepGRPOConfig": "trainers.grpo_config",
+    "StepGRPOTrainer": "trainers.grpo",
+    "StepPPOConfig": "trainers.ppo_config",
+    "StepPPOTrainer": "trainers.ppo",
+    "Trajectory": "trajectory",
+    "Transition": "trajectory",
+    "estimate": "algorithms.advantages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
