@@ -140,10 +140,9 @@ class CodeEnv(DatasetEnv):
             self._has_passed = True
 
 
-def _read_humaneval(row: Mapping[str, Any], place: str, index: int) -> Task:
+def _read_humaneval(row: Mapping[str, Any], index: int) -> Task:
     prompt, solution, test, entry_point = (
-        text_field(row, field, place)
-        for field in ("prompt", "canonical_solution", "test", "entry_point")
+        text_field(row, field) for field in ("prompt", "canonical_solution", "test", "entry_point")
     )
     return Task(
         id=str(row.get("task_id", f"row-{index}")),
@@ -186,14 +185,14 @@ class HumanEvalEnv(CodeEnv):
         return prompt + _indented(code)
 
 
-def _read_mbpp(row: Mapping[str, Any], place: str, index: int) -> Task:
+def _read_mbpp(row: Mapping[str, Any], index: int) -> Task:
     tests, more = row.get("test_list"), row.get("challenge_test_list") or []
     if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
-        raise DataError(f"{place}: field 'test_list' must be a list of assertions.")
+        raise DataError("field 'test_list' must be a list of assertions.")
     tests = [str(test).strip() for test in tests]
-    solution = text_field(row, "code", place).replace("\r\n", "\n")
+    solution = text_field(row, "code").replace("\r\n", "\n")
     setup = str(row.get("test_setup_code") or "").replace("\r\n", "\n")
-    text = text_field(row, "text" if "text" in row else "prompt", place).strip()
+    text = text_field(row, "text" if "text" in row else "prompt").strip()
     return Task(
         id=f"mbpp-{row.get('task_id', index)}",
         question=f"{text}\nYour program must pass this test:\n{tests[0]}",
