@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
@@ -16,11 +16,6 @@ from agent_envs.scoring.public_examples import parse_quietly, public_examples
 from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_tool, shared_sandbox
 
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-
-
-def passed_term(env: "CodeEnv", event: StepEvent) -> float:
-    """Return 1 if the program that was answered passes every hidden test; outcome."""
-    return float(env.is_correct) if event.action.kind == "answer" else 0.0
 
 
 def public_tests_term(env: "CodeEnv", event: StepEvent) -> float:
@@ -42,7 +37,7 @@ class CodeEnv(DatasetEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "passed": passed_term,
+        "passed": correct_term,
         "public_tests": public_tests_term,
         "repair": repair_term,
         "format": format_term,

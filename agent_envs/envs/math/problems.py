@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_formats import ParsedAction
@@ -20,11 +20,6 @@ from agent_envs.tools.code import PythonSession, shared_sandbox
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
-
-
-def correct_term(env: "MathEnv", event: StepEvent) -> float:
-    """Return 1 for a right answer; outcome."""
-    return float(env.is_correct) if event.action.kind == "answer" else 0.0
 
 
 def used_result_term(env: "MathEnv", event: StepEvent) -> float:
