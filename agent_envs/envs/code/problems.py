@@ -122,9 +122,9 @@ class CodeEnv(ToolEnv):
         self.new_share = 0.0
         self.has_repaired = False
 
-    def next_question(self) -> None:
-        """Run the hidden tests against the answer; there is one question."""
-        program = self.program(self.answer or "")
+    def on_answer(self, answer: str) -> None:
+        """Run the hidden tests against the answer."""
+        program = self.program(answer)
         self.is_correct = self._passes(program, self.task.data["tests"]).passed
 
     def _passes(self, program: str, tests: str) -> Verdict:

@@ -117,10 +117,10 @@ class MathEnv(ToolEnv):
         self._python.close()
         super().close()
 
-    def next_question(self) -> None:
-        """Judge the answer; there is one question."""
-        self._note_use(self.answer or "")
-        self.is_correct = math_equal(self.answer or "", self.task.answers[0])
+    def on_answer(self, answer: str) -> None:
+        """Judge the answer."""
+        self._note_use(answer)
+        self.is_correct = math_equal(answer, self.task.answers[0])
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which numbers the call uses and which ones it finds."""

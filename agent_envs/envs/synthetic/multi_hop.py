@@ -10,7 +10,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolError
-from agent_envs.core.tool_env import ENDLESS
+from agent_envs.core.tool_env import ENDLESS, NewConversation
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.synthetic.world import (
     MAX_HOPS,
@@ -120,11 +120,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         super().__init__(default_tools=[make_search_tool(self, top_k=top_k)], **shared)
 
     @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
-
-    @property
     def num_questions(self) -> int:
         """How many questions an episode asks."""
         return self._family.questions
@@ -152,14 +147,14 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         self.f1_scores: list[float] = []
         self._num_searches = 0
 
-    def next_question(self) -> str | None:
-        """Mark the answer; return the next question, if there is one."""
+    def on_answer(self, answer: str) -> NewConversation | None:
+        """Judge the answer; ask the next question, if there is one."""
         questions: tuple[Question, ...] = self.task.data["questions"]
-        answer, expected = self.answer or "", (questions[len(self.is_correct)].answer,)
+        expected = (questions[len(self.is_correct)].answer,)
         self.is_correct.append(exact_match(answer, expected) == 1.0)
         self.f1_scores.append(f1(answer, expected))
         number = len(self.is_correct)
-        return questions[number].text if number < len(questions) else None
+        return NewConversation(questions[number].text) if number < len(questions) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """Search the current world.
