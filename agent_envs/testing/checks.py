@@ -58,7 +58,10 @@ def check_spec(subject: Subject) -> str:
     """The spec survives JSON, and what comes back makes the environment."""
     if subject.spec is None:
         raise NotOffered("made without gym.make")
-    text = subject.spec.to_json()
+    try:
+        text = subject.spec.to_json()
+    except TypeError as error:
+        raise NotOffered(f"an argument is no JSON: {error}") from None
     again = EnvSpec.from_json(text)
     expect(again.to_json() == text, "to_json and from_json give another EnvSpec")
     again.make().close()
@@ -217,13 +220,13 @@ CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
     ("spec", check_spec, False),
     ("info", check_info, True),
     ("replay", check_replay, True),
-    ("processes", check_processes, False),
     ("tasks", check_tasks, False),
     ("reference actions", check_reference, True),
     ("turn limit", check_turn_limit, False),
     ("any text", check_any_text, True),
     ("misuse", check_misuse, False),
     ("time", check_time, False),
+    ("processes", check_processes, False),
 )
 
 
