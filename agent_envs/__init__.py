@@ -14,6 +14,8 @@ from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult, tool
 from agent_envs.core.tool_env import NewConversation, ToolEnv
+from agent_envs.data.dataset_env import DatasetEnv
+from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import (
     AgentEnvsError,
     ConfigurationError,
@@ -28,7 +30,10 @@ __all__ = [
     "AgentEnvsError",
     "ConfigurationError",
     "DataError",
+    "DatasetEnv",
+    "DatasetSpec",
     "History",
+    "Hub",
     "MissingExtraError",
     "NewConversation",
     "ParsedAction",
@@ -43,6 +48,7 @@ __all__ = [
     "UnknownNameError",
     "View",
     "format_term",
+    "text_field",
     "tool",
 ]
 

@@ -316,7 +316,8 @@ def _check_playable(id: str, env: gym.Env[Any, Any]) -> None:
             f"tool_format={env.unwrapped.tool_format!r} tells the model to write calls that TRL "
             "does not read. Leave it out: the chat template says how to call."
         )
-    context = env.spec.kwargs.get("context", "full") if env.spec is not None else "full"
+    spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
+    context = spec.kwargs.get("context", "full") if spec is not None else "full"
     if (context.get("name") if isinstance(context, Mapping) else context) != "full":
         raise ConfigurationError(
             f"context={context!r} does nothing in TRL's loop, whose contexts only grow. Leave it "

@@ -2,19 +2,26 @@
 """What a user brings along, from outside the package's tables; each example fits into a page."""
 
 import json
+import threading
 
 import gymnasium as gym
 import pytest
 
 from agent_envs import (
     ConfigurationError,
+    DataError,
+    DatasetEnv,
+    DatasetSpec,
     NewConversation,
     ParsedAction,
     Task,
     ToolEnv,
     ToolFormat,
     UnknownNameError,
+    text_field,
+    tool,
 )
+from agent_envs.retrieval import Hit, Passage
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -58,6 +65,90 @@ def test_a_tool_format_of_ones_own():
     for call in calls:
         assert env.step(f"I look it up.\n{call}")[0].startswith("search: [1]")
     assert env.step(answer)[4]["metrics"]["success"] == 1.0
+
+
+def task_and_last_turn(history):
+    return [*history.initial, *(history.turns[-1] if history.turns else ())]
+
+
+def test_a_context_of_ones_own():
+    env = gym.make(ID, context=task_and_last_turn)
+    env.reset(seed=0)
+    env.step("hm")
+    info = env.step("hm")[4]
+    assert [message["role"] for message in info["messages"]] == [
+        "system", "user", "assistant", "user",
+    ]  # fmt: skip
+    assert info["context"]["num_dropped"] == 2
+
+
+class Shelf:
+    """Finds passages whose title is a word of the query."""
+
+    def __init__(self, *passages):
+        self.passages = passages
+        self.lock = threading.Lock()  # an index in use is often no plain data
+
+    def search(self, query, top_k):
+        hits = [
+            Hit(passage=passage, index=number, score=1.0)
+            for number, passage in enumerate(self.passages)
+            if passage.title in query.split()
+        ]
+        return hits[:top_k]
+
+
+def test_a_retriever_of_ones_own(data_files):
+    shelf = Shelf(Passage("Oslo", "A city."), Passage("Ada Holm", "A painter."))
+    env = gym.make("AgentR1/HotpotQA-v0", data=data_files["AgentR1/HotpotQA-v0"], retriever=shelf)
+    env.reset(seed=0)
+    assert env.step(env.unwrapped.write_call("search", query="in Oslo"))[0] == "[1] Oslo\nA city."
+
+
+@tool
+def shout(text: str) -> str:
+    """Shout.
+
+    Args:
+        text: What to shout.
+    """
+    return text.upper()
+
+
+def test_a_tool_of_ones_own():
+    env = gym.make(ID, tools=[shout])
+    env.reset(seed=0)
+    assert env.step(env.unwrapped.write_call("shout", text="hey"))[0] == "HEY"
+
+
+def read_capital(row, place, index):
+    return Task(
+        id=f"capital-{index}",
+        question=f"What is the capital of {text_field(row, 'country', place)}?",
+        answers=(text_field(row, "capital", place),),
+    )
+
+
+class CapitalsEnv(DatasetEnv):
+    """Asks for capitals; each file has its own countries."""
+
+    dataset = DatasetSpec(read=read_capital, form="A row needs 'country' and 'capital'.")
+    reward_functions = {"right": lambda env, event: float(event.action.answer in env.task.answers)}
+    default_rewards = {"right": 1.0}
+
+
+def test_a_data_set_of_ones_own(tmp_path):
+    path = tmp_path / "capitals.jsonl"
+    path.write_text('{"country": "Norway", "capital": "Oslo"}\n{"country": "Chile"}\n')
+    with pytest.raises(DataError, match=r"capitals\.jsonl, row 2: field 'capital'"):
+        CapitalsEnv(data=path)
+    path.write_text('{"country": "Norway", "capital": "Oslo"}\n')
+    env = CapitalsEnv(data=path)
+    assert env.num_tasks == 1
+    assert env.reset(seed=0)[0] == "What is the capital of Norway?"
+    assert env.step("<answer>Oslo</answer>")[1:3] == (1.0, True)
+    with pytest.raises(DataError, match=r"pass data= with a file\. A row needs 'country'"):
+        CapitalsEnv()
 
 
 def is_short(env, event):
@@ -184,11 +275,13 @@ def test_no_tasks_are_not_endless_tasks():
         ({"rewards": {"short": (is_short, "much")}}, ConfigurationError, "a function and a number"),
         ({"rewards": {"short": is_short}}, UnknownNameError, "Unknown reward term 'short'"),
         ({"tool_format": Line}, UnknownNameError, "Unknown tool format"),
+        ({"context": 3}, ConfigurationError, "a name, a name with options, or a callable"),
+        ({"id": "AgentR1/HotpotQA-v0", "retriever": 3}, ConfigurationError, "with search"),
     ],
 )
 def test_a_wrong_object_is_named(kwargs, error, message):
     with pytest.raises(error, match=message):
-        gym.make(ID, **kwargs)
+        gym.make(**{"id": ID, **kwargs})
 
 
 def test_a_spec_of_names_is_json():
@@ -197,3 +290,9 @@ def test_a_spec_of_names_is_json():
     spec = gym.make(ID, **kwargs).spec
     assert json.loads(spec.to_json())["kwargs"] == kwargs
     assert gym.make(gym.envs.registration.EnvSpec.from_json(spec.to_json())).spec == spec
+
+
+def test_a_spec_of_objects_makes_the_same_environment():
+    env = gym.make(ID, tool_format=Line(), context=task_and_last_turn, tools=[shout])
+    again = gym.make(env.spec)
+    assert again.reset(seed=7)[1] == env.reset(seed=7)[1]

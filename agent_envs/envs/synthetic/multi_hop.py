@@ -131,7 +131,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     def get_task(self, index: int) -> Task:
         """Make world `index` of the split, and its questions."""
-        world, questions, self._retriever = _episode(self._first_seed + index, self._family)
+        world, questions, self.retriever = _episode(self._first_seed + index, self._family)
         gold = [world.passages[i].text for question in questions for i in question.gold]
         return Task(
             id=f"{self._family.label}-{self._split}-{index}",
@@ -165,7 +165,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         if self._max_searches is not None and self._num_searches >= self._max_searches:
             raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
         self._num_searches += 1
-        return self._retriever.search(query, top_k)
+        return super().search(query, top_k)
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the sentences of the facts on the way to the answers."""
