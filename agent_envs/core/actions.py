@@ -77,6 +77,8 @@ class ToolFormat(Protocol):
     """The name under which `TOOL_FORMATS` lists it."""
     is_native: bool
     """Whether chat templates write the tool schemas into the prompt themselves."""
+    is_structured: bool
+    """Whether calls are apart from the text, as a server with OpenAI's API gives them."""
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn. Never raises, whatever the text."""
@@ -99,6 +101,7 @@ class ActionFormat(ABC):
 
     name: str
     is_native: bool
+    is_structured = False
 
     @abstractmethod
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from agent_trainers.batching.packing import pack
-from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
+from agent_trainers.policies.streams import StreamedResult
 
 _GROWTH: Final = 256
 """Slots grow by this many tokens."""
@@ -192,7 +193,7 @@ class SlotStream:
         self._cache = SlotCache()
 
     @torch.no_grad()
-    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+    def advance(self) -> list[StreamedResult]:
         """Seat who waits, read new states, and write one token for everybody else."""
         ready = self._seat()
         enough = _PREFILL_SHARE * (len(self._reading) + len(self._writing))
@@ -202,9 +203,9 @@ class SlotStream:
             self._write()
         return ready + self._finished()
 
-    def _seat(self) -> list[tuple[int, Generation | BaseException]]:
+    def _seat(self) -> list[StreamedResult]:
         """Give slots to those who wait; return those whose state does not fit."""
-        ready: list[tuple[int, Generation | BaseException]] = []
+        ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
             if key not in self._stored and len(self._stored) >= self._max_slots:
                 continue
@@ -236,24 +237,22 @@ class SlotStream:
                 unread.append(turn)
         unread += [group[0] for group in twins.values()]
         self._reserve(self._reading.values())
-        for piece in pack(
+        for batch in pack(
             [0] * len(unread),
             [turn.num_unread for turn in unread],
             max_rows=len(unread),
             max_tokens=_READ_TOKENS,
         ):
-            self._store([unread[i] for i in piece])
+            turns = [unread[i] for i in batch]
+            starts = [turn.num_stored for turn in turns]
+            tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
+            self._forward([turn.slot for turn in turns], starts, tokens)
         for first, *others in twins.values():
             if others:
                 length = len(first.prompt) - 1
                 self._cache.copy(first.slot, [turn.slot for turn in others], length)
         self._writing |= self._reading
         self._reading = {}
-
-    def _store(self, turns: Sequence[_Turn]) -> None:
-        starts = [turn.num_stored for turn in turns]
-        tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
-        self._forward([turn.slot for turn in turns], starts, tokens)
 
     def _write(self) -> None:
         """Draw one more token in each slot."""
@@ -308,9 +307,9 @@ class SlotStream:
         longest = max(len(turn.prompt) for turn in turns) + self._settings.max_new_tokens
         self._cache.reserve(max(slot for slot, _ in self._stored.values()) + 1, longest + 1)
 
-    def _finished(self) -> list[tuple[int, Generation | BaseException]]:
+    def _finished(self) -> list[StreamedResult]:
         """Take out the turns that have ended; their slots keep what was said."""
-        ready: list[tuple[int, Generation | BaseException]] = []
+        ready: list[StreamedResult] = []
         for key, turn in list(self._writing.items()):
             is_ended = turn.token_ids[-1] in self._settings.eos_token_ids
             if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
@@ -325,7 +324,5 @@ class SlotStream:
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

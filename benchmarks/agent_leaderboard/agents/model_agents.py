@@ -5,6 +5,7 @@ is the same in ReAct's format, `checkpoint` the same with a trained model. `naiv
 and `iterative_rag` search by a plan. `reflexion` and `best_of_n` play a task several times.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,16 @@ from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode
 from agent_leaderboard.agents.model_source import ModelSettings, ModelSource, read_settings
-from agent_leaderboard.agents.repeated_play import play_best_of, play_with_reflection
+from agent_leaderboard.agents.repeated_play import play_best_of, play_with_reflection, total_usage
 from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk
 from agent_trainers.policies import Policy
-from agent_trainers.policies.usage import MeteredPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
 Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
 Strategy = Callable[[Policy, ToolFormat], Policy]
-PlayAttempts = Callable[[MeteredPolicy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
+PlayAttempts = Callable[[Policy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +95,7 @@ class ModelAgent:
             ConfigurationError: If the agent cannot play in this environment.
         """
         tool_format = self._checked_format(make_env)
-        with self._source.open(tool_format.name) as model:
-            metered = MeteredPolicy(model)
+        with self._source.open(tool_format) as model:
 
             def collect(policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
                 acting = self._strategy(policy, tool_format) if self._strategy else policy
@@ -106,7 +105,7 @@ class ModelAgent:
                 finally:
                     rollout.close()
 
-            return self._play_attempts(metered, collect, specs)
+            return self._play_attempts(model, collect, specs)
 
     def _checked_format(self, make_env: MakeEnv) -> ToolFormat:
         """Return the tool format of the environment, if the agent can play in it."""
@@ -120,8 +119,9 @@ class ModelAgent:
                 )
             if self._strategy is not None:
                 self._check_search(base, name)
-            self._source.check(base.tool_format)
-            return TOOL_FORMATS[base.tool_format]
+            tool_format = TOOL_FORMATS[base.tool_format]
+            self._source.check(tool_format)
+            return tool_format
         finally:
             env.close()
 
@@ -189,10 +189,7 @@ def iterative_rag(settings: Mapping[str, Any]) -> Agent:
     """
     read = read_settings(IterativeSettings, settings, "iterative_rag")
     _check_at_least(read.iterations, 1, "iterations", "iterative_rag")
-
-    def strategy(model: Policy, tool_format: ToolFormat) -> Policy:
-        return IterativeRAG(model, tool_format, iterations=read.iterations)
-
+    strategy = functools.partial(IterativeRAG, iterations=read.iterations)
     turns = read.iterations + 1
     return ModelAgent("iterative_rag", read, strategy=strategy, num_turns_needed=turns)
 
@@ -206,9 +203,7 @@ def reflexion(settings: Mapping[str, Any]) -> Agent:
     read = read_settings(ReflexionSettings, settings, "reflexion")
     _check_at_least(read.trials, 1, "trials", "reflexion")
 
-    def play(
-        model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         return play_with_reflection(model, collect, specs, trials=read.trials)
 
     return ModelAgent("reflexion", read, play_attempts=play)
@@ -228,20 +223,18 @@ def best_of_n(settings: Mapping[str, Any]) -> Agent:
             "use base_tool_call."
         )
 
-    def play(
-        model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         return play_best_of(model, collect, specs, samples=read.samples)
 
     return ModelAgent("best_of_n", read, play_attempts=play)
 
 
 def _play_once(
-    model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
+    model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]
 ) -> list[PlayedEpisode]:
     return [
-        PlayedEpisode(trajectory=trajectory, usage=model.usage(spec.rng))
-        for spec, trajectory in zip(specs, collect(model, specs), strict=True)
+        PlayedEpisode(trajectory=trajectory, usage=total_usage([trajectory]))
+        for trajectory in collect(model, specs)
     ]
 
 

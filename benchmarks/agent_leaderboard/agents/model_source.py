@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 import pydantic
 
 from agent_envs.core.lookup import unknown_name_message
+from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_trainers.policies import Policy
 
@@ -85,20 +86,20 @@ class ModelSource:
         """Use the model that `settings` name; it is loaded when it is needed first."""
         self.settings = settings
 
-    def check(self, tool_format: str) -> None:
+    def check(self, tool_format: ToolFormat) -> None:
         """See that the model can act in a tool format.
 
         Raises:
             ConfigurationError: If a local model is to use a server's calls.
         """
-        if self.settings.base_url is None and tool_format == "openai":
+        if self.settings.base_url is None and tool_format.is_structured:
             raise ConfigurationError(
-                f"{self.settings.model}: tool_format openai is for served models; pass base_url, "
-                "or hermes, which a local model's chat template describes."
+                f"{self.settings.model}: tool_format {tool_format.name} is for served models; pass "
+                "base_url, or hermes, which a local model's chat template describes."
             )
 
     @contextlib.contextmanager
-    def open(self, tool_format: str) -> Iterator[Policy]:
+    def open(self, tool_format: ToolFormat) -> Iterator[Policy]:
         """Give a policy for environments with this tool format; see `check`."""
         settings = self.settings
         if settings.base_url is None:
