@@ -97,33 +97,22 @@ def transformers_policy(
     model: Any,
     tokenizer: Any,
     *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
     chat_template_kwargs: dict[str, Any] | None = None,
     max_batch_size: int = 64,
+    **sampling: Any,
 ) -> TokenPolicy:
     """Make a policy of a transformers model that is not being trained.
 
     Args:
         model: A causal language model.
         tokenizer: Its tokenizer, with a chat template.
-        max_new_tokens: Longest turn.
-        temperature: 0 takes the most likely token.
-        top_p: Nucleus sampling.
-        top_k: 0 for all tokens.
         chat_template_kwargs: Passed on to the template.
         max_batch_size: Prompts sampled from at once.
+        sampling: Fields of `SamplingSettings`: ``max_new_tokens``, and others as wanted.
     """
     eos_token_ids = eos_ids(model.generation_config.eos_token_id, tokenizer)
     settings = SamplingSettings(
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=eos_token_ids,
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
+        eos_token_ids=eos_token_ids, pad_token_id=tokenizer.pad_token_id or 0, **sampling
     )
 
     def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
@@ -143,7 +132,7 @@ def transformers_policy(
         ChatRenderer(tokenizer, chat_template_kwargs),
         complete,
         eos_token_ids=eos_token_ids,
-        max_prompt_tokens=context_length(model) - max_new_tokens,
+        max_prompt_tokens=context_length(model) - settings.max_new_tokens,
         make_stream=make_stream if can_serve(model, settings) else None,
     )
 

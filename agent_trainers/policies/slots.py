@@ -6,7 +6,7 @@ Every token is drawn from its episode's own generator, so what an episode sample
 state only, as in waves.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -236,7 +236,9 @@ class SlotStream:
             elif turn.num_unread > 0:
                 unread.append(turn)
         unread += [group[0] for group in twins.values()]
-        self._reserve(self._reading.values())
+        longest = max(len(turn.prompt) for turn in self._reading.values())
+        num_slots = max(slot for slot, _ in self._stored.values()) + 1
+        self._cache.reserve(num_slots, longest + self._settings.max_new_tokens + 1)
         for batch in pack(
             [0] * len(unread),
             [turn.num_unread for turn in unread],
@@ -302,10 +304,6 @@ class SlotStream:
             logits_to_keep=1,
         ).logits
         return logits
-
-    def _reserve(self, turns: Iterable[_Turn]) -> None:
-        longest = max(len(turn.prompt) for turn in turns) + self._settings.max_new_tokens
-        self._cache.reserve(max(slot for slot, _ in self._stored.values()) + 1, longest + 1)
 
     def _finished(self) -> list[StreamedResult]:
         """Take out the turns that have ended; their slots keep what was said."""

@@ -101,14 +101,11 @@ class ConcurrentStream:
         while self._waiting and len(self._session) < self._max_concurrency:
             key, request = next(iter(self._waiting.items()))
             del self._waiting[key]
-            self._session.submit(key, functools.partial(self._generate_one, request))
+            self._session.submit(key, functools.partial(self._generate, [request]))
         return [
-            (outcome.key, outcome.error or outcome.value)
+            (outcome.key, outcome.error or outcome.value[0])
             for outcome in self._session.wait(POLL_SECONDS)
         ]
-
-    def _generate_one(self, request: GenerationRequest) -> Generation:
-        return self._generate([request])[0]
 
     def drop(self, key: int) -> None:
         """Forget what episode `key` asked for."""

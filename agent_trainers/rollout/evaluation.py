@@ -1,5 +1,6 @@
 """Measure a policy: play tasks, count successes."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +57,11 @@ def evaluate_policy(
         for task in tasks
         for k in range(samples_per_task)
     ]
-    rollout = Rollout(make_env, policy)
-    with tqdm(total=len(specs), desc="evaluating", unit="episode") as bar:
-        solved = 0
+    solved = 0
+    with (
+        contextlib.closing(Rollout(make_env, policy)) as rollout,
+        tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
+    ):
 
         def show(trajectory: Trajectory) -> None:
             nonlocal solved
@@ -67,7 +70,6 @@ def evaluate_policy(
             bar.set_postfix(success=f"{solved / bar.n:.2f}")
 
         trajectories = rollout.collect(specs, show)
-    rollout.close()
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
     return Evaluation(
         trajectories=trajectories,

@@ -5,6 +5,7 @@
 a calculator with the numbers of a problem, a program that returns what the example shows.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -57,12 +58,8 @@ class ProgramAgent:
             players.append(self._make_player(base, spec))
         env.close()
         policy = ScriptedPolicy(lambda request: players[request.episode_id](request))
-        rollout = Rollout(make_env, policy)
-        try:
-            trajectories = rollout.collect(specs)
-        finally:
-            rollout.close()
-        return [PlayedEpisode(trajectory=trajectory) for trajectory in trajectories]
+        with contextlib.closing(Rollout(make_env, policy)) as rollout:
+            return [PlayedEpisode(trajectory=played) for played in rollout.collect(specs)]
 
 
 def oracle_agent(settings: Mapping[str, Any]) -> ProgramAgent:
