@@ -23,7 +23,6 @@ _GROWTH: Final = 256
 """Slots grow by this many tokens."""
 _PREFILL_SHARE: Final = 0.25
 """New states are read once they are this share of the batch, or nothing else is to be done."""
-
 _READ_TOKENS: Final = 16_384
 """Tokens read at once."""
 
