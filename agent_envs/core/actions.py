@@ -71,6 +71,8 @@ class ToolFormat(ABC):
     """What ``info["tool_format"]`` says."""
     is_native: bool = False
     """Whether chat templates write the tool schemas into the prompt themselves."""
+    is_structured: bool = False
+    """Whether calls are apart from the text, as a server with OpenAI's API gives them."""
 
     @abstractmethod
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:

@@ -78,7 +78,7 @@ class OpenAIFormat(ToolFormat):
     """Structured calls; a message without one is the answer."""
 
     name = "openai"
-    is_native = True
+    is_native = is_structured = True
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""

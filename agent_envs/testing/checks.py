@@ -173,7 +173,9 @@ def check_any_text(subject: Subject) -> str:
     """No text is an exception or by accident an answer, and the feedback stays short."""
     with subject.make(max_episode_steps=-1) as env:
         env.reset(seed=subject.seed)
-        is_strict = isinstance(env.unwrapped, ToolEnv) and env.unwrapped.tool_format != "openai"
+        is_strict = isinstance(env.unwrapped, ToolEnv) and not (
+            env.unwrapped.action_format.is_structured
+        )
         broken = itertools.islice(broken_actions(env, subject.seed), NUM_BROKEN_ACTIONS)
         for number, action in enumerate([*HOSTILE_ACTIONS, *broken]):
             outcome = step(env, action)

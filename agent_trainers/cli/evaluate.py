@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.lookup import lookup
+from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import json_object, parse
@@ -142,9 +144,10 @@ def _check_source(options: EvaluateArguments) -> None:
     if options.base_url is None:
         if options.api_key_env is not None:
             raise ConfigurationError("--api_key_env goes with --base_url.")
-        if options.tool_format == "openai":
+        name = options.tool_format
+        if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
             raise ConfigurationError(
-                "--tool_format openai is for served models: pass --base_url, or leave it out and "
+                f"--tool_format {name} is for served models: pass --base_url, or leave it out and "
                 "the chat template of the local model describes the tools."
             )
         return

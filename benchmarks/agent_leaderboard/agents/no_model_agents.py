@@ -5,6 +5,7 @@
 a calculator with the numbers of a problem, a program that returns what the example shows.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -15,8 +16,7 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode
 from agent_leaderboard.agents.heuristics import next_action
-from agent_trainers.policies.policy import GenerationRequest
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies import GenerationRequest, ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
 
 ANSWER_CHANCE: Final = 0.25
@@ -52,19 +52,14 @@ class ProgramAgent:
             raise ConfigurationError(
                 f"{base}: agents without a model play environments with tools (ToolEnv) only."
             )
-        players: dict[int, Player] = {}
+        players: list[Player] = []
         for spec in specs:
             env.reset(seed=spec.seed, options=None if spec.task is None else {"task": spec.task})
-            # an episode's generator is its own: it tells whose turn it is
-            players[id(spec.rng)] = self._make_player(base, spec)
+            players.append(self._make_player(base, spec))
         env.close()
-        policy = ScriptedPolicy(lambda request: players[id(request.rng)](request))
-        rollout = Rollout(make_env, policy)
-        try:
-            trajectories = rollout.collect(specs)
-        finally:
-            rollout.close()
-        return [PlayedEpisode(trajectory=trajectory) for trajectory in trajectories]
+        policy = ScriptedPolicy(lambda request: players[request.episode_id](request))
+        with contextlib.closing(Rollout(make_env, policy)) as rollout:
+            return [PlayedEpisode(trajectory=played) for played in rollout.collect(specs)]
 
 
 def oracle_agent(settings: Mapping[str, Any]) -> ProgramAgent:

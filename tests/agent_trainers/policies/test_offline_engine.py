@@ -17,6 +17,7 @@ def engine(monkeypatch):
 
 def request(text, seed=0):
     return GenerationRequest(
+        episode_id=0,
         messages=[{"role": "user", "content": text}],
         tools=None,
         previous=None,
