@@ -7,15 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    Manifest,
-    ResultLine,
-    TaskEntry,
-    line_record,
-    write_line,
-)
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
+from agent_leaderboard.records.results import ResultLine, TaskEntry, line_record, write_line
 from agent_leaderboard.report.episodes import explain
 from agent_leaderboard.report.summary import named_generator, scored
 from agent_leaderboard.report.uncertainty import bootstrap_interval, mean_by_task

@@ -17,16 +17,18 @@ from typing import Any, Final
 
 from agent_envs.errors import DataError
 from agent_leaderboard.inspect_logs.inspect_export import RECORD_KEY, SUCCESS
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
-    LineUsage,
     Protocol,
+    is_slug,
+    make_slug,
+)
+from agent_leaderboard.records.results import (
+    LineUsage,
     ResultLine,
     TaskEntry,
-    is_slug,
     line_record,
-    make_slug,
     tasks_text,
 )
 from agent_leaderboard.report.summary import IMPORTED

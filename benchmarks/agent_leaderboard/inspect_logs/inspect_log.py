@@ -19,7 +19,9 @@ from agent_envs.core.extras import require_extra
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.inspect_logs.inspect_export import LoggedEpisode, make_log
 from agent_leaderboard.inspect_logs.inspect_import import LogContents, read_contents
-from agent_leaderboard.records.run_folder import FORMAT_VERSION, RunFolder, write_line
+from agent_leaderboard.records.manifest import FORMAT_VERSION
+from agent_leaderboard.records.results import write_line
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.episodes import TextSource, find_text
 from agent_leaderboard.report.summary import PlayedRun, read_run
 

@@ -17,14 +17,8 @@ import numpy as np
 
 from agent_leaderboard.agents.agent import AGENTS, Agent, PlayedEpisode, build_agent
 from agent_leaderboard.play.config import fill_in
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    LineUsage,
-    Protocol,
-    ResultLine,
-    TaskEntry,
-)
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
+from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory

@@ -25,17 +25,16 @@ from agent_leaderboard.play.config import (
 from agent_leaderboard.play.playing import environment_maker
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.play.training import trained_model
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
     DataFile,
     EnvironmentRecord,
     LeftOut,
     Manifest,
-    TaskEntry,
-    file_sha256,
-    tasks_text,
 )
+from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.results import TaskEntry, tasks_text
 
 TINY_POLICY: Final = Path(agent_trainers.__file__).parent / "tiny_policy"
 _PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")

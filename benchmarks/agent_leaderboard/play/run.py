@@ -19,14 +19,9 @@ from agent_leaderboard.play.config import RunConfig
 from agent_leaderboard.play.playing import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
 from agent_leaderboard.play.preparing import find_model, prepare
 from agent_leaderboard.play.processes import run_all
-from agent_leaderboard.records.run_folder import (
-    Manifest,
-    RunFolder,
-    TaskEntry,
-    line_record,
-    manifest_text,
-    write_line,
-)
+from agent_leaderboard.records.manifest import Manifest, manifest_text
+from agent_leaderboard.records.results import TaskEntry, line_record, write_line
+from agent_leaderboard.records.run_folder import RunFolder
 
 
 def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int = 1) -> RunFolder:

@@ -13,7 +13,7 @@ import numpy as np
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.records.run_folder import Labels, TaskEntry
+from agent_leaderboard.records.results import Labels, TaskEntry
 
 
 def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> ToolEnv:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs.errors import DataError
-from agent_leaderboard.records.run_folder import EnvironmentRecord, Manifest, ResultLine
+from agent_leaderboard.records.manifest import EnvironmentRecord, Manifest
+from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.report.summary import PlayedRun
 from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
 from agent_trainers.trajectory import StopReason

@@ -18,13 +18,9 @@ from typing import Final
 import numpy as np
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    Manifest,
-    ResultLine,
-    RunFolder,
-)
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
+from agent_leaderboard.records.results import ResultLine
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.uncertainty import (
     Comparison,
     Interval,

@@ -15,13 +15,9 @@ from typing import Final
 
 from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    LeftOut,
-    Manifest,
-    RunFolder,
-    file_sha256,
-)
+from agent_leaderboard.records.manifest import AgentRecord, LeftOut, Manifest
+from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.verify.verify import verify
 
 MAX_BYTES: Final = 4 * 2**30

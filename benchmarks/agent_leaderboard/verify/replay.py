@@ -12,7 +12,8 @@ from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import build_agent
 from agent_leaderboard.play.playing import digest, environment_maker, withholds_actions
 from agent_leaderboard.play.task_lists import task_labels, task_sha256
-from agent_leaderboard.records.run_folder import AgentRecord, EnvironmentRecord, ResultLine
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
+from agent_leaderboard.records.results import ResultLine
 from agent_trainers.rollout.collector import EpisodeSpec
 
 

@@ -15,13 +15,8 @@ from agent_leaderboard.play.playing import (
     play_episodes,
     withholds_actions,
 )
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    Protocol,
-    ResultLine,
-    TaskEntry,
-)
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
+from agent_leaderboard.records.results import ResultLine, TaskEntry
 from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
 from agent_trainers.trajectory import StopReason
 

@@ -22,19 +22,15 @@ from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
 from agent_leaderboard.play.playing import environment_maker, episode_seed, list_episodes
 from agent_leaderboard.play.processes import run_all
 from agent_leaderboard.play.task_lists import list_tasks, open_tool_env
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
     Manifest,
-    ResultLine,
-    RunFolder,
-    TaskEntry,
-    file_sha256,
     manifest_text,
-    parse_line,
-    read_lines,
-    tasks_text,
 )
+from agent_leaderboard.records.reading import file_sha256, read_lines
+from agent_leaderboard.records.results import ResultLine, TaskEntry, parse_line, tasks_text
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.verify.replay_check import FAULTS, ReplayJob, check_lines
 
 LINES_PER_JOB: Final = 50
