@@ -131,6 +131,7 @@ def _run(options: argparse.Namespace) -> None:
     from agent_leaderboard.play.run import run
     from agent_leaderboard.report.report import print_table, write_reports
 
+    sys.path.append("")  # an agent of one's own may lie here
     config = _config(options)
     output = options.output or Path("runs/leaderboard")
     run(config, output, data=options.data, jobs=options.jobs)

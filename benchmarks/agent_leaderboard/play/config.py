@@ -7,7 +7,7 @@ that is unknown is an error that holds the nearest right one.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,7 +19,7 @@ from pydantic import Field
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.agents.agent import find_kind, import_path, is_own
 from agent_leaderboard.records.manifest import LeftOut, Prices, Protocol, is_slug, make_slug
 from agent_leaderboard.records.reading import first_problem, type_adapter
 from agent_trainers.cli.arguments import read_config
@@ -71,8 +71,8 @@ class AgentConfig:
     """An agent to run."""
 
     name: str
-    kind: str
-    """A key of `AGENTS`."""
+    kind: str | Callable[..., Any]
+    """A key of `AGENTS`, or an agent of one's own: what makes it, or its import path."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What its kind takes; ``model`` is a name, a folder, or ``embedded``."""
     train: dict[str, Any] | None = None
@@ -84,6 +84,11 @@ class AgentConfig:
     def slug(self) -> str:
         """Its name in file names."""
         return make_slug(self.name)
+
+    @property
+    def kind_name(self) -> str:
+        """Its kind as results name it."""
+        return self.kind if isinstance(self.kind, str) else import_path(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +124,7 @@ class RunConfig:
             self,
             agents=tuple(
                 replace(config, settings={**config.settings, **settings})
-                if AGENTS[config.kind].needs_model and config.train is None
+                if find_kind(config.kind_name).needs_model and config.train is None
                 else config
                 for config in self.agents
             ),
@@ -235,13 +240,12 @@ def _check_slugs(slugs: Sequence[str], where: str) -> None:
 
 
 def _check_agent(agent: AgentConfig, where: str) -> None:
-    needs_model = lookup(AGENTS, agent.kind, kind="kind of agent").needs_model
-    if not needs_model and (agent.train is not None or agent.prices is not None):
+    place, kind = f"{where}: agent {agent.name!r}", find_kind(agent.kind_name)
+    has_prices = agent.prices is not None and not is_own(agent.kind_name)
+    if not kind.needs_model and (agent.train is not None or has_prices):
         raise ConfigurationError(
-            f"{where}: agent {agent.name!r}: {agent.kind!r} has no model to train or to pay for. "
-            "Leave out 'train' and 'prices'."
+            f"{place}: {agent.kind_name!r} has no model to train or to pay for. Leave out 'train' "
+            "and 'prices'."
         )
     if agent.train is not None and "model" in agent.settings:
-        raise ConfigurationError(
-            f"{where}: agent {agent.name!r}: 'train' makes the model: give it or 'model', not both."
-        )
+        raise ConfigurationError(f"{place}: 'train' makes the model: give it or 'model', not both.")

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agent_leaderboard.agents.agent import AGENTS, Agent, PlayedEpisode, build_agent
+from agent_leaderboard.agents.agent import Agent, PlayedEpisode, acts_by_rules, build_agent
 from agent_leaderboard.play.config import fill_in
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
@@ -129,8 +129,7 @@ def withholds_actions(environment: EnvironmentRecord, agent: AgentRecord) -> boo
     What an agent without a model writes are words of the task: its question, its answer. Where
     those may not be published, whoever has the data can ask the agent again.
     """
-    kind = AGENTS.get(agent.kind)
-    return kind is not None and not kind.needs_model and not environment.is_text_public
+    return acts_by_rules(agent.kind) and not environment.is_text_public
 
 
 def digest(action: str) -> str:

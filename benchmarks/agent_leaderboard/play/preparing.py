@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 import agent_trainers
 from agent_envs.errors import MissingExtraError
-from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import (
     DATA_PLACEHOLDER,
     EMBEDDED,
@@ -137,7 +137,7 @@ def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFi
 
 
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
-    kind = AGENTS[config.kind]
+    kind = find_kind(config.kind_name)
     settings = {k: v for k, v in config.settings.items() if k not in _OF_THIS_MACHINE}
     packages = _PACKAGES + (_MODEL_PACKAGES if kind.needs_model else ())
     is_folder = model is not None and Path(model).is_dir()
@@ -146,7 +146,7 @@ def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
     return AgentRecord(
         slug=config.slug,
         name=config.name,
-        kind=config.kind,
+        kind=config.kind_name,
         model=name,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),

@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import RunConfig
 from agent_leaderboard.play.playing import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
 from agent_leaderboard.play.preparing import find_model, prepare
@@ -133,9 +133,10 @@ def _cells(
     settings = {agent.slug: agent.settings for agent in config.agents}
     for environment, agent in manifest.cells:
         own = dict(settings[agent.slug])
-        if AGENTS[agent.kind].needs_model:
-            shared = {"temperature": protocol.temperature, "concurrency": protocol.concurrency}
-            own = {**shared, **own, "model": models[agent.slug]}
+        if find_kind(agent.kind).needs_model:
+            own = {"temperature": protocol.temperature, "concurrency": protocol.concurrency, **own}
+        if (model := models[agent.slug]) is not None:
+            own["model"] = model
         episodes = list_episodes(tasks[environment.slug], protocol)
         yield _Cell(
             folder.results_path(environment.slug, agent.slug),

@@ -18,7 +18,7 @@ import jinja2
 
 from agent_envs.data.files import write_text
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
-from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, is_verifiable
+from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, is_verifiable, shown_name
 from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Comparison, Interval
 from agent_leaderboard.report.visible_text import visible
 from agent_leaderboard.verify.replay import ReplayedEpisode
@@ -108,7 +108,7 @@ def _payload(board: Board) -> dict[str, Any]:
         "agents": [
             {
                 "slug": record.slug,
-                "name": visible(record.name),
+                "name": visible(shown_name(record)),
                 "isUpperBound": is_upper_bound(record),
                 "currency": visible(record.prices.currency) if record.prices else "",
             }

@@ -24,6 +24,7 @@ from agent_leaderboard.report.summary import (
     PlayedRun,
     is_verifiable,
     read_run,
+    shown_name,
     summarise,
 )
 from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Interval
@@ -218,7 +219,7 @@ def make_csv(board: Board) -> str:
 
 
 def _matrix(board: Board) -> str:
-    names = [markdown_cell(record.name) for record in board.run.manifest.agents]
+    names = [markdown_cell(shown_name(record)) for record in board.run.manifest.agents]
     lines = [_row(["environment", *names]), "|---" + "|---:" * len(names) + "|"]
     for environment in board.environments:
         cells = [board.cells.get((environment, agent)) for agent in board.agents]
@@ -249,7 +250,7 @@ def _costs(board: Board) -> str:
         currency = record.prices.currency if record.prices else ""
         values = [
             f"`{environment}`",
-            markdown_cell(record.name),
+            markdown_cell(shown_name(record)),
             "" if cell.return_ is None else f"{cell.return_.mean:.3f}",
             f"{cell.num_steps:.1f}",
             f"{cost.calls:.1f}",
@@ -329,7 +330,7 @@ def _environment_table(board: Board, environment: str) -> Table:
         cost = cell.cost
         table.add_row(
             rank_mark(cell),
-            Text(visible(board.run.manifest.agent(cell.agent).name)),
+            Text(visible(shown_name(board.run.manifest.agent(cell.agent)))),
             Text("-" if cell.success is None else percent(cell.success)),
             Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
             "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
+from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
@@ -229,6 +230,11 @@ def is_upper_bound(agent: AgentRecord) -> bool:
 def is_verifiable(environment: EnvironmentRecord) -> bool:
     """Return whether episodes can be played again; those read from others' logs cannot."""
     return not environment.id.startswith(IMPORTED)
+
+
+def shown_name(agent: AgentRecord) -> str:
+    """Return an agent's name; it says of one's own that nobody else can ask it again."""
+    return f"{agent.name} (own code)" if is_own(agent.kind) else agent.name
 
 
 def scored(lines: Iterable[ResultLine]) -> list[ResultLine]:

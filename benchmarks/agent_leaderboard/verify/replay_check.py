@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import AgentEnvsError
-from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.agents.agent import acts_by_rules
 from agent_leaderboard.play.playing import (
     Chunk,
     digest,
@@ -123,8 +123,7 @@ def possible_stop_reasons(again: ReplayedEpisode) -> set[StopReason]:
 
 def _ask_program(job: ReplayJob) -> list[list[str]] | None:
     """Return what an agent without a model does, for each line; None for one on a model."""
-    kind = AGENTS.get(job.agent.kind)
-    if kind is None or kind.needs_model:
+    if not acts_by_rules(job.agent.kind):
         return None
     chunk = Chunk(
         environment=job.environment,

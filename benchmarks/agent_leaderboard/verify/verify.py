@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
+from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
 from agent_leaderboard.play.playing import environment_maker, episode_seed, list_episodes
 from agent_leaderboard.play.processes import run_all
@@ -53,6 +54,8 @@ class Verification:
     """Those that are not scored, since an infrastructure fault ended them."""
     not_replayed: Mapping[str, str]
     """Environments that cannot be played here, and why."""
+    own_agents: Sequence[str] = ()
+    """Agents of somebody's own code: what they did is replayed, but nobody can ask them again."""
 
     def summary(self) -> str:
         """Return it as text."""
@@ -60,6 +63,9 @@ class Verification:
         if (more := len(self.problems) - len(lines)) > 0:
             lines.append(f"... and {more} more")
         lines += [f"NOT replayed: {slug}: {why}" for slug, why in self.not_replayed.items()]
+        lines += [
+            f"NOT asked again: {slug}: its code is its author's own" for slug in self.own_agents
+        ]
         if self.problems:
             lines.append(f"Verification FAILED: {len(self.problems)} problems.")
             return "\n".join(lines)
@@ -123,6 +129,7 @@ def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verificatio
         num_replayed=sum(len(job.lines) for job in replay),
         num_faults=sum(line.error is not None for line in every),
         not_replayed=not_replayed,
+        own_agents=[agent.slug for agent in manifest.agents if is_own(agent.kind)],
     )
 
 
