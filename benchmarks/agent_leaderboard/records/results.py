@@ -77,6 +77,13 @@ class ResultLine(Record):
         """Whether the episode says anything about the agent."""
         return self.error is None
 
+    @property
+    def task_entry(self) -> TaskEntry:
+        """Its task, as a task list names it."""
+        return TaskEntry(
+            task=self.task, task_id=self.task_id, sha256=self.task_sha256, labels=self.labels
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondsLine(Record):
