@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import gymnasium as gym
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from agent_envs.data.files import write_json
 from agent_trainers.cli.train import TINY_POLICY, make_trainer, parse_arguments
@@ -23,6 +23,7 @@ from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from benchmarks.naive_rag import NaiveRAG
+from benchmarks.performance.models import load_tokenizer
 from benchmarks.trl_peer import make_trl_trainer
 
 MULTI_HOP: Final = "AgentR1/SyntheticMultiHop-v0"
@@ -150,11 +151,6 @@ def measure(policy: Policy, column: str, spec: LearningRun) -> float:
         seed=spec.seed,
     )
     return evaluation.metrics["success"]
-
-
-def load_tokenizer() -> Any:
-    """Return the embedded policy's tokenizer."""
-    return AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left")
 
 
 def _played(trainer: StepGRPOTrainer) -> tuple[int, float]:

@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ from typing import Any, Final
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from agent_envs.data.files import write_json
 from agent_trainers.cli.launch import leave_process_group
@@ -33,7 +31,8 @@ from agent_trainers.policies.slots import Finish, Prompt
 from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from benchmarks.scaling.cases import NUM_GROUPS, Case, FixedShape, case_record
+from benchmarks.performance.models import load_tokenizer, quieten
+from benchmarks.scaling.cases import NUM_GROUPS, Case, FixedShape
 
 TERMS: Final = ("generate", "environment", "score", "train", "communication")
 NUM_STEPS: Final = 3
@@ -132,7 +131,6 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
         itself and taken off what training took.
     """
     stopwatch = Stopwatch()
-    tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left")
     episodes = NUM_GROUPS * case.group_size
     trainer = FixedLengthTrainer(
         model=AutoModelForCausalLM.from_pretrained(TINY_POLICY, max_position_embeddings=8192),
@@ -147,7 +145,7 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
             ddp_find_unused_parameters=False, dataloader_pin_memory=False,
             logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
         ),
-        processing_class=tokenizer,
+        processing_class=load_tokenizer(),
         stopwatch=stopwatch,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
@@ -160,7 +158,7 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
     for step in steps:
         step["communication"] = min(communication, step["train"])
         step["train"] -= step["communication"]
-    return {"case": case_record(case), "seconds": _summary(steps), "num_steps": len(steps)}
+    return {"case": dataclasses.asdict(case), "seconds": _summary(steps), "num_steps": len(steps)}
 
 
 def measure_all(cases: list[Case], num_steps: int) -> list[dict[str, Any]]:
@@ -197,9 +195,7 @@ def _all_reduce_seconds(model: torch.nn.Module, repeats: int = 7) -> float:
 
 
 if __name__ == "__main__":
-    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
-    disable_progress_bar()  # transformers' bars for loading; ours stays
+    quieten()
     torch.set_num_threads(1)
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     measured = measure_all([Case(**case) for case in request["cases"]], request["num_steps"])
