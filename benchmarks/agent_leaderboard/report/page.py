@@ -38,22 +38,17 @@ def write_page(
     max_episodes: int,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the page.
+    """Write the page of a board; `advance` is called after each cell, for a progress bar.
 
-    Args:
-        path: The file to write.
-        board: What to show.
-        data: Folder of the data sets, where they are at hand.
-        with_licensed_text: Whether to show the text of licensed data sets too.
-        max_episodes: How many episodes of a cell to show at most.
-        advance: Called after each cell, for a progress bar.
+    It shows at most `max_episodes` of a cell. What was said in them is found with the data sets
+    below the folder `data`, and shown of licensed ones only on request.
     """
     episodes: dict[str, list[dict[str, Any]]] = {}
     with closing(TextSource(board.run.manifest, data)) as source:
         for cell in board.cells:
             is_public = board.run.manifest.environment(cell[0]).is_text_public
             own = source if is_public or with_licensed_text else None
-            views = view_episodes(board.run, cell, limit=max_episodes, source=own)
+            views = view_episodes(board.run, cell, own, limit=max_episodes)
             episodes["/".join(cell)] = list(map(_episode, views))
             advance()
     shown = _fit(episodes, max_episodes)

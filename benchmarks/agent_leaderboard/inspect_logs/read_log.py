@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import DataError
-from agent_leaderboard.inspect_logs.inspect_export import RECORD_KEY, SUCCESS
+from agent_leaderboard.inspect_logs.write_log import RECORD_KEY, SUCCESS
 from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
@@ -62,19 +62,12 @@ class LogContents:
     """The task list."""
     lines: list[dict[str, Any]]
     """Result lines."""
-    seconds: list[float | None]
-    """Seconds of each episode."""
+    seconds: list[dict[str, Any]]
+    """Lines of the file of seconds."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
     """What the run left out."""
     position: list[int] = field(default_factory=list)
     """Where environment and agent stood in the run's manifest, if it came from one."""
-
-    def seconds_records(self) -> list[dict[str, Any]]:
-        """Return the lines of the run folder's file of seconds."""
-        return [
-            {"task": line["task"], "sample": line["sample"], "seconds": seconds}
-            for line, seconds in zip(self.lines, self.seconds, strict=True)
-        ]
 
 
 def read_contents(path: Path) -> LogContents:
@@ -102,7 +95,7 @@ def read_contents(path: Path) -> LogContents:
         return LogContents(
             **{key: record[key] for key in _RECORDED},
             lines=[line for line, _ in both],
-            seconds=[sample.total_time for _, sample in both],
+            seconds=[_seconds(line, sample) for line, sample in both],
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, DataError):
@@ -110,6 +103,10 @@ def read_contents(path: Path) -> LogContents:
         raise DataError(
             f"{path}: its record of the run is malformed ({type(error).__name__}: {error})."
         ) from None
+
+
+def _seconds(line: Mapping[str, Any], sample: Any) -> dict[str, Any]:
+    return {"task": line["task"], "sample": line["sample"], "seconds": sample.total_time}
 
 
 def _json(text: str) -> Any:
@@ -170,7 +167,7 @@ def _foreign(log: Any) -> LogContents:
     name = f"{spec.model} {spec.solver}" if spec.solver else spec.model
     agent = make_slug(name) or "agent"
     samples = sorted(log.samples, key=lambda one: (by_id[_plain(str(one.id))].task, one.epoch))
-    lines = [_line(one, by_id[_plain(str(one.id))], slug, agent) for one in samples]
+    lines = [line_record(_line(one, by_id[_plain(str(one.id))], slug, agent)) for one in samples]
     temperature = spec.model_generate_config.temperature
     protocol = Protocol(
         samples_per_task=max(sample.epoch for sample in samples),
@@ -181,8 +178,8 @@ def _foreign(log: Any) -> LogContents:
         environment=dataclasses.asdict(_environment(spec, slug, entries)),
         agent=dataclasses.asdict(_agent(spec, agent, name)),
         tasks=[dataclasses.asdict(entry) for entry in entries],
-        lines=[line_record(line) for line in lines],
-        seconds=[sample.total_time for sample in samples],
+        lines=lines,
+        seconds=[_seconds(line, one) for line, one in zip(lines, samples, strict=True)],
     )
 
 
