@@ -30,6 +30,11 @@ class PlayedEpisode:
     usage: Usage = field(default_factory=Usage)
     """Over all attempts."""
 
+    @property
+    def actions(self) -> list[str]:
+        """What the agent wrote in the attempt that counts."""
+        return [step.action for step in self.trajectory.transitions]
+
 
 class Agent(Protocol):
     """Plays episodes."""

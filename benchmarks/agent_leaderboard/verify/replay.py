@@ -61,12 +61,7 @@ class Replayer:
     def __init__(
         self, environment: EnvironmentRecord, agent: AgentRecord, data: Path | None
     ) -> None:
-        """Make the environment.
-
-        Args:
-            environment: As in the manifest.
-            agent: As in the manifest; its tool format says how its actions are read.
-            data: The data folder.
+        """Make the environment; the agent's tool format says how its actions are read.
 
         Raises:
             AgentEnvsError: If the environment cannot be made, for want of data for example.
@@ -105,10 +100,9 @@ class Replayer:
         spec = EpisodeSpec(task=line.task, seed=line.seed, group_id="", rng=rng)
         agent = build_agent(self._agent.kind, self._agent.settings)
         (episode,) = agent.play(self._make_env, [spec])
-        actions = [step.action for step in episode.trajectory.transitions]
-        if [digest(action) for action in actions] != line.actions:
+        if list(map(digest, episode.actions)) != line.actions:
             raise ConfigurationError(f"The agent {line.agent!r} acts otherwise than was recorded.")
-        return actions
+        return episode.actions
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.

@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.agents.agent import acts_by_rules
 from agent_leaderboard.play.playing import (
+    FAULTS,
     Chunk,
     digest,
     play_episodes,
@@ -19,8 +20,6 @@ from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, P
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
 from agent_trainers.trajectory import StopReason
-
-FAULTS: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +136,7 @@ def _ask_program(job: ReplayJob) -> list[list[str]] | None:
         episodes=[(line.task_entry, line.sample) for _, line in job.lines],
         data=job.data,
     )
-    played, _ = play_episodes(chunk)
-    return [[step.action for step in episode.trajectory.transitions] for episode in played]
+    return [played.actions for played, _ in play_episodes(chunk)]
 
 
 def _shown(value: Any) -> str:

@@ -20,7 +20,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
 from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
-from agent_leaderboard.play.playing import environment_maker, episode_seed, list_episodes
+from agent_leaderboard.play.playing import FAULTS, environment_maker, episode_seed, list_episodes
 from agent_leaderboard.play.processes import run_all
 from agent_leaderboard.play.task_lists import list_tasks, open_tool_env
 from agent_leaderboard.records.manifest import (
@@ -34,7 +34,7 @@ from agent_leaderboard.records.manifest import (
 from agent_leaderboard.records.reading import file_sha256, read_lines
 from agent_leaderboard.records.results import ResultLine, TaskEntry, parse_line, tasks_text
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.verify.replay_check import FAULTS, ReplayJob, check_lines, differences
+from agent_leaderboard.verify.replay_check import ReplayJob, check_lines, differences
 
 LINES_PER_JOB: Final = 50
 _SAFE_SANDBOXES: Final = ("strong", "container")
@@ -260,7 +260,7 @@ def _check_usage(line: ResultLine, prices: Prices | None) -> Iterator[str]:
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         if getattr(usage, name) < 0:
             yield f"field 'usage.{name}': is negative"
-    money = prices and prices.cost(usage.prompt_tokens, usage.completion_tokens)
+    money = None if prices is None else prices.cost(usage.prompt_tokens, usage.completion_tokens)
     if usage.money != money:
         yield f"field 'usage.money': is {usage.money}, the prices give {money}"
     if (line.error is None) == (line.stop_reason in FAULTS):
