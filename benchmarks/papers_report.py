@@ -28,8 +28,8 @@ def write_report(
 
     Args:
         folder: Where to.
-        studies: Results of each table; ``rows`` is the table of methods, ``masks`` and ``context``
-            are ablations.
+        studies: Results of each table: ``rows`` of methods, the ablations ``masks`` and
+            ``context``, ``long_horizon``.
         titles: Heading of each table.
         facts: Command, date, versions, budgets, times.
     """

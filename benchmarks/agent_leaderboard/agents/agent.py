@@ -126,11 +126,7 @@ def import_path(agent: Callable[..., Agent]) -> str:
 
 
 def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
-    """Build an agent.
-
-    Args:
-        kind: A key of `AGENTS`, or the import path of an agent of one's own.
-        settings: Its settings.
+    """Build an agent of a kind: a key of `AGENTS`, or the import path of one's own.
 
     Raises:
         UnknownNameError: If there is no such kind.

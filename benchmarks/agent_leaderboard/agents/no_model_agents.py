@@ -7,6 +7,7 @@ a calculator with the numbers of a problem, a program that returns what the exam
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -31,12 +32,7 @@ class ProgramAgent:
     """An agent that is a program: one player for each episode."""
 
     def __init__(self, make_player: Callable[[ToolEnv, EpisodeSpec], Player]) -> None:
-        """Let players act.
-
-        Args:
-            make_player: Takes an environment like the one of the episode, at its task, and what is
-                to be played.
-        """
+        """Let players act, each made of an environment at its task, and of what is to be played."""
         self._make_player = make_player
 
     def check(self, make_env: Callable[[], TextEnv]) -> None:
@@ -59,12 +55,8 @@ class ProgramAgent:
             players[id(spec.rng)] = self._make_player(base, spec)
         env.close()
         policy = ScriptedPolicy(lambda request: players[id(request.rng)](request))
-        rollout = Rollout(make_env, policy)
-        try:
-            trajectories = rollout.collect(specs)
-        finally:
-            rollout.close()
-        return [PlayedEpisode(trajectory=trajectory) for trajectory in trajectories]
+        with closing(Rollout(make_env, policy)) as rollout:
+            return [PlayedEpisode(trajectory=one) for one in rollout.collect(specs)]
 
 
 def oracle_agent(settings: Mapping[str, Any]) -> ProgramAgent:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -166,52 +166,37 @@ def _foreign(log: Any) -> LogContents:
     by_id = {entry.task_id: entry for entry in entries}
     name = f"{spec.model} {spec.solver}" if spec.solver else spec.model
     agent = make_slug(name) or "agent"
-    samples = sorted(log.samples, key=lambda one: (by_id[_plain(str(one.id))].task, one.epoch))
-    lines = [line_record(_line(one, by_id[_plain(str(one.id))], slug, agent)) for one in samples]
+    pairs = [(by_id[_plain(str(sample.id))], sample) for sample in log.samples]
+    pairs.sort(key=lambda pair: (pair[0].task, pair[1].epoch))
+    lines = [line_record(_line(sample, entry, slug, agent)) for entry, sample in pairs]
     temperature = spec.model_generate_config.temperature
     protocol = Protocol(
-        samples_per_task=max(sample.epoch for sample in samples),
+        samples_per_task=max(sample.epoch for sample in log.samples),
         temperature=1.0 if temperature is None else temperature,
     )
-    return LogContents(
-        protocol=dataclasses.asdict(protocol),
-        environment=dataclasses.asdict(_environment(spec, slug, entries)),
-        agent=dataclasses.asdict(_agent(spec, agent, name)),
-        tasks=[dataclasses.asdict(entry) for entry in entries],
-        lines=lines,
-        seconds=[_seconds(line, one) for line, one in zip(lines, samples, strict=True)],
-    )
-
-
-def _environment(spec: Any, slug: str, entries: Sequence[TaskEntry]) -> EnvironmentRecord:
-    return EnvironmentRecord(
+    environment = EnvironmentRecord(
         slug=slug,
         id=f"{IMPORTED}{_plain(spec.task)}",
-        kwargs={},
-        max_turns=None,
-        reward_terms={},
-        outcome_terms=[],
         num_tasks=len(entries),
         tasks_path=f"tasks/{slug}.json",
         tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
-        data=[],
         contamination=NOT_VERIFIABLE,
         is_text_public=False,
     )
-
-
-def _agent(spec: Any, slug: str, name: str) -> AgentRecord:
-    return AgentRecord(
-        slug=slug,
+    record = AgentRecord(
+        slug=agent,
         name=_plain(name),
         kind="inspect_ai",
         model=_plain(spec.model),
-        weights_sha256={},
-        tool_format=None,
-        settings={},
-        train=None,
-        prices=None,
         packages={_plain(key): _plain(value) for key, value in spec.packages.items()},
+    )
+    return LogContents(
+        protocol=dataclasses.asdict(protocol),
+        environment=dataclasses.asdict(environment),
+        agent=dataclasses.asdict(record),
+        tasks=[dataclasses.asdict(entry) for entry in entries],
+        lines=lines,
+        seconds=[_seconds(line, one) for line, (_, one) in zip(lines, pairs, strict=True)],
     )
 
 

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, acts_by_rules, build_agent
-from agent_leaderboard.play.config import fill_in
+from agent_leaderboard.play.config import EnvironmentConfig, fill_in
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
 from agent_trainers.policies import Usage
@@ -60,7 +60,7 @@ def episode_seed(protocol: Protocol, task: int, sample: int) -> int:
 
 
 def environment_maker(
-    environment: EnvironmentRecord, tool_format: str | None, data: Path | None
+    environment: EnvironmentRecord | EnvironmentConfig, tool_format: str | None, data: Path | None
 ) -> Callable[[], TextEnv]:
     """Return what makes an environment of a run, in an agent's tool format or its own.
 

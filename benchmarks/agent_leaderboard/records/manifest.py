@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator
@@ -74,18 +74,18 @@ class EnvironmentRecord(Record):
     """Its name in the run, and in file names."""
     id: str
     """Gymnasium's id; ends with the environment's version."""
-    kwargs: dict[str, Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments; ``${data}`` stands for the data folder."""
-    max_turns: int | None
-    reward_terms: dict[str, float]
+    max_turns: int | None = None
+    reward_terms: dict[str, float] = field(default_factory=dict)
     """Weight of each reward term that is on."""
-    outcome_terms: list[str]
+    outcome_terms: list[str] = field(default_factory=list)
     """Which of them reward the outcome; the others reward the way."""
     num_tasks: int
     tasks_path: str
     tasks_sha256: str
     """Of the task list."""
-    data: list[DataFile]
+    data: list[DataFile] = field(default_factory=list)
     contamination: str
     """Whether models may have seen the tasks."""
     is_text_public: bool
@@ -122,17 +122,17 @@ class AgentRecord(Record):
     """Its name in tables."""
     kind: str
     """A key of `agent_leaderboard.agents.agent.AGENTS`."""
-    model: str | None
+    model: str | None = None
     """The model's name; None where there is no model."""
-    weights_sha256: dict[str, str]
+    weights_sha256: dict[str, str] = field(default_factory=dict)
     """Of the weights files of a local model, by name."""
-    tool_format: str | None
+    tool_format: str | None = None
     """The tool format it acts in; None for the environment's own."""
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     """Its settings, without the model."""
-    train: dict[str, Any] | None
+    train: dict[str, Any] | None = None
     """Arguments of ``agent-r1-train``, where the run trained the model itself."""
-    prices: Prices | None
+    prices: Prices | None = None
     packages: dict[str, str]
     """Versions it was run with."""
 
