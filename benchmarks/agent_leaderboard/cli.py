@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _write_and_print(run: Path, data: Path | None, *, text: bool = False) -> None:
-    from agent_leaderboard.report.report import print_table, write_reports
+    from agent_leaderboard.report.tables import print_table, write_reports
 
     write_reports(run, data, text=text)
     print_table(run)
@@ -184,7 +184,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.report import print_comparison
+    from agent_leaderboard.report.tables import print_comparison
 
     print_comparison(options.run, options.agent_a, options.agent_b)
 

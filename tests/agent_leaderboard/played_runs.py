@@ -5,7 +5,7 @@ from collections.abc import Callable
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_leaderboard.play.playing import digest, withholds_actions
+from agent_leaderboard.play.episodes import digest, withholds_actions
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,

@@ -10,8 +10,8 @@ import pytest
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.inspect_logs import convert
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.report.report import make_csv, make_markdown
 from agent_leaderboard.report.summary import is_verifiable, read_run, summarise
+from agent_leaderboard.report.tables import make_csv, make_markdown
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.played_runs import LICENSED, PUBLIC, make_run
 

@@ -18,8 +18,8 @@ from tqdm.auto import tqdm
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import RunConfig
-from agent_leaderboard.play.playing import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
-from agent_leaderboard.play.preparing import find_model, prepare
+from agent_leaderboard.play.episodes import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
+from agent_leaderboard.play.prepare import find_model, prepare
 from agent_leaderboard.play.processes import run_all
 from agent_leaderboard.records.manifest import Manifest, manifest_text
 from agent_leaderboard.records.results import TaskEntry, line_record, write_line

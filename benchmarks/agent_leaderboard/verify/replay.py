@@ -10,7 +10,7 @@ import numpy as np
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import build_agent
-from agent_leaderboard.play.playing import digest, environment_maker, withholds_actions
+from agent_leaderboard.play.episodes import digest, environment_maker, withholds_actions
 from agent_leaderboard.play.task_lists import task_labels, task_sha256
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.records.results import ResultLine

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.agents.agent import acts_by_rules
-from agent_leaderboard.play.playing import (
+from agent_leaderboard.play.episodes import (
     FAULTS,
     Chunk,
     digest,

@@ -20,7 +20,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
 from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
-from agent_leaderboard.play.playing import FAULTS, environment_maker, episode_seed, list_episodes
+from agent_leaderboard.play.episodes import FAULTS, environment_maker, episode_seed, list_episodes
 from agent_leaderboard.play.processes import run_all
 from agent_leaderboard.play.task_lists import list_tasks, open_tool_env
 from agent_leaderboard.records.manifest import (

@@ -17,7 +17,6 @@ from rich.text import Text
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.report.page import write_page
 from agent_leaderboard.report.summary import (
     Board,
     Cell,
@@ -28,6 +27,7 @@ from agent_leaderboard.report.summary import (
 )
 from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Interval
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table, visible
+from agent_leaderboard.report.web_page import write_page
 
 MAX_EPISODES: Final = 20
 PAGE: Final = "leaderboard.html"

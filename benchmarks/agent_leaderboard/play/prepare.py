@@ -21,7 +21,7 @@ from agent_leaderboard.play.config import (
     fill_in,
     texts_in,
 )
-from agent_leaderboard.play.playing import environment_maker
+from agent_leaderboard.play.episodes import environment_maker
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.play.training import trained_model
 from agent_leaderboard.records.manifest import (
