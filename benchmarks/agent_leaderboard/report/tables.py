@@ -245,7 +245,6 @@ def percent(interval: Interval) -> str:
 def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
     record = board.run.manifest.environment(environment)
     agent = board.run.manifest.agent(cell.agent)
-    cost = cell.cost
     row: dict[str, Any] = {
         "environment": environment,
         "environment_id": csv_cell(record.id),
@@ -263,16 +262,14 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
         row[f"{name}_low"] = interval and interval.low
         row[f"{name}_high"] = interval and interval.high
     largest = max(cell.pass_at, default=None)
+    costs = ("calls", "prompt_tokens", "completion_tokens", "money")
     return row | {
         "num_tasks": cell.success and cell.success.num_tasks,
         "k": largest,
         "pass_at_k": None if largest is None else cell.pass_at[largest],
         "pass_hat_k": None if largest is None else cell.pass_hat[largest],
         "turns": cell.num_steps,
-        "calls": cost and cost.calls,
-        "prompt_tokens": cost and cost.prompt_tokens,
-        "completion_tokens": cost and cost.completion_tokens,
-        "money": cost and cost.money,
+        **{name: cell.cost and getattr(cell.cost, name) for name in costs},
     }
 
 

@@ -52,8 +52,6 @@ class Verification:
     """Episodes in the run."""
     num_replayed: int = 0
     """Those that were played again."""
-    num_faults: int = 0
-    """Those that are not scored, since an infrastructure fault ended them."""
     not_replayed: Mapping[str, str] = field(default_factory=dict)
     """Environments that cannot be played here, and why."""
     own_agents: Sequence[str] = ()
@@ -121,12 +119,10 @@ def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verificatio
         for start in range(0, len(own), LINES_PER_JOB)
     ]
     problems += _replay(replay, jobs)
-    every = [line for own in lines.values() for _, line in own]
     return Verification(
         problems=problems,
-        num_episodes=len(every),
+        num_episodes=sum(map(len, lines.values())),
         num_replayed=sum(len(job.lines) for job in replay),
-        num_faults=sum(line.error is not None for line in every),
         not_replayed=not_replayed,
         own_agents=[agent.slug for agent in manifest.agents if is_own(agent.kind)],
     )
