@@ -2,9 +2,12 @@
 
 from contextlib import closing
 
+from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_leaderboard.agents.agent import PlayedEpisode
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
+
+HERMES = TOOL_FORMATS["hermes"]
 
 
 class FirstTitle:
@@ -20,7 +23,7 @@ class FirstTitle:
             return (
                 f'<tool_call>{{"name": "search", "arguments": {{"query": "{said}"}}}}</tool_call>'
             )
-        return f"<answer>{self.prefix}{said.splitlines()[0].removeprefix('[1] ')}</answer>"
+        return HERMES.write_answer(self.prefix + said.splitlines()[0].removeprefix("[1] "))
 
     def play(self, make_env, specs):
         with closing(Rollout(make_env, ScriptedPolicy(self.act))) as rollout:
