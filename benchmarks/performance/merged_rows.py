@@ -52,9 +52,6 @@ def make_trainer(
         learning_rate=1e-6,
         logging_steps=1,
         save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
         **settings.trainer_options,
         **options,
     )

@@ -149,9 +149,6 @@ class _TheirSide:
                 per_device_train_batch_size=settings.num_episodes,
                 max_completion_length=100 * self._num_turns,  # of the whole episode
                 max_tool_calling_iterations=settings.num_calls,
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
                 **settings.trainer_options,
             ),
             train_dataset=rows,

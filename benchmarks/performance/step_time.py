@@ -70,7 +70,6 @@ def _config(settings: Settings, folder: str) -> StepGRPOConfig:
         "output_dir": folder,
         "save_strategy": "no",
         "num_eval_tasks": 0,
-        "disable_tqdm": True,
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     _, config = parse_arguments(arguments)

@@ -142,15 +142,12 @@ def _formula(question: str) -> str:
 
 def _calculated(question: str) -> str | None:
     """Return the value of a formula of whole numbers in the question."""
-    calls = _operations(question, ())
-    if not calls:
-        return None
     results: list[str] = []
-    for number in range(len(calls)):
-        call = _operations(question, results)[number]
+    while len(calls := _operations(question, results)) > len(results):
+        call = calls[len(results)]
         apply = dict(_OPERATIONS.values())[call["operation"]]
         results.append(str(apply(call["a"], call["b"])))
-    return results[-1]
+    return results[-1] if results else None
 
 
 def _summed(question: str) -> str:
