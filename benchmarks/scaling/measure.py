@@ -13,8 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,12 +47,16 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         self._running: dict[str, float] = defaultdict(float)
         self._started = self._started_cpu = 0.0
 
-    @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
-        """Count what happens inside under `name`."""
-        started = time.perf_counter()
-        yield
-        self._running[name] += time.perf_counter() - started
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose seconds count under `name`."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            result = function(*arguments, **options)
+            self._running[name] += time.perf_counter() - started
+            return result
+
+        return call
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the step."""
@@ -64,13 +67,11 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         """End the step."""
         total = time.perf_counter() - self._started
         seconds = self._running
-        playing = seconds["play"]
-        scoring = seconds["batch"] - playing
         self.steps.append(
             {
                 "generate": seconds["generate"],
-                "environment": max(0.0, playing - seconds["generate"]),
-                "score": scoring,
+                "environment": max(0.0, seconds["play"] - seconds["generate"]),
+                "score": seconds["batch"] - seconds["play"],
                 "train": total - seconds["batch"],
                 "total": total,
                 "cpu": time.process_time() - self._started_cpu,
@@ -87,15 +88,11 @@ class FixedLengthTrainer(StepGRPOTrainer):
         self._stopwatch = stopwatch
         self._end_of_turn: int = self._tokenizer.eos_token_id
         self.eos_token_ids: list[int] = [_NO_TOKEN]
-        rollout = self._rollouts["train"]
-        play = rollout.collect
-
-        def timed(*arguments: Any, **options: Any) -> Any:
-            with stopwatch.timing("play"):
-                return play(*arguments, **options)
-
-        rollout.collect = timed  # type: ignore[method-assign]
-        policy: Any = rollout._policy
+        batch = stopwatch.timed("batch", self._generate_and_score_completions)
+        self._generate_and_score_completions = batch  # type: ignore[method-assign]
+        rollout: Any = self._rollouts["train"]
+        rollout.collect = stopwatch.timed("play", rollout.collect)
+        policy = rollout._policy
         self._open_slots = policy._make_stream
         policy._make_stream = self._open_timed_slots
 
@@ -107,18 +104,9 @@ class FixedLengthTrainer(StepGRPOTrainer):
             return finish(ids, dataclasses.replace(completion, token_ids=sampled))
 
         stream: GenerationStream = self._open_slots(prompt, end_turn)
-        advance = stream.advance
-
-        def timed() -> list[tuple[int, Generation | BaseException]]:
-            with self._stopwatch.timing("generate"):
-                return advance()
-
+        timed = self._stopwatch.timed("generate", stream.advance)
         stream.advance = timed  # type: ignore[method-assign]
         return stream
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self._stopwatch.timing("batch"):
-            return super()._generate_and_score_completions(inputs)
 
 
 def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, Any]:

@@ -103,17 +103,14 @@ def extrapolated_table(extrapolated: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(path: Path, result: Mapping[str, Any]) -> None:
     """Draw the model against the measurements, and the extrapolation beside it."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _draw_check(left, result["cases"])
     _draw_extrapolation(right, result["extrapolated"])
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120, metadata={"Software": None})
-    plt.close(figure)
 
 
 def _draw_check(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
