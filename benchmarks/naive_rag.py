@@ -20,7 +20,12 @@ class NaiveRAG:
     """Searches with the question as it stands; what the model says next is the answer."""
 
     def __init__(self, model: Policy, tokenizer: Any) -> None:
-        """Let `model` answer; by its tokenizer the search becomes part of what it reads."""
+        """Let `model` answer.
+
+        Args:
+            model: Who answers.
+            tokenizer: Its tokenizer: the search becomes part of what it reads.
+        """
         self._model, self._tokenizer = model, tokenizer
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
