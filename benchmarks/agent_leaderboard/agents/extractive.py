@@ -33,14 +33,9 @@ _NAME: Final = re.compile(
 
 
 def extract_answer(question: str, passages: str) -> str:
-    """Return the likeliest answer.
+    """Return the likeliest answer from passages as a search shows them: ``[1] title``, text below.
 
-    Args:
-        question: What is asked.
-        passages: What a search found, as the environment writes it: ``[1] title``, text below.
-
-    Returns:
-        Words of the question or the passages, ``"yes"``, or `UNKNOWN` where nothing fits.
+    It is made of words of the question or the passages, ``"yes"``, or `UNKNOWN` if nothing fits.
     """
     if choice := _CHOICE.search(question):
         return _earlier(passages, *choice.groups())
