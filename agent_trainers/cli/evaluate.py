@@ -15,6 +15,7 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.model_card import EMBEDDED
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
@@ -187,7 +188,7 @@ def _as_json(
     options: EvaluateArguments, env_kwargs: dict[str, Any], evaluation: Evaluation
 ) -> dict[str, Any]:
     return {
-        "model": options.model or "embedded policy",
+        "model": options.model or EMBEDDED,
         "base_url": options.base_url,
         "env": options.env,
         "env_kwargs": env_kwargs,
@@ -205,7 +206,7 @@ def _as_json(
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    title = f"{options.model or 'embedded policy'} on {options.env}, {sampling}"
+    title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
     table = Table(title=title, min_width=60)
     table.add_column("metric")
     table.add_column("mean", justify="right")

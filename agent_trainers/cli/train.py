@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import gymnasium as gym
 from accelerate.utils import gather_object
@@ -31,7 +31,8 @@ from agent_trainers.cli.arguments import CommandParser, json_object, read_config
 from agent_trainers.cli.environments import environment_maker, first_tasks
 from agent_trainers.cli.launch import launch_command, leave_process_group, unknown_to_accelerate
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.results import SampleCollector, write_results
+from agent_trainers.cli.model_card import EMBEDDED, model_card
+from agent_trainers.cli.results import SampleCollector, describe_run, write_results
 from agent_trainers.cli.resuming import begin_run, check_output_folder, say, stopped_early
 from agent_trainers.cli.supervision import supervise
 from agent_trainers.monitoring.progress import show_progress
@@ -188,6 +189,15 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     trainer.add_callback(collector)
     checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
+    run = {
+        "env": options.env,
+        "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
+        "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
+        "model": options.model or EMBEDDED,
+        "algorithm": options.algorithm,
+        "command": shlex.join([PROGRAM, *arguments]),
+    }
+    _describe(trainer, run, before, {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
@@ -196,27 +206,26 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     after = evaluate(trainer)
     close_loggers(trainer)
     collector.collect_evaluated("evaluation, after training")
+    results = _describe(trainer, run, before, after)
+    trainer.create_model_card()
     trainer.save_model()
     if trainer.accelerator.is_main_process:
-        write_results(
-            trainer,
-            collector,
-            run={
-                "env": options.env,
-                "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
-                "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
-                "model": options.model or "embedded policy",
-                "algorithm": options.algorithm,
-                "command": shlex.join([PROGRAM, *arguments]),
-            },
-            before=before,
-            after=after,
-            seconds={
-                "seconds": round(trainer.training_seconds, 2),
-                "total_seconds": round(time.perf_counter() - started, 2),
-            },
-        )
+        seconds = round(time.perf_counter() - started, 2)
+        write_results(trainer, collector, results | {"total_seconds": seconds})
     return 0
+
+
+def _describe(
+    trainer: StepGRPOTrainer,
+    run: Mapping[str, Any],
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what is known of a run, and let its model card say so."""
+    results = describe_run(trainer, run, before=before, after=after)
+    args = trainer.args
+    trainer.model_card = model_card(results, args.output_dir, args.hub_model_id)
+    return results
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:

@@ -13,6 +13,7 @@ from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
+from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.presets import PRESETS
@@ -45,6 +46,16 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     logged = read_metrics(folder)
     assert [record["step"] for record in logged] == [0, 1, 2, 2, 2]  # with both evaluations
     assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for part in ("| base model | embedded policy |",
+                 "| environment | AgentR1/SyntheticMultiHop-v0 |",
+                 '| its arguments in evaluation | {"split": "test"} |', "| algorithm | grpo_step |",
+                 "| optimiser steps | 2 |", f"| trl | {results['versions']['trl']} |",
+                 f"| success before training | {results['success_before']:.1%} |",
+                 f"| success after training | {results['success_after']:.1%} |",
+                 f"agent-r1-eval --model {folder} --env AgentR1/SyntheticMultiHop-v0"):  # fmt: skip
+        assert part in card
+    assert "None" not in card
     shown = capsys.readouterr().out
     assert "success" in shown
     assert "results.json" in shown.replace("\n", "")
@@ -58,6 +69,21 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     assert measured["env_kwargs"] == {"split": "test"}
     assert len(load_trajectories(episodes)) == 6
     assert "pass@2" in capsys.readouterr().out
+
+
+def test_an_upload_has_the_card_of_the_run(tmp_path, monkeypatch):
+    uploaded = []
+
+    def upload(trainer, **_):
+        trainer.create_model_card(model_name="TRL's")
+        uploaded.append((tmp_path / "README.md").read_text(encoding="utf-8"))
+
+    monkeypatch.setattr(StepGRPOTrainer, "push_to_hub", upload)
+    monkeypatch.setattr(StepGRPOTrainer, "init_hf_repo", lambda trainer: None)
+    run_train(tmp_path, "--push_to_hub", "--hub_model_id", "me/mine", "--save_strategy", "no")
+    assert len(uploaded) == 1
+    assert "agent-r1-eval --model me/mine --env AgentR1/SyntheticMultiHop-v0" in uploaded[0]
+    assert "success after training" in uploaded[0]
 
 
 def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
