@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -223,13 +224,9 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> 
 def _loss(
     model: Qwen3ForCausalLM, batch: list[tuple[list[int], list[bool]]], pad_token_id: int
 ) -> torch.Tensor:
-    width = max(len(ids) for ids, _ in batch)
-    ids = torch.full((len(batch), width), pad_token_id)
-    labels = torch.full((len(batch), width), -100)
-    for row, (tokens, written) in enumerate(batch):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        is_written = torch.tensor(written)
-        labels[row, : len(tokens)][is_written] = torch.tensor(tokens)[is_written]
+    rows = [(torch.tensor(tokens), torch.tensor(written)) for tokens, written in batch]
+    ids = pad_sequence([tokens for tokens, _ in rows], True, pad_token_id)
+    labels = pad_sequence([tokens.where(written, -100) for tokens, written in rows], True, -100)
     loss: torch.Tensor = model(input_ids=ids, labels=labels).loss
     return loss
 

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import gymnasium as gym
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import AutoTokenizer
+from transformers.hf_argparser import HfArg
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
@@ -76,58 +77,44 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
 class TrainArguments:
     """What to train, where, and how it is measured."""
 
-    env: str = field(
-        default="AgentR1/SyntheticMultiHop-v0", metadata={"help": "Gymnasium id to train in."}
+    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to train in.")
+    env_kwargs: str | None = HfArg(
+        default=None, help='Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'.'
     )
-    env_kwargs: str | None = field(
+    eval_env_kwargs: str | None = HfArg(
+        default=None, help="Those that differ where it is evaluated, as JSON."
+    )
+    model: str | None = HfArg(
         default=None,
-        metadata={"help": 'Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'.'},
+        help="Name or folder of a causal language model; the embedded policy if not given.",
     )
-    eval_env_kwargs: str | None = field(
-        default=None,
-        metadata={"help": "Those that differ where it is evaluated, as JSON."},
+    algorithm: str = HfArg(default="grpo", help=f"One of {', '.join(PRESETS)}.")
+    num_eval_tasks: int = HfArg(
+        default=200, help="Tasks played once before and once after training; 0 for none."
     )
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Name or folder of a causal language model; the embedded policy if not "
-                  "given."},
-    )  # fmt: skip
-    algorithm: str = field(default="grpo", metadata={"help": f"One of {', '.join(PRESETS)}."})
-    num_eval_tasks: int = field(
-        default=200,
-        metadata={"help": "Tasks played once before and once after training; 0 for none."},
-    )
-    sample_steps: int = field(
+    sample_steps: int = HfArg(
         default=10,
-        metadata={
-            "help": "Optimiser steps between two samples of trajectories, in trajectories/ and on "
-            "trajectories.html; 0 for those of the first and the last step only."
-        },
+        help="Optimiser steps between two samples of trajectories, in trajectories/ and on "
+        "trajectories.html; 0 for those of the first and the last step only.",
     )
-    dry_run: bool = field(
+    dry_run: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Play, score and backpropagate one batch, show all of it, and stop before "
-            "anything is updated or saved."
-        },
+        help="Play, score and backpropagate one batch, show all of it, and stop before anything is "
+        "updated or saved.",
     )
-    num_processes: int | None = field(
+    num_processes: int | None = HfArg(
         default=None,
-        metadata={"help": "Processes that share each batch, one on each accelerator or on the CPU; "
-                  "further options of 'accelerate launch' are handed on to it."},
-    )  # fmt: skip
-    accelerate_config: str | None = field(
-        default=None,
-        metadata={
-            "help": f"A file of Accelerate's settings, or one of {', '.join(ACCELERATE_CONFIGS)}."
-        },
+        help="Processes that share each batch, one on each accelerator or on the CPU; further "
+        "options of 'accelerate launch' are handed on to it.",
     )
-    resume: bool = field(
+    accelerate_config: str | None = HfArg(
+        default=None,
+        help=f"A file of Accelerate's settings, or one of {', '.join(ACCELERATE_CONFIGS)}.",
+    )
+    resume: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Go on from the newest checkpoint in output_dir that is whole; begin anew if "
-            "the run there was stopped before its first."
-        },
+        help="Go on from the newest checkpoint in output_dir that is whole; begin anew if the run "
+        "there was stopped before its first.",
     )
 
 
