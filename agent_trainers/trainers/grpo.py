@@ -702,6 +702,11 @@ def environment_reward(**_: Any) -> list[float]:
 
 
 def _env_maker(env: str | MakeEnv) -> MakeEnv:
+    if not isinstance(env, str) and not callable(env):
+        raise ConfigurationError(
+            "env is an environment, but each episode of a batch needs one of its own: pass its id, "
+            "or a function that makes it, such as lambda: gym.make(...)."
+        )
     return functools.partial(gym.make, env) if isinstance(env, str) else env
 
 

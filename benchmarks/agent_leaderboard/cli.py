@@ -35,12 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options.command(options)
     except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"leaderboard: {error}")
+        sys.exit(f"agent-r1-bench: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m agent_leaderboard",
+        prog="agent-r1-bench",
         description="Compare agents on environments. Without a command's name, options are those "
         "of run.",
     )

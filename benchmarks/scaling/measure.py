@@ -22,8 +22,8 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from agent_envs.data.files import write_json
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
-from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.policies.generation import Generation
 from agent_trainers.policies.sampling import Completion
 from agent_trainers.policies.slots import Finish, Prompt
