@@ -310,7 +310,7 @@ def test_a_class_is_checked_in_another_process_and_a_closure_is_not():
 
 class ForgetsJson(Square):
     def step(self, action):
-        return super().step("" if self.action_format.name == "json" else action)
+        return super().step("" if self.tool_format == "json" else action)
 
 
 def test_a_failure_in_another_tool_format_names_the_format(register):
