@@ -3,21 +3,12 @@
 from typing import Any, Final
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, WrapperSpec
-
-_WRAPPERS: Final = (
-    WrapperSpec("KnownTurnLimit", "agent_envs.wrappers.turn_limit:KnownTurnLimit", {}),
-)
+from gymnasium.envs.registration import EnvSpec
 
 
 def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
-    return EnvSpec(
-        f"AgentR1/{name}-v0",
-        f"agent_envs.envs.{entry_point}",
-        max_episode_steps=turns,
-        kwargs=kwargs,
-        additional_wrappers=_WRAPPERS,
-    )
+    entry_point = f"agent_envs.envs.{entry_point}"
+    return EnvSpec(f"AgentR1/{name}-v0", entry_point, max_episode_steps=turns, kwargs=kwargs)
 
 
 ENVIRONMENTS: Final = (
@@ -47,11 +38,4 @@ ENVIRONMENTS: Final = (
 def register_all() -> None:
     """Put every row of the table into Gymnasium's registry."""
     for spec in ENVIRONMENTS:
-        if spec.id not in gym.registry:
-            gym.register(
-                spec.id,
-                spec.entry_point,
-                max_episode_steps=spec.max_episode_steps,
-                kwargs=spec.kwargs,
-                additional_wrappers=spec.additional_wrappers,
-            )
+        gym.registry.setdefault(spec.id, spec)

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -28,10 +29,9 @@ from agent_envs.data.files import write_text
 from agent_envs.envs.synthetic.world import Question, World, make_question, make_world, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
+from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-
-DEFAULT_OUTPUT: Final = Path(__file__).parent / "tiny_policy"
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
@@ -224,13 +224,9 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> 
 def _loss(
     model: Qwen3ForCausalLM, batch: list[tuple[list[int], list[bool]]], pad_token_id: int
 ) -> torch.Tensor:
-    width = max(len(ids) for ids, _ in batch)
-    ids = torch.full((len(batch), width), pad_token_id)
-    labels = torch.full((len(batch), width), -100)
-    for row, (tokens, written) in enumerate(batch):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        is_written = torch.tensor(written)
-        labels[row, : len(tokens)][is_written] = torch.tensor(tokens)[is_written]
+    rows = [(torch.tensor(tokens), torch.tensor(written)) for tokens, written in batch]
+    ids = pad_sequence([tokens for tokens, _ in rows], True, pad_token_id)
+    labels = pad_sequence([tokens.where(written, -100) for tokens, written in rows], True, -100)
     loss: torch.Tensor = model(input_ids=ids, labels=labels).loss
     return loss
 
@@ -270,7 +266,7 @@ temperature 1, {greedy:.1%} greedy.
 def main() -> None:
     """Make the policy, measure it, and save it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="folder to write")
+    parser.add_argument("--output", type=Path, default=TINY_POLICY, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     options = parser.parse_args()
     torch.manual_seed(options.seed)

@@ -115,8 +115,7 @@ class Trajectory:
     """Tokens of the state after the last step, where the episode was truncated: a critic says what
     it was still worth. Where that state did not fit or was cut off, up to the last action."""
     usage: dict[str, int] = field(default_factory=dict)
-    """What was asked of the model, where it was counted: calls, prompt_tokens,
-    completion_tokens."""
+    """What its actions asked of the model: calls, prompt_tokens, completion_tokens."""
     step_seconds: list[float] = field(default_factory=list, compare=False)
     """Seconds that the environment took for each step, shape (S,); empty where not measured."""
 

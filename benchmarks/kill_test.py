@@ -9,7 +9,6 @@ step plus a random part of the time that a step takes, so that some hit the writ
 """
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import subprocess
@@ -31,27 +30,8 @@ TIMES: Final = ("time", "seconds", "per_second")
 WEIGHTS: Final = ("model.safetensors", "critic.safetensors")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """One moment at which the run was killed."""
-
-    after_step: int
-    """The newest checkpoint then; 0 before the first."""
-    while_starting: bool
-    """Whether the process had not yet made a step of its own."""
-    while_saving: bool
-    """Whether a checkpoint was being written."""
-
-
 def compare(arguments: Sequence[str], *, steps: int, kills: int, seed: int) -> dict[str, Any]:
-    """Run the job twice, once untouched and once killed, and compare what came of it.
-
-    Args:
-        arguments: Options of ``agent-r1-train``.
-        steps: Optimiser steps of the job.
-        kills: How often it is killed.
-        seed: Seed of the moments.
-    """
+    """Run a job of ``agent-r1-train`` untouched, and killed so often; compare what came of it."""
     job = [sys.executable, "-m", "agent_trainers.cli.train", *arguments]
     job += ["--max_steps", str(steps), "--save_steps", "1"]
     with tempfile.TemporaryDirectory(prefix="kill-test-") as name:
@@ -69,9 +49,9 @@ def compare(arguments: Sequence[str], *, steps: int, kills: int, seed: int) -> d
         return {
             "steps": steps,
             "seed": seed,
-            "kills": [dataclasses.asdict(kill) for kill in done],
-            "num_kills_while_saving": sum(kill.while_saving for kill in done),
-            "num_kills_while_starting": sum(kill.while_starting for kill in done),
+            "kills": done,
+            "num_kills_while_saving": sum(kill["while_saving"] for kill in done),
+            "num_kills_while_starting": sum(kill["while_starting"] for kill in done),
             "same_weights": _weights(whole) == _weights(killed),
             "same_log": _log(whole) == _log(killed),
             "same_results": _results(whole) == _results(killed),
@@ -97,7 +77,7 @@ def main() -> None:
 
 def _kill_once(
     job: Sequence[str], folder: Path, step: int, rng: np.random.Generator, step_seconds: float
-) -> Kill:
+) -> dict[str, Any]:
     """Start or resume the job and kill it, while it starts or a moment after a step is saved."""
     before = _newest_step(folder)
     at_start = rng.random() < SHARE_AT_START
@@ -117,11 +97,11 @@ def _kill_once(
     if process.wait() == 0:
         raise RuntimeError("The job was over before it could be killed: give it more --steps.")
     after = _newest_step(folder)
-    return Kill(
-        after_step=after,
-        while_starting=after == before,
-        while_saving=any((folder / UNFINISHED).glob("checkpoint-*")),
-    )
+    return {
+        "after_step": after,  # the newest checkpoint then; 0 before the first
+        "while_starting": after == before,  # it had not yet made a step of its own
+        "while_saving": any((folder / UNFINISHED).glob("checkpoint-*")),
+    }
 
 
 def _finish(job: Sequence[str], folder: Path, *options: str) -> None:

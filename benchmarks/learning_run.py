@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import gymnasium as gym
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from agent_envs.data.files import write_json
-from agent_trainers.cli.train import TINY_POLICY, make_trainer, parse_arguments
+from agent_trainers import TINY_POLICY
+from agent_trainers.cli.train import make_trainer, parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 from benchmarks.naive_rag import NaiveRAG
-from benchmarks.trl_peer import make_trl_trainer
+from benchmarks.performance.models import load_tokenizer
+from benchmarks.trl_peer import make_trl_trainer, played_by_ours
 
 MULTI_HOP: Final = "AgentR1/SyntheticMultiHop-v0"
 LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
@@ -132,7 +133,7 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]
         trainer, played = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer = make_trainer(settings, config)
-        played = functools.partial(_played, trainer)
+        played = functools.partial(played_by_ours, trainer)
     budget = EnvironmentStepBudget(spec.budget, played)
     trainer.add_callback(budget)
     trainer.train()
@@ -150,17 +151,6 @@ def measure(policy: Policy, column: str, spec: LearningRun) -> float:
         seed=spec.seed,
     )
     return evaluation.metrics["success"]
-
-
-def load_tokenizer() -> Any:
-    """Return the embedded policy's tokenizer."""
-    return AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left")
-
-
-def _played(trainer: StepGRPOTrainer) -> tuple[int, float]:
-    batch = trainer.trajectories["train"]
-    num_steps = sum(len(trajectory.transitions) for trajectory in batch)
-    return num_steps, sum(trajectory.success for trajectory in batch) / len(batch)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
+from agent_leaderboard.report.visible_text import markdown_table
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """What the runs of each method found, one per seed; see `benchmarks.learning_run`."""
@@ -27,8 +28,8 @@ def write_report(
 
     Args:
         folder: Where to.
-        studies: Results of each table; ``rows`` is the table of methods, ``masks`` and ``context``
-            are ablations.
+        studies: Results of each table: ``rows`` of methods, the ablations ``masks`` and
+            ``context``, ``long_horizon``.
         titles: Heading of each table.
         facts: Command, date, versions, budgets, times.
     """
@@ -108,7 +109,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(rows[0]["scores"])
     means = ["mean"] if len(columns) > 1 else []
     header = ["method", *columns, *means, "half-way, in training", "environment steps"]
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    lines = []
     for row in rows:
         cells = [_percent(statistics.fmean(s), _spread(s)) for s in row["scores"].values()]
         if len(columns) > 1:
@@ -116,8 +117,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         half_way = row["half_way"]
         cells.append(_percent(statistics.fmean(half_way), _spread(half_way)) if half_way else "")
         cells.append(f"{statistics.fmean(row['environment_steps']):,.0f}")
-        lines.append("| " + " | ".join([row["method"], *cells]) + " |")
-    return "\n".join(lines)
+        lines.append([row["method"], *cells])
+    return markdown_table(header, lines)
 
 
 def _percent(mean: float, spread: float) -> str:

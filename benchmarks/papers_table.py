@@ -98,6 +98,7 @@ STUDIES: Final = (
         is_long_horizon=True,
     ),
 )  # fmt: skip
+_FACTS: Final = ("jobs", "num_tasks", "seeds", "budget", "long_budget")
 TRAINED_ON: Final = {"outdated": 0.5}
 """Half of the worlds hold outdated facts, so the first two columns are in-domain."""
 
@@ -128,9 +129,9 @@ class PapersTableArguments:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    (options,) = parse(
+    options = parse(
         arguments,
-        (PapersTableArguments,),
+        PapersTableArguments,
         program="python -m benchmarks.papers_table",
         description="Train the embedded policy by every method and write the papers' tables.",
     )
@@ -156,13 +157,14 @@ def run(options: PapersTableArguments, command: str) -> None:
     }
     folders = {key: Path(options.work) / _folder(spec) for key, spec in wanted.items()}
     _do_all({folders[key]: spec for key, spec in wanted.items()}, options.jobs)
-    results = {key: _read(folder) for key, folder in folders.items()}
-    distinct = {folder: _read(folder)["seconds"] for folder in folders.values()}
+    results = {folder: _read(folder) for folder in folders.values()}
+    seconds = sum(result["seconds"] for result in results.values())
+    settings = asdict(options)
     write_report(
         Path(options.output),
         {
             study.name: {
-                method.name: [results[study.name, method.name, seed] for seed in options.seeds]
+                method.name: [results[folders[study.name, method.name, s]] for s in options.seeds]
                 for method in study.methods
             }
             for study in studies
@@ -171,14 +173,10 @@ def run(options: PapersTableArguments, command: str) -> None:
         facts={
             "command": command,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "wall_seconds": round(sum(distinct.values()) / options.jobs),
-            "run_seconds": round(sum(distinct.values())),
-            "num_runs": len(distinct),
-            "jobs": options.jobs,
-            "num_tasks": options.num_tasks,
-            "seeds": options.seeds,
-            "budget": options.budget,
-            "long_budget": options.long_budget,
+            "wall_seconds": round(seconds / options.jobs),
+            "run_seconds": round(seconds),
+            "num_runs": len(results),
+            **{name: settings[name] for name in _FACTS},
             "versions": {"python": platform.python_version()}
             | {package: importlib.metadata.version(package) for package in PACKAGES},
         },
@@ -218,35 +216,26 @@ def _folder(spec: LearningRun) -> str:
 
 def _do_all(specs: dict[Path, LearningRun], jobs: int) -> None:
     missing = {folder: spec for folder, spec in specs.items() if not _is_done(folder, spec)}
-    failed = []
-    with (
-        ThreadPoolExecutor(jobs) as pool,
-        tqdm(total=len(specs), initial=len(specs) - len(missing), unit="run") as bar,
-    ):
-        under_way = [pool.submit(_do, folder, spec) for folder, spec in missing.items()]
-        for future in as_completed(under_way):
-            folder, returncode = future.result()
-            bar.update()
-            if returncode != 0:
-                failed.append(folder)
+    with ThreadPoolExecutor(jobs) as pool:
+        under_way = {pool.submit(_do, folder, spec): folder for folder, spec in missing.items()}
+        num_done = len(specs) - len(missing)
+        bar = tqdm(as_completed(under_way), total=len(specs), initial=num_done, unit="run")
+        failed = [under_way[future] for future in bar if future.result() != 0]
     if failed:
         raise ConfigurationError(
             "failed: " + ", ".join(f"{folder} (see {folder / 'log.txt'})" for folder in failed)
         )
 
 
-def _do(folder: Path, spec: LearningRun) -> tuple[Path, int]:
+def _do(folder: Path, spec: LearningRun) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", asdict(spec))
+    command = [sys.executable, "-m", "benchmarks.learning_run", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.run(  # noqa: S603 - this interpreter, our own module
-            [sys.executable, "-m", "benchmarks.learning_run", str(folder)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-    return folder, process.returncode
+        return subprocess.run(  # noqa: S603 - this interpreter, our own module
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+        ).returncode
 
 
 def _is_done(folder: Path, spec: LearningRun) -> bool:

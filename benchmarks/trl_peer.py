@@ -8,8 +8,9 @@ import gymnasium as gym
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 from agent_trainers.trainers.episode_plan import all_tasks
+from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 _SHARED: Final = (
@@ -30,18 +31,17 @@ def make_trl_trainer(
     tokenizer: Any,
     model: Any = str(TINY_POLICY),
 ) -> tuple[GRPOTrainer, Callable[[], tuple[int, float]]]:
-    """Make TRL's trainer.
+    """Make TRL's trainer for an environment that asks one question.
 
     Args:
-        env_id: An environment that asks one question.
+        env_id: The environment.
         env_kwargs: Its arguments.
         config: Settings of ours; those that mean the same are taken over.
         tokenizer: The policy's, with a template that TRL can read calls by.
         model: The policy.
 
     Returns:
-        The trainer, and a function that says of its last batch how many environment steps it had
-        and what share of its episodes succeeded.
+        The trainer, and what says of its last batch the same as `played_by_ours`.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     probe = gym.make(env_id, **env_kwargs)
@@ -50,7 +50,7 @@ def make_trl_trainer(
         reward_funcs=environment_return,
         args=GRPOConfig(
             max_completion_length=MAX_COMPLETION_TOKENS,
-            max_tool_calling_iterations=probe.unwrapped.max_turns - 1,  # type: ignore[attr-defined]
+            max_tool_calling_iterations=probe.spec.max_episode_steps - 1,  # type: ignore[union-attr,operator]
             **{name: getattr(config, name) for name in _SHARED},
         ),
         # the same tasks as ours
@@ -67,3 +67,10 @@ def make_trl_trainer(
         return num_steps, sum(e._success for e in environments) / len(environments)
 
     return trainer, played
+
+
+def played_by_ours(trainer: StepGRPOTrainer) -> tuple[int, float]:
+    """Return how many environment steps the last batch had, and what share of it succeeded."""
+    batch = trainer.trajectories["train"]
+    num_steps = sum(len(trajectory.transitions) for trajectory in batch)
+    return num_steps, sum(trajectory.success for trajectory in batch) / len(batch)

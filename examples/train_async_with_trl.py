@@ -17,8 +17,9 @@ from transformers import AutoTokenizer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_trainers.policies.completion_server import VLLMServer, VLLMServerPolicy
+from agent_trainers.policies.completion_server import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.trainers.async_rollouts import EnvironmentRolloutWorker
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
@@ -35,12 +36,10 @@ def make_env() -> gym.Env:
 
 
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
-server = VLLMServer(SERVER, max_new_tokens=MAX_NEW_TOKENS, max_concurrency=128)
 policy = VLLMServerPolicy(
-    server,
+    SERVER,
     ChatRenderer(tokenizer),
-    eos_token_ids=[tokenizer.eos_token_id],
-    max_new_tokens=MAX_NEW_TOKENS,
+    SamplingSettings(max_new_tokens=MAX_NEW_TOKENS, eos_token_ids=(tokenizer.eos_token_id,)),
     max_concurrency=128,
 )
 worker = EnvironmentRolloutWorker(

@@ -1,18 +1,137 @@
-"""Run a foreign function and wait for it no longer than its deadline."""
+"""Run foreign functions, side by side, and wait for each no longer than its deadline.
+
+A Python thread cannot be killed: past its deadline a call is left to itself in a daemon thread,
+which keeps neither the caller nor the end of the process waiting.
+"""
 
 import asyncio
+import contextlib
 import inspect
+import math
+import queue
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a call."""
+
+    key: int
+    """Whose call it was."""
+    value: Any
+    """What it returned; None where it failed."""
+    error: BaseException | None
+    """What it raised, or a ``TimeoutError``."""
+    seconds: float
+    """How long it took."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    key: int
+    timeout: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline(self) -> float:
+        return self.started + self.timeout
+
+
+class CallSession:
+    """Calls that belong together, one at a time for each key, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        """Start without calls."""
+        self._ended: queue.SimpleQueue[tuple[_Call, Outcome]] = queue.SimpleQueue()
+        self._running: dict[int, _Call] = {}
+
+    def __len__(self) -> int:
+        """Return how many calls are under way."""
+        return len(self._running)
+
+    def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
+        """Run `function` in another thread.
+
+        Args:
+            key: Whose call it is.
+            function: Called without arguments.
+            timeout: Seconds after which it is given up and left to itself.
+        """
+        call = self._running[key] = _Call(key, timeout)
+
+        def run() -> None:
+            self._ended.put((call, outcome_of(key, function)))
+
+        threading.Thread(target=run, daemon=True, name="deadline").start()
+
+    def abandon(self, key: int) -> None:
+        """Leave a call to itself; its outcome is not reported."""
+        self._running.pop(key, None)
+
+    def wait(self, seconds: float) -> list[Outcome]:
+        """Return what has ended, once something has, or after `seconds`; 0 does not wait."""
+        outcomes = self._drain()
+        until = time.monotonic() + seconds
+        while not outcomes and self._running:
+            first = min(call.deadline for call in self._running.values())
+            outcomes = self._drain(max(0.0, min(until, first) - time.monotonic()))
+            if time.monotonic() >= until:
+                break
+        return outcomes
+
+    def _drain(self, seconds: float = 0.0) -> list[Outcome]:
+        """Return what has ended, after `seconds` at most, and then what is late.
+
+        In this order: a call that ended in time counts however late somebody looks.
+        """
+        outcomes = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                call, outcome = self._ended.get(timeout=seconds)
+                seconds = 0.0
+                if self._running.get(call.key) is call:  # else it was given up before it ended
+                    del self._running[call.key]
+                    outcomes.append(outcome)
+        return outcomes + self._expired()
+
+    def _expired(self) -> list[Outcome]:
+        now = time.monotonic()
+        late = [call for call in self._running.values() if call.deadline <= now]
+        for call in late:
+            del self._running[call.key]
+        return [
+            Outcome(
+                key=call.key,
+                value=None,
+                error=TimeoutError(f"no result within {call.timeout:g} seconds"),
+                seconds=now - call.started,
+            )
+            for call in late
+        ]
+
+
+def outcome_of(
+    key: int,
+    function: Callable[[], Any],
+    caught: tuple[type[BaseException], ...] = (BaseException,),
+) -> Outcome:
+    """Call `function` in this thread; what it raises is part of the outcome."""
+    value: Any = None
+    error: BaseException | None = None
+    started = time.perf_counter()
+    try:
+        value = function()
+    except caught as raised:
+        error = raised
+    return Outcome(key=key, value=value, error=error, seconds=time.perf_counter() - started)
 
 
 def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> Any:
     """Call `function` and return its result, or stop waiting after `timeout`.
-
-    A Python thread cannot be killed: past the deadline the call is abandoned in a daemon thread,
-    which keeps neither the caller nor the end of the process waiting.
 
     Args:
         function: Sync or async, called without arguments.
@@ -25,23 +144,12 @@ def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> An
     """
     if timeout is None:
         return _resolve(function)
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result = _resolve(function)
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, daemon=True, name="deadline").start()
-    try:
-        return future.result(timeout)
-    except TimeoutError:
-        if future.done():  # the function itself raised a TimeoutError
-            raise
-        raise TimeoutError(f"no result within {timeout:g} seconds") from None
+    session = CallSession()
+    session.submit(0, lambda: _resolve(function), timeout)
+    (outcome,) = session.wait(math.inf)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value
 
 
 def _resolve(function: Callable[[], Any]) -> Any:

@@ -12,8 +12,8 @@ from agent_envs.core.actions import (
     MULTIPLE_ACTIONS_TEXT,
     NO_ACTION_TEXT,
     STRICT_JSON,
-    ActionFormat,
     ParsedAction,
+    ToolFormat,
     example_arguments,
     skip_space,
     without_thoughts,
@@ -27,14 +27,13 @@ _HEADING: Final = re.compile(
 )
 
 
-class JsonFormat(ActionFormat):
+class JsonFormat(ToolFormat):
     """One JSON object in a turn: ``{"name": …, "arguments": …}`` or ``{"answer": …}``.
 
     Other text may stand around it.
     """
 
     name = "json"
-    is_native = False
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
@@ -47,12 +46,7 @@ class JsonFormat(ActionFormat):
             except (ValueError, RecursionError) as error:
                 return self.bad_json(error, tools)
             actions.append(self._read(value, tools))
-        if not actions:
-            return self.invalid("no_action", NO_ACTION_TEXT, tools)
-        if len(actions) > 1:
-            count = len(actions)
-            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
-        return actions[0]
+        return self.only_action(actions, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -80,10 +74,7 @@ class JsonFormat(ActionFormat):
     def _read(self, value: dict[str, Any], tools: Mapping[str, Tool]) -> ParsedAction:
         if "answer" in value and "name" not in value:
             return self._read_answer(value["answer"], tools)
-        arguments = value.get("arguments", {})
-        if not (isinstance(value.get("name"), str) and isinstance(arguments, dict)):
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
-        return self.checked_call(value["name"], arguments, tools)
+        return self.checked_call(value.get("name"), value.get("arguments", {}), tools)
 
     def _read_answer(self, answer: Any, tools: Mapping[str, Tool]) -> ParsedAction:
         # A number, written as one, is an answer beyond doubt.
@@ -93,7 +84,7 @@ class JsonFormat(ActionFormat):
         return ParsedAction(kind="answer", answer=text.strip())
 
 
-class ReactFormat(ActionFormat):
+class ReactFormat(ToolFormat):
     """``Thought: … Action: … Action Input: …`` and ``Final Answer: …`` (arXiv 2210.03629).
 
     The input is a JSON object, or plain text where the tool takes one string. What a model writes
@@ -101,7 +92,6 @@ class ReactFormat(ActionFormat):
     """
 
     name = "react"
-    is_native = False
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
@@ -159,7 +149,7 @@ class ReactFormat(ActionFormat):
             arguments, end = STRICT_JSON.raw_decode(body, 0) if body else ({}, 0)
         except (ValueError, RecursionError) as error:
             return self.bad_json(error, tools)
-        if not isinstance(arguments, dict) or skip_space(body, end) < len(body):
+        if skip_space(body, end) < len(body):
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         return self.checked_call(name, arguments, tools)
 
@@ -173,7 +163,7 @@ def _sections(text: str) -> list[tuple[str, str]]:
     return [(heading, body.strip()) for heading, body in zip(headings, bodies, strict=False)]
 
 
-def _description(form: ActionFormat, tool: Tool) -> str:
+def _description(form: ToolFormat, tool: Tool) -> str:
     """Describe a tool by an example of a call and the schema of its arguments."""
     example = form.write_call(tool.name, example_arguments(tool)).replace("\n", " ")
     schema = json.dumps(tool.parameters.get("properties", {}), ensure_ascii=False)

@@ -1,19 +1,20 @@
 """Where rows come from: a file, a data set on the hub, or a ``datasets.Dataset``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from agent_envs.core.tasks import Task
 from agent_envs.data.records import read_records
 from agent_envs.errors import DataError
 
 if TYPE_CHECKING:
     import datasets
 
+Row = TypeVar("Row")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
     """A public data set."""
 
@@ -22,6 +23,8 @@ class Hub:
     path: str
     """Its name on the hub."""
     configuration: str | None = None
+    split: str = "test"
+    """The split to play where nobody asks for another."""
     licence: str = "see the hub's card"
 
 
@@ -111,41 +114,75 @@ class GivenRows:
 Source = FileStamp | HubSplit | GivenRows
 
 
-def text_field(row: Mapping[str, Any], field: str, place: str) -> str:
+def field(row: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a row.
+
+    Raises:
+        DataError: If there is none, or it is None; names the field and those that were found.
+    """
+    if row.get(name) is None:
+        found = ", ".join(row) or "nothing"
+        raise DataError(f"field {name!r} is missing (found: {found}).")
+    return row[name]
+
+
+def text_field(row: Mapping[str, Any], name: str) -> str:
     """Return a field of a row that must hold text.
 
     Raises:
-        DataError: If it does not; names place and field.
+        DataError: If it does not; names the field.
     """
-    value = row.get(field)
+    value = field(row, name)
     if not isinstance(value, str) or not value.strip():
-        found = ", ".join(row) or "nothing"
-        raise DataError(f"{place}: field {field!r} must be a non-empty string (found: {found}).")
+        raise DataError(f"field {name!r} must be a non-empty string, not {value!r}.")
     return value
 
 
-def some_tasks(tasks: Sequence[Task], source: Source) -> tuple[Task, ...]:
-    """Return `tasks`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSpec(Generic[Row]):
+    """A data set: where it is, and how its rows are read."""
+
+    read: Callable[[Mapping[str, Any], int], Row | None]
+    """Takes a row and its number from 0; returns None for a row to leave out.
 
     Raises:
-        DataError: If there are none.
+        DataError: If the row is malformed; names the field. `read_all` names source and row.
     """
-    if not tasks:
-        raise DataError(f"{source}: there are no rows.")
-    return tuple(tasks)
+    form: str
+    """What a row must look like, in a sentence; part of every error."""
+    hub: Hub | None = None
+    """The public data set, if there is one."""
 
+    def find(self, data: "str | Path | datasets.Dataset | None", split: str | None) -> Source:
+        """Return where the rows are.
 
-def find_source(data: "str | Path | datasets.Dataset | None", split: str, hub: Hub) -> Source:
-    """Return where the rows are.
+        Args:
+            data: A file, a ``datasets.Dataset``, or None for the public data set.
+            split: The split of the public data set; None for the one it names.
 
-    Args:
-        data: A file, a ``datasets.Dataset``, or None for the hub's data set.
-        split: The split of the hub's data set.
-        hub: The hub's data set.
+        Raises:
+            DataError: If the file cannot be read, or there is no public data set.
+        """
+        if data is not None:
+            return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)
+        if self.hub is None:
+            raise DataError(f"There is no public data set; pass data= with a file. {self.form}")
+        return HubSplit(self.hub, split or self.hub.split)
 
-    Raises:
-        DataError: If the file cannot be read.
-    """
-    if data is None:
-        return HubSplit(hub, split)
-    return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)
+    def read_all(self, source: Source) -> list[Row]:
+        """Read every row.
+
+        Raises:
+            DataError: If one is malformed, or there are none; names source, row and field.
+        """
+        rows: list[Row] = []
+        for index, record in enumerate(source.rows()):
+            try:
+                row = self.read(record, index)
+            except DataError as error:
+                raise DataError(f"{source}, row {index + 1}: {error} {self.form}") from None
+            if row is not None:
+                rows.append(row)
+        if not rows:
+            raise DataError(f"{source}: there are no rows to play. {self.form}")
+        return rows

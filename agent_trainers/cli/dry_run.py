@@ -9,7 +9,6 @@ import math
 import resource
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,15 +22,21 @@ from transformers.trainer_utils import SaveStrategy
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.monitoring.batch_record import BatchRecord
-from agent_trainers.monitoring.dry_run_report import DryRun, EpisodeLine, print_dry_run
+from agent_trainers.monitoring.dry_run_report import EpisodeLine, facts_table, print_dry_run
+from agent_trainers.monitoring.live_view import NUMBERS, duration
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import write_trajectory_page
-from agent_trainers.monitoring.trajectory_samples import choose, trained_samples
+from agent_trainers.monitoring.trajectory_samples import (
+    TrajectorySample,
+    choose,
+    trained_samples,
+)
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 PAGE: Final = "dry_run.html"
 NUM_SAMPLES: Final = 8
+DRIFT, LARGEST_DRIFT, PEAK = "drift, mean", "drift, largest", "peak"
 
 
 class _BatchSeenError(Exception):
@@ -86,111 +91,97 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     record = trainer.last_batch
     assert record is not None
     new_logprobs = trainer.current_logprobs()
-    facts: list[_Facts] = gather_object([_facts(trainer, record, new_logprobs)])
+    episodes: list[EpisodeLine] = gather_object(
+        [
+            EpisodeLine(
+                group_id=t.group_id,
+                task_id=t.task_id,
+                return_=t.return_ if t.is_scorable else None,
+                success=t.is_scorable and t.success,
+                num_steps=len(t.transitions),
+                has_signal=bool(np.any(record.advantages[i])),
+            )
+            for i, t in enumerate(record.trajectories)
+        ]
+    )
+    counts: list[dict[str, float]] = gather_object([_count(record, new_logprobs)])
     if not trainer.accelerator.is_main_process:
         return
-    samples = trained_samples(
-        record,
-        choose(record.trajectories, NUM_SAMPLES),
-        label="dry run",
-        optimiser_step=trainer.state.global_step,
-        new_logprobs=new_logprobs,
-    )
+
+    def samples(numbers: list[int]) -> list[TrajectorySample]:
+        step = trainer.state.global_step
+        return trained_samples(
+            record, numbers, label="dry run", optimiser_step=step, new_logprobs=new_logprobs
+        )
+
     page = Path(trainer.args.output_dir) / PAGE
-    write_trajectory_page(page, samples, tokenizer=trainer.processing_class, title=title)
-    shown = _most_telling(record)
-    result = DryRun(
-        title=title,
-        num_processes=trainer.accelerator.num_processes,
-        max_steps=trainer.state.max_steps,
-        episodes=[line for fact in facts for line in fact.episodes],
-        rows=record.rows,
-        sample=trained_samples(
-            record, [shown], label="", optimiser_step=0, new_logprobs=new_logprobs
-        )[0],
-        sample_number=shown,
-        advantages=record.tensors["advantages"].float().cpu().numpy(),
-        figures=_figures(facts, trainer),
-        seconds=stop.seconds,
-        memory=_memory(trainer, facts),
-        page=page,
-    )
-    print_dry_run(result, Console(), trainer.processing_class)
+    tokenizer = trainer.processing_class
+    chosen = samples(choose(record.trajectories, NUM_SAMPLES))
+    write_trajectory_page(page, chosen, tokenizer=tokenizer, title=title)
+    console = Console()
+    console.rule(f"[bold]dry run: {title}", align="left")
+    print_dry_run(console, record, samples([_most_telling(record)])[0], episodes, tokenizer)
+    console.print(facts_table("the batch", _figures(counts, trainer)))
+    console.print(facts_table("one optimiser step", _times(trainer, stop.seconds)))
+    console.print(facts_table("memory", _memory(trainer, counts)))
+    console.print(f"{'trajectories':>24}: {page}", highlight=False, soft_wrap=True)
+    console.print("No weights were changed and none saved.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What one process has to say."""
-
-    episodes: list[EpisodeLine]
-    """Its episodes."""
-    tokens: dict[str, int]
-    """Rows and tokens, by kind."""
-    drift_sum: float
-    """Sum of what recomputed log-probabilities differ from sampled ones, over sampled tokens."""
-    drift_max: float
-    """The largest difference."""
-    peak_bytes: int
-    """The most memory it has held."""
-
-
-def _facts(trainer: StepGRPOTrainer, record: BatchRecord, new_logprobs: npt.NDArray[Any]) -> _Facts:
+def _count(record: BatchRecord, new_logprobs: npt.NDArray[Any]) -> dict[str, float]:
+    """Return what this process has of rows and tokens, how far it drifts, what memory it took."""
     tensors = record.tensors
     is_action = tensors["action_mask"].cpu().numpy().astype(bool)
     sampled = tensors["sampling_per_token_logps"].float().cpu().numpy()
     # vLLM gives no number for some tokens
     drift = np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])
-    return _Facts(
-        episodes=[
-            EpisodeLine(
-                group_id=t.group_id,
-                task_id=t.task_id,
-                return_=t.return_,
-                success=t.success,
-                is_scorable=t.is_scorable,
-                num_steps=len(t.transitions),
-                has_signal=bool(np.any(record.advantages[i])),
-            )
-            for i, t in enumerate(record.trajectories)
-        ],
-        tokens={
-            "rows": len(record.rows),
-            "padding rows": tensors["prompt_ids"].size(0) - len(record.rows),
-            "steps": sum(len(t.transitions) for t in record.trajectories),
-            "prompt tokens": sum(len(row.prompt_ids) for row in record.rows),
-            "sampled tokens": sum(sum(row.is_action) for row in record.rows),
-            "trained tokens": sum(sum(row.is_trained) for row in record.rows),
-            "tokens": sum(len(row.prompt_ids) + len(row.completion_ids) for row in record.rows),
-        },
-        drift_sum=float(drift.sum()),
-        drift_max=float(drift.max(initial=0.0)),
-        peak_bytes=_peak_bytes(),
-    )
+    return {
+        "rows": len(record.rows),
+        "padding rows": tensors["prompt_ids"].size(0) - len(record.rows),
+        "steps": sum(len(t.transitions) for t in record.trajectories),
+        "prompt tokens": sum(len(row.prompt_ids) for row in record.rows),
+        "sampled tokens": sum(sum(row.is_action) for row in record.rows),
+        "trained tokens": sum(sum(row.is_trained) for row in record.rows),
+        "tokens": sum(len(row.prompt_ids) + len(row.completion_ids) for row in record.rows),
+        DRIFT: float(drift.sum()),
+        LARGEST_DRIFT: float(drift.max(initial=0.0)),
+        PEAK: _peak_bytes(),
+    }
 
 
-def _figures(facts: list[_Facts], trainer: StepGRPOTrainer) -> dict[str, str]:
+def _figures(counts: list[dict[str, float]], trainer: StepGRPOTrainer) -> dict[str, str]:
     """Return figures of the batch over all processes, ready to print."""
-    totals = {name: sum(fact.tokens[name] for fact in facts) for name in facts[0].tokens}
-    figures = {name: f"{count:,}" for name, count in totals.items()}
-    num_sampled = max(1, totals["sampled tokens"])
-    mean_drift = sum(fact.drift_sum for fact in facts) / num_sampled
-    figures["drift, mean"] = f"{mean_drift:.2e} between sampled and recomputed log-probabilities"
-    figures["drift, largest"] = f"{max(fact.drift_max for fact in facts):.2e}"
+    totals = {name: sum(count[name] for count in counts) for name in counts[0]}
+    figures = {n: f"{total:,}" for n, total in totals.items() if isinstance(total, int)}
+    del figures[PEAK]
+    mean_drift = totals[DRIFT] / max(1, totals["sampled tokens"])
+    figures[DRIFT] = f"{mean_drift:.2e} between sampled and recomputed log-probabilities"
+    figures[LARGEST_DRIFT] = f"{max(count[LARGEST_DRIFT] for count in counts):.2e}"
     for name, label, form in (
         ("rows/padding_share", "padding share", "{:.1%}"),
         ("rows/forwarded_per_trained_token", "forwarded per trained token", "{:.2f}"),
         ("rows/tokens_per_second", "tokens per second", "{:,.0f}"),
         ("frac_reward_zero_std", "groups without signal", "{:.0%}"),
-        ("groups/without_variance", "groups without variance", "{:.0%}"),
-        ("entropy", "entropy", "{:.3f}"),
-        ("kl", "KL to the reference", "{:.4f}"),
-        ("clip_ratio/region_mean", "clipped tokens", "{:.2%}"),
-        ("critic/explained_variance", "critic explains", "{:.1%}"),
+        *NUMBERS,
     ):
         values = [v for v in trainer._metrics["train"].get(name, []) if not math.isnan(v)]
         if values:
             figures[label] = form.format(sum(values) / len(values))
     return figures
+
+
+def _times(trainer: StepGRPOTrainer, seconds: Mapping[str, float]) -> dict[str, str]:
+    total = seconds["rollout"] + seconds["score"] + seconds["train"]
+    num_processes, num_steps = trainer.accelerator.num_processes, trainer.state.max_steps
+    processes = f" on {num_processes} processes" if num_processes > 1 else ""
+    return {
+        "generate": f"{seconds['rollout'] - seconds['wait']:.2f} s",
+        "wait for environments": f"{seconds['wait']:.2f} s",
+        "score": f"{seconds['score']:.2f} s",
+        "forward and backward": f"{seconds['train']:.2f} s",
+        "in all": f"{total:.2f} s{processes}, the optimiser's update not included; "
+        f"{num_steps:,} steps would take about {duration(total * num_steps)}",
+    }
 
 
 def _most_telling(record: BatchRecord) -> int:
@@ -203,7 +194,7 @@ def _most_telling(record: BatchRecord) -> int:
     )
 
 
-def _memory(trainer: StepGRPOTrainer, facts: list[_Facts]) -> dict[str, str]:
+def _memory(trainer: StepGRPOTrainer, counts: list[dict[str, float]]) -> dict[str, str]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     groups = trainer.optimizer.param_groups
@@ -211,7 +202,7 @@ def _memory(trainer: StepGRPOTrainer, facts: list[_Facts]) -> dict[str, str]:
     state = 2 * sum(p.numel() * p.element_size() for p in trained)
     memory = {
         "weights": _gigabytes(weights),
-        "peak so far": f"{_gigabytes(max(fact.peak_bytes for fact in facts))} in the fullest "
+        "peak so far": f"{_gigabytes(max(count[PEAK] for count in counts))} in the fullest "
         "process, gradients and activations included",
     }
     if "adam" in str(trainer.args.optim).lower():
@@ -226,5 +217,5 @@ def _peak_bytes() -> int:
     return usage if sys.platform == "darwin" else usage * 1024  # Linux counts in KiB
 
 
-def _gigabytes(count: int) -> str:
+def _gigabytes(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.1f} MiB"

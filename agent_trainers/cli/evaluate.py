@@ -1,85 +1,76 @@
 """``agent-r1-eval``: measure a language model in an environment."""
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 from rich.console import Console
 from rich.table import Table
+from transformers.hf_argparser import HfArg
 
-import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.lookup import lookup
+from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import json_object, parse
+from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.model_card import EMBEDDED
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
 from agent_trainers.trajectory import save_trajectories
-
-TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
 
 
 @dataclass
 class EvaluateArguments:
     """What to measure, and how."""
 
-    model: str | None = field(
+    model: str | None = HfArg(
         default=None,
-        metadata={"help": "Name or folder of a causal language model; the embedded policy if not "
-                  "given. With base_url, the name under which the server knows the model."},
-    )  # fmt: skip
-    base_url: str | None = field(
-        default=None,
-        metadata={"help": "Ask an OpenAI-compatible server, such as http://localhost:8000/v1."},
+        help="Name or folder of a causal language model; the embedded policy if not given. With "
+        "base_url, the name under which the server knows the model.",
     )
-    api_key_env: str | None = field(
-        default=None,
-        metadata={"help": "Environment variable with the server's key; OPENAI_API_KEY if not "
-                  "given."},
-    )  # fmt: skip
-    max_concurrency: int = field(
-        default=16, metadata={"help": "Requests under way at once, with base_url."}
+    base_url: str | None = HfArg(
+        default=None, help="Ask an OpenAI-compatible server, such as http://localhost:8000/v1."
     )
-    request_timeout: float = field(
-        default=300.0, metadata={"help": "Seconds a request may take, with base_url."}
-    )
-    tool_format: str | None = field(
+    api_key_env: str | None = HfArg(
         default=None,
-        metadata={"help": "How the model calls tools; openai: by the server's own function calls. "
-                  "The environment's own if not given."},
-    )  # fmt: skip
-    env: str = field(
-        default="AgentR1/SyntheticMultiHop-v0", metadata={"help": "Gymnasium id to play."}
+        help="Environment variable with the server's key; OPENAI_API_KEY if not given.",
     )
-    env_kwargs: str | None = field(
+    max_concurrency: int = HfArg(default=16, help="Requests under way at once, with base_url.")
+    request_timeout: float = HfArg(default=300.0, help="Seconds a request may take, with base_url.")
+    tool_format: str | None = HfArg(
         default=None,
-        metadata={"help": "Keyword arguments of the environment as JSON. The synthetic one plays "
-                  'held-out worlds unless they say otherwise: \'{"split": "test"}\'.'},
-    )  # fmt: skip
-    num_tasks: int = field(default=200, metadata={"help": "How many tasks, from the first."})
-    samples_per_task: int = field(default=1, metadata={"help": "Episodes of each task."})
+        help="How the model calls tools; openai: by the server's own function calls. The "
+        "environment's own if not given.",
+    )
+    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to play.")
+    env_kwargs: str | None = HfArg(
+        default=None,
+        help="Keyword arguments of the environment as JSON. The synthetic one plays "
+        'held-out worlds unless they say otherwise: \'{"split": "test"}\'.',
+    )
+    num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
+    samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
     pass_at: list[int] | None = field(
-        default=None,
-        metadata={"help": "The k of pass@k; 1 and samples_per_task if not given."},
+        default=None, metadata={"help": "The k of pass@k; 1 and samples_per_task if not given."}
     )
-    greedy: bool = field(default=False, metadata={"help": "Take the most likely token."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling."})
-    top_k: int = field(default=0, metadata={"help": "Sample from this many tokens; 0 for all."})
-    max_completion_length: int | None = field(
-        default=None,
-        metadata={"help": "Longest turn in tokens; 24 for the embedded policy, else 512."},
+    greedy: bool = HfArg(default=False, help="Take the most likely token.")
+    temperature: float = HfArg(default=1.0, help="Sampling temperature.")
+    top_p: float = HfArg(default=1.0, help="Nucleus sampling.")
+    top_k: int = HfArg(default=0, help="Sample from this many tokens; 0 for all.")
+    max_completion_length: int | None = HfArg(
+        default=None, help="Longest turn in tokens; 24 for the embedded policy, else 512."
     )
-    batch_size: int = field(default=64, metadata={"help": "Prompts sampled from at once."})
-    seed: int = field(default=0, metadata={"help": "Seed of every draw."})
-    output: str | None = field(default=None, metadata={"help": "JSON file to write."})
-    trajectories: str | None = field(
-        default=None, metadata={"help": "File for every episode: .jsonl, .jsonl.gz, .parquet."}
+    batch_size: int = HfArg(default=64, help="Prompts sampled from at once.")
+    seed: int = HfArg(default=0, help="Seed of every draw.")
+    output: str | None = HfArg(default=None, help="JSON file to write.")
+    trajectories: str | None = HfArg(
+        default=None, help="File for every episode: .jsonl, .jsonl.gz, .parquet."
     )
 
 
@@ -93,9 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Measure the model and show how it did."""
-    (options,) = parse(
+    options = parse(
         arguments,
-        (EvaluateArguments,),
+        EvaluateArguments,
         program="agent-r1-eval",
         description="Measure a language model in a Gymnasium environment.",
     )
@@ -105,13 +96,13 @@ def run(arguments: Sequence[str]) -> None:
         env_kwargs = {"split": "test"} | env_kwargs
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
-    make_env = functools.partial(gym.make, options.env, **env_kwargs)
+    make_env = environment_maker(options.env, env_kwargs)
     ks = options.pass_at or sorted({1, options.samples_per_task})
     with _open_policy(options, make_env) as policy:
         evaluation = evaluate_policy(
             make_env,
             policy,
-            _tasks(make_env, options.num_tasks),
+            first_tasks(make_env, options.num_tasks),
             samples_per_task=options.samples_per_task,
             ks=ks,
             seed=options.seed,
@@ -142,9 +133,10 @@ def _check_source(options: EvaluateArguments) -> None:
     if options.base_url is None:
         if options.api_key_env is not None:
             raise ConfigurationError("--api_key_env goes with --base_url.")
-        if options.tool_format == "openai":
+        name = options.tool_format
+        if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
             raise ConfigurationError(
-                "--tool_format openai is for served models: pass --base_url, or leave it out and "
+                f"--tool_format {name} is for served models: pass --base_url, or leave it out and "
                 "the chat template of the local model describes the tools."
             )
         return
@@ -186,18 +178,11 @@ def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Ite
         yield policy
 
 
-def _tasks(make_env: Any, num_tasks: int) -> list[int]:
-    env = make_env()
-    limit = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
-    return list(range(min(num_tasks, limit or num_tasks)))
-
-
 def _as_json(
     options: EvaluateArguments, env_kwargs: dict[str, Any], evaluation: Evaluation
 ) -> dict[str, Any]:
     return {
-        "model": options.model or "embedded policy",
+        "model": options.model or EMBEDDED,
         "base_url": options.base_url,
         "env": options.env,
         "env_kwargs": env_kwargs,
@@ -215,7 +200,7 @@ def _as_json(
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    title = f"{options.model or 'embedded policy'} on {options.env}, {sampling}"
+    title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
     table = Table(title=title, min_width=60)
     table.add_column("metric")
     table.add_column("mean", justify="right")

@@ -1,18 +1,16 @@
-"""What ``--dry_run`` prints: groups, one trajectory step by step, rows, figures, time, memory."""
+"""What ``--dry_run`` prints: groups, one trajectory step by step, rows, tables of facts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from agent_trainers.batching.rows import Row
+from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
 MAX_GROUPS: Final = 10
@@ -21,77 +19,55 @@ MAX_MESSAGE_CHARS: Final = 400
 STRIP_WIDTH: Final = 72
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLine:
-    """An episode in a few numbers."""
+class EpisodeLine(NamedTuple):
+    """An episode of the batch in a few numbers."""
 
     group_id: str
-    """Its group."""
     task_id: str
-    """Its task."""
-    return_: float
-    """Sum of its rewards."""
+    return_: float | None
+    """Sum of its rewards; None if it cannot be scored."""
     success: bool
-    """Whether it counts as a success."""
-    is_scorable: bool
-    """Whether it counts at all."""
+    """Whether it counts as one: never, if it cannot be scored."""
     num_steps: int
-    """Model turns."""
     has_signal: bool
     """Whether any of its advantages is not 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DryRun:
-    """A batch, and what it cost."""
-
-    title: str
-    """What ran."""
-    num_processes: int
-    """How many processes shared the batch."""
-    max_steps: int
-    """Optimiser steps of the run that this would be."""
-    episodes: Sequence[EpisodeLine]
-    """All episodes of the batch."""
-    rows: Sequence[Row]
-    """Rows of the main process."""
-    sample: TrajectorySample
-    """A trajectory of the main process."""
-    sample_number: int
-    """Its number in the batch of the main process."""
-    advantages: npt.NDArray[np.float32]
-    """What the rows' tokens are trained with, (B, T)."""
-    figures: Mapping[str, str]
-    """Figures of the batch, by name."""
-    seconds: Mapping[str, float]
-    """Wall time of the step by part."""
-    memory: Mapping[str, str]
-    """What is held in memory."""
-    page: Path
-    """The page of trajectories."""
-
-
-def print_dry_run(run: DryRun, console: Console, tokenizer: Any) -> None:
-    """Print a dry run.
+def print_dry_run(
+    console: Console,
+    record: BatchRecord,
+    sample: TrajectorySample,
+    episodes: Sequence[EpisodeLine],
+    tokenizer: Any,
+) -> None:
+    """Print groups, a trajectory step by step, and rows.
 
     Args:
-        run: What was found.
         console: Where.
+        record: The batch of the main process.
+        sample: One of its trajectories.
+        episodes: Those of all processes.
         tokenizer: Turns token ids back into text.
     """
-    console.rule(f"[bold]dry run: {run.title}", align="left")
-    console.print(_groups(run.episodes))
-    console.rule(f"trajectory {run.sample_number + 1}, step by step", align="left")
-    _print_trajectory(run.sample, console, tokenizer)
-    console.print(_rows(run))
-    for number, row in enumerate(run.sample.rows, start=1):
-        console.print(_mask(number, row))
+    number = next(i for i, t in enumerate(record.trajectories) if t is sample.trajectory)
+    console.print(_groups(episodes))
+    console.rule(f"trajectory {number + 1}, step by step", align="left")
+    _print_trajectory(sample, console, tokenizer)
+    console.print(_rows(record, number))
+    for i, row in enumerate(sample.rows, start=1):
+        console.print(_mask(i, row))
     console.print("[dim]▒ prompt   ░ observation, masked   █ trained[/]\n")
-    console.print(_facts("the batch", run.figures))
-    console.print(_facts("one optimiser step", _times(run)))
-    console.print(_facts("memory", run.memory))
-    console.print(f"{'trajectories':>24}: {run.page}", highlight=False, soft_wrap=True)
-    console.print("No weights were changed and none saved.")
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> Table:
+    """Return names and values as a table."""
+    table = Table.grid(padding=(0, 2))
+    table.title, table.title_justify = title, "left"
+    table.add_column(justify="right", style="dim", min_width=24)
+    table.add_column()
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
 
 
 def _groups(episodes: Sequence[EpisodeLine]) -> Table:
@@ -105,12 +81,11 @@ def _groups(episodes: Sequence[EpisodeLine]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("returns")
     for number, members in enumerate(list(groups.values())[:MAX_GROUPS], start=1):
-        scored = [member for member in members if member.is_scorable]
-        returns = [member.return_ for member in scored]
+        returns = [member.return_ for member in members if member.return_ is not None]
         table.add_row(
             str(number),
             members[0].task_id,
-            f"{sum(member.success for member in scored)}/{len(scored)}",
+            f"{sum(member.success for member in members)}/{len(returns)}",
             f"{np.mean(returns):.2f}" if returns else "-",
             f"{np.std(returns):.2f}" if returns else "-",
             f"{np.mean([member.num_steps for member in members]):.1f}",
@@ -122,7 +97,7 @@ def _groups(episodes: Sequence[EpisodeLine]) -> Table:
 
 
 def _member(episode: EpisodeLine) -> Text:
-    if not episode.is_scorable:
+    if episode.return_ is None:
         return Text("failed", "red")
     style = ("green" if episode.success else "") if episode.has_signal else "dim"
     return Text(f"{episode.return_:.2f}", style)
@@ -178,31 +153,32 @@ def _action(sample: TrajectorySample, t: int, tokenizer: Any) -> Text:
     return text
 
 
-def _rows(run: DryRun) -> Table:
-    """Return the first rows: those of the trajectory shown, then the others."""
-    numbers = sorted(range(len(run.rows)), key=lambda i: run.rows[i].episode != run.sample_number)
-    table = Table(title=f"{len(run.rows)} rows of the main process", title_justify="left")
+def _rows(record: BatchRecord, first: int) -> Table:
+    """Return some rows: those of the trajectory shown, then the others."""
+    numbers = sorted(range(len(record.rows)), key=lambda i: record.rows[i].episode != first)
+    all_advantages = record.tensors["advantages"].float().cpu().numpy()
+    table = Table(title=f"{len(record.rows)} rows of the main process", title_justify="left")
     table.add_column("trajectory", justify="right")
     table.add_column("steps")
     for name in ("prompt", "completion", "trained"):
         table.add_column(name, justify="right")
     table.add_column("advantage of each step")
     for i in numbers[:MAX_ROWS]:
-        row = run.rows[i]
-        steps = list(dict.fromkeys(np.array(row.steps)[np.array(row.is_action, bool)].tolist()))
-        is_action, row_steps = np.array(row.is_action, bool), np.array(row.steps)
-        own = run.advantages[i, : len(row.steps)]
-        means = [own[is_action & (row_steps == step)].mean() for step in steps]
+        row = record.rows[i]
+        row_steps, is_action = np.array(row.steps), np.array(row.is_action, bool)
+        steps = np.unique(row_steps[is_action])
+        own = all_advantages[i, : len(row_steps)]
+        merged = f" to {steps[-1] + 1}, merged" if len(steps) > 1 else ""
         table.add_row(
             str(row.episode + 1),
-            f"{steps[0] + 1}" if len(steps) == 1 else f"{steps[0] + 1} to {steps[-1] + 1}, merged",
+            f"{steps[0] + 1}{merged}",
             str(len(row.prompt_ids)),
             str(len(row.completion_ids)),
             str(sum(row.is_trained)),
-            " ".join(f"{mean:+.2f}" for mean in means),
+            " ".join(f"{own[is_action & (row_steps == step)].mean():+.2f}" for step in steps),
         )
-    if len(run.rows) > MAX_ROWS:
-        table.caption = f"and {len(run.rows) - MAX_ROWS} more rows"
+    if len(record.rows) > MAX_ROWS:
+        table.caption = f"and {len(record.rows) - MAX_ROWS} more rows"
     return table
 
 
@@ -214,37 +190,7 @@ def _mask(number: int, row: Row) -> Text:
     return Text.assemble((f"row {number} ", "dim"), strip)
 
 
-def _times(run: DryRun) -> dict[str, str]:
-    seconds = run.seconds
-    total = seconds["rollout"] + seconds["score"] + seconds["train"]
-    processes = f" on {run.num_processes} processes" if run.num_processes > 1 else ""
-    return {
-        "generate": f"{seconds['rollout'] - seconds['wait']:.2f} s",
-        "wait for environments": f"{seconds['wait']:.2f} s",
-        "score": f"{seconds['score']:.2f} s",
-        "forward and backward": f"{seconds['train']:.2f} s",
-        "in all": f"{total:.2f} s{processes}, the optimiser's update not included; "
-        f"{run.max_steps:,} steps would take about {_duration(total * run.max_steps)}",
-    }
-
-
-def _facts(title: str, facts: Mapping[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.title, table.title_justify = title, "left"
-    table.add_column(justify="right", style="dim", min_width=24)
-    table.add_column()
-    for name, value in facts.items():
-        table.add_row(name, value)
-    return table
-
-
 def _shortened(text: str) -> str:
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     return f"{text[:MAX_MESSAGE_CHARS]} … ({len(text) - MAX_MESSAGE_CHARS} more characters)"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

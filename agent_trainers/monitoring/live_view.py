@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.columns import Columns
@@ -25,7 +25,7 @@ REFRESHES_PER_SECOND: Final = 4.0
 CURVE_WIDTH: Final = 40
 MAX_TERMS: Final = 8
 
-_NUMBERS: Final = (
+NUMBERS: Final = (
     ("episodes/mean_turns", "turns", "{:.1f}"),
     ("tools/calls", "tool calls", "{:.1f}"),
     ("completions/mean_length", "tokens", "{:.0f}"),
@@ -39,6 +39,7 @@ _NUMBERS: Final = (
     ("critic/explained_variance", "critic explains", "{:.0%}"),
     ("context/drops", "contexts cut", "{:.0%}"),
 )
+"""What is logged, as it is called and written where people read it."""
 _PARTS: Final = (("generate", "cyan"), ("environment", "yellow"), ("score", "magenta"),
                  ("train", "green"))  # fmt: skip
 _DOING: Final = {"rollout": "playing episodes", "score": "scoring", "train": "training"}
@@ -92,11 +93,11 @@ class RunView:
         table.add_column(no_wrap=True)
         table.add_column(ratio=1)
         table.add_column(no_wrap=True, justify="right")
-        left = "" if self.seconds_left is None else f", {_duration(self.seconds_left)} left"
+        left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
         table.add_row(
             f"[bold]step {self.step}/{self._num_steps}",
             ProgressBar(total=max(1, self._num_steps), completed=self.step),
-            f"{_duration(self.seconds_done)}{left}  [dim]{self.doing}",
+            f"{duration(self.seconds_done)}{left}  [dim]{self.doing}",
         )
         return table
 
@@ -118,7 +119,7 @@ class RunView:
     def _numbers(self) -> Columns:
         shown = [
             Text.assemble((f"{label} ", "dim"), form.format(self._newest[name]))
-            for name, label, form in _NUMBERS
+            for name, label, form in NUMBERS
             if name in self._newest
         ]
         return Columns(shown, padding=(0, 3), equal=True)
@@ -185,7 +186,10 @@ class LiveView(TrainerCallback):  # type: ignore[misc]
         )
         stderr = sys.stderr
         self._open.enter_context(live)
-        self._open.enter_context(_log_handlers_moved(stderr, sys.stderr))
+        # a handler keeps the stream it was made with, so its lines would go through the view
+        for handler in _log_handlers_to(stderr):
+            handler.setStream(sys.stderr)
+            self._open.callback(handler.setStream, stderr)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the step."""
@@ -248,29 +252,18 @@ def time_split(logs: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-@contextlib.contextmanager
-def _log_handlers_moved(old: Any, new: Any) -> Iterator[None]:
-    """Let log handlers that write to the stream `old` write to `new`.
-
-    A handler keeps the stream it was made with, so its lines would go through the view.
-    """
+def _log_handlers_to(stream: Any) -> list[logging.StreamHandler[Any]]:
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    handlers = [
+    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
+    return [
         handler
-        for logger in loggers
-        for handler in getattr(logger, "handlers", ())
-        if isinstance(handler, logging.StreamHandler) and handler.stream is old
+        for handler in handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is stream
     ]
-    for handler in handlers:
-        handler.setStream(new)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.setStream(old)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

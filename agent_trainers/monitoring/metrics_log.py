@@ -48,8 +48,11 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
-        except OSError as error:  # a full disk does not say which file it was about
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        except OSError as error:
+            raise DataError(
+                f"{self._path}: cannot be written ({error.strerror}). Has the output folder been "
+                "moved or deleted, or the disk filled up? A run goes on from its last checkpoint."
+            ) from error
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """What people would rather look at than read: a page of trajectories, a learning curve."""
 
 import importlib.resources
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +23,7 @@ def write_trajectory_page(
     Args:
         path: The file to write.
         samples: What to show, in order.
-        tokenizer: Turns token ids back into text; anything with ``convert_ids_to_tokens`` and
-            ``decode``.
+        tokenizer: Turns token ids back into text; anything with ``decode``.
         title: Heading of the page.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
@@ -38,16 +38,16 @@ def plot_learning_curve(
     path: str | Path,
     history: Sequence[Mapping[str, Any]],
     *,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: float | None,
+    after: float | None,
 ) -> None:
     """Draw success and return against optimiser steps.
 
     Args:
         path: The PNG file to write.
         history: The trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-        before: Evaluated ``success`` before training; may be empty.
-        after: Evaluated ``success`` after training; may be empty.
+        before: Evaluated success before training, if measured.
+        after: Evaluated success after training, if measured.
     """
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def plot_learning_curve(
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
             axes.plot(steps, _smooth(values), color=colour, linewidth=2, label=label)
     last = max((entry["step"] for entry in entries), default=0)
-    measured = [(s, m["success"]) for s, m in ((0, before), (last, after)) if "success" in m]
+    measured = [(step, value) for step, value in ((0, before), (last, after)) if value is not None]
     if measured:
         steps, values = zip(*measured, strict=True)
         axes.scatter(steps, values, color="#16a34a", zorder=3, s=60, label="success in evaluation")
@@ -89,39 +89,28 @@ def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
 
 
 def _card(sample: TrajectorySample, tokenizer: Any) -> dict[str, Any]:
-    trajectory = sample.trajectory
-    question = ""
-    if trajectory.transitions:
-        users = [m for m in trajectory.transitions[0].messages if m["role"] == "user"]
-        question = users[-1]["content"] if users else ""
+    transitions = sample.trajectory.transitions
+    users = [m for m in transitions[0].messages if m["role"] == "user"] if transitions else []
     return {
         "label": sample.label,
-        "trajectory": trajectory,
-        "question": question,
-        "steps": [_step(sample, t, tokenizer) for t in range(len(trajectory.transitions))],
+        "trajectory": sample.trajectory,
+        "question": users[-1]["content"] if users else "",
+        "steps": [_step(sample, t, tokenizer) for t in range(len(transitions))],
         "rows": [_row(sample, number, tokenizer) for number in range(len(sample.rows))],
     }
 
 
 def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> dict[str, Any]:
     transition = sample.trajectory.transitions[t]
-    trained = sample.steps[t] if sample.steps is not None else None
-    tokens = [
-        _token(sample, t, j, tokenizer)
-        for j in range(min(len(transition.completion_ids), MAX_TOKENS_SHOWN))
-    ]
-    seconds = sample.trajectory.step_seconds
+    num_tokens = len(transition.completion_ids)
+    shown = range(min(num_tokens, MAX_TOKENS_SHOWN))
     return {
         "transition": transition,
         "change": state_change(sample.trajectory, t),
-        "trained": trained,
-        "advantage": _mean(trained.advantages) if trained else None,
-        "value": trained.values[0] if trained and trained.values else None,
-        "ratio": _mean(trained.ratios) if trained and trained.ratios else None,
-        "num_trained": sum(trained.is_trained) if trained else 0,
-        "num_hidden": len(transition.completion_ids) - len(tokens),
-        "seconds": seconds[t] if t < len(seconds) else None,
-        "tokens": tokens,
+        "trained": sample.steps[t] if sample.steps is not None else None,
+        "num_hidden": num_tokens - len(shown),
+        "seconds": dict(enumerate(sample.trajectory.step_seconds)).get(t),
+        "tokens": [_token(sample, t, j, tokenizer) for j in shown],
     }
 
 
@@ -155,17 +144,11 @@ def _row(sample: TrajectorySample, number: int, tokenizer: Any) -> dict[str, Any
     """Return a training row as stretches of tokens: prompt, actions, what was said between them."""
     row = sample.rows[number]
     stretches = [_stretch("prompt", row.prompt_ids, tokenizer)]
-    start = 0
-    for end in range(1, len(row.completion_ids) + 1):
-        is_over = end == len(row.completion_ids) or (
-            (row.steps[end], row.is_action[end], row.is_trained[end])
-            != (row.steps[start], row.is_action[start], row.is_trained[start])
-        )
-        if is_over:
-            kind = f"step {row.steps[start] + 1}" if row.is_action[start] else "observation"
-            stretch = _stretch(kind, row.completion_ids[start:end], tokenizer)
-            stretches.append(stretch | {"is_trained": row.is_trained[start]})
-            start = end
+    tokens = zip(row.completion_ids, row.steps, row.is_action, row.is_trained, strict=True)
+    for (step, is_action, is_trained), run in itertools.groupby(tokens, lambda token: token[1:]):
+        kind = f"step {step + 1}" if is_action else "observation"
+        stretch = _stretch(kind, [token[0] for token in run], tokenizer)
+        stretches.append(stretch | {"is_trained": is_trained})
     reasons = [step.fork_reason for step in sample.steps or () if step.row == number]
     return {
         "stretches": stretches,
@@ -180,10 +163,6 @@ def _stretch(kind: str, ids: Sequence[int], tokenizer: Any) -> dict[str, Any]:
     hidden = max(0, len(ids) - MAX_TOKENS_SHOWN)
     text = tokenizer.decode(list(ids[hidden:]))
     return {"kind": kind, "count": len(ids), "text": text, "hidden": hidden, "is_trained": False}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _shade(value: float, unit: float) -> str:

@@ -1,8 +1,8 @@
 """From a state to the messages of an OpenAI-compatible API, and from its reply to an action.
 
-With the tool format ``openai`` calls are the API's own; with every other they are text, and the API
-sees nothing but a conversation. An environment's messages know no call ids: calls are numbered by
-their place, so that the same state is the same request.
+With structured calls (tool format ``openai``) they are the API's own; with every other format they
+are text, and the API sees nothing but a conversation. An environment's messages know no call ids:
+calls are numbered by their place, so that the same state is the same request.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from agent_envs.core.messages import Message
 from agent_envs.core.openai_format import FunctionCall, read_message, write_message
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.core.tool_formats import ToolFormat
 
 # As the chat templates of Qwen2.5 and Qwen3 say it, for servers that are not told of the tools.
 HERMES_TOOLS_TEXT: Final = """
@@ -84,7 +84,7 @@ def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
     return converted + [_result(call_id, "") for call_id in pending]
 
 
-def action_text(content: str, calls: Sequence[FunctionCall], tool_format: str) -> str:
+def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFormat) -> str:
     """Return a reply of the API as an action in `tool_format`.
 
     Some servers read calls out of the text by themselves; such calls are written back.
@@ -92,9 +92,9 @@ def action_text(content: str, calls: Sequence[FunctionCall], tool_format: str) -
     Args:
         content: What the model said besides.
         calls: The structured calls of the reply.
-        tool_format: A key of `TOOL_FORMATS`.
+        tool_format: The format of the environment.
     """
-    if tool_format == "openai":
+    if tool_format.is_structured:
         return write_message(content, calls)
     return "\n".join([*([content] if content else []), *(_text(c, tool_format) for c in calls)])
 
@@ -118,10 +118,10 @@ def _result(call_id: str, content: str) -> ApiMessage:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def _text(call: FunctionCall, tool_format: str) -> str:
+def _text(call: FunctionCall, tool_format: ToolFormat) -> str:
     if _is_object(call.arguments):
         arguments = json.loads(call.arguments or "{}")
-        return TOOL_FORMATS[tool_format].write_call(call.name, arguments)
+        return tool_format.write_call(call.name, arguments)
     # Malformed, as the model wrote it: the environment says what is wrong with it.
     return (
         f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'

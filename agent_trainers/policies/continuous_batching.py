@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings
 from agent_trainers.policies.slots import Finish, LendModel, Prompt
+from agent_trainers.policies.streams import StreamedResult
 
 _POLL_SECONDS: Final = 0.01
 
@@ -66,11 +67,9 @@ class ContinuousBatchingStream:
         self._prompts[key] = prompt
         self._manager.add_request(prompt, request_id=str(key))
 
-    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+    def advance(self) -> list[StreamedResult]:
         """Return what has ended, and wait a moment for it."""
-        ready: list[tuple[int, Generation | BaseException]] = [
-            (key, self._finish([], None)) for key in self._too_long
-        ]
+        ready: list[StreamedResult] = [(key, self._finish([], None)) for key in self._too_long]
         self._too_long.clear()
         output = self._manager.get_result(timeout=_POLL_SECONDS) if self._prompts else None
         while output is not None:
@@ -100,19 +99,11 @@ class ContinuousBatchingStream:
 
 def _generation_config(settings: SamplingSettings) -> GenerationConfig:
     is_greedy = settings.temperature == 0.0
-    sampling: dict[str, Any] = (
-        {}
-        if is_greedy
-        else {
-            "temperature": settings.temperature,
-            "top_k": settings.top_k,
-            "top_p": settings.top_p,
-        }
-    )
+    sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p")}
     return GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=not is_greedy,
         eos_token_id=list(settings.eos_token_ids),
         pad_token_id=settings.pad_token_id,
-        **sampling,
+        **({} if is_greedy else sampling),
     )

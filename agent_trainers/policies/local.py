@@ -10,18 +10,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
-from agent_trainers.policies.streams import GenerationStream, WaveStream
+from agent_trainers.policies.streams import GenerationStream
 
 _TINY_VOCABULARY: Final = 1000
 MakeStream = Callable[[Prompt, Finish], GenerationStream]
 Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
 
 
-class TokenPolicy:
+class TokenPolicy(Policy):
     """Renders states to tokens and lets `complete` sample after them."""
 
     def __init__(
@@ -43,7 +44,7 @@ class TokenPolicy:
             max_prompt_tokens: Longer states are not sampled from: ``overflow``.
             make_stream: Makes what serves a rollout without waves, of two functions: from a request
                 to its tokens (None where they do not fit), and from tokens and what was sampled
-                after them to an action. None for waves.
+                after them to an action. None for the stream of any other policy.
         """
         self._renderer = renderer
         self._complete = complete
@@ -54,15 +55,12 @@ class TokenPolicy:
     def open_stream(self) -> GenerationStream:
         """Return what serves the episodes of one rollout."""
         if self._make_stream is None:
-            return WaveStream(self)
+            return super().open_stream()
         return self._make_stream(self.encode, self._generation)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one generation per request, in order."""
-        prompts = [
-            self._renderer.prompt_ids(request.messages, request.tools, request.previous)
-            for request in requests
-        ]
+        prompts = [self._prompt_ids(request) for request in requests]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= self._max_prompt_tokens]
         completions = self._complete(
             [prompts[i] for i in fitting], [requests[i].rng for i in fitting]
@@ -76,18 +74,15 @@ class TokenPolicy:
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
         """Return the tokens of a state; None where it does not fit."""
-        ids = self._renderer.prompt_ids(request.messages, request.tools, request.previous)
+        ids = self._prompt_ids(request)
         return ids if len(ids) <= self._max_prompt_tokens else None
+
+    def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        return self._renderer.prompt_ids(request.messages, request.tools, request.previous)
 
     def _generation(self, prompt: list[int], completion: Completion | None) -> Generation:
         if completion is None:
-            return Generation(
-                prompt_ids=prompt,
-                completion_ids=[],
-                logprobs=np.zeros(0, np.float32),
-                text="",
-                finish_reason="overflow",
-            )
+            return Generation(text="", prompt_ids=prompt, finish_reason="overflow")
         is_finished = completion.token_ids[-1:] and completion.token_ids[-1] in self._eos_token_ids
         return Generation(
             prompt_ids=prompt,
@@ -102,33 +97,22 @@ def transformers_policy(
     model: Any,
     tokenizer: Any,
     *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
     chat_template_kwargs: dict[str, Any] | None = None,
     max_batch_size: int = 64,
+    **sampling: Any,
 ) -> TokenPolicy:
     """Make a policy of a transformers model that is not being trained.
 
     Args:
         model: A causal language model.
         tokenizer: Its tokenizer, with a chat template.
-        max_new_tokens: Longest turn.
-        temperature: 0 takes the most likely token.
-        top_p: Nucleus sampling.
-        top_k: 0 for all tokens.
         chat_template_kwargs: Passed on to the template.
         max_batch_size: Prompts sampled from at once.
+        sampling: Fields of `SamplingSettings`: ``max_new_tokens``, and others as wanted.
     """
-    eos_token_ids = eos_ids(model, tokenizer)
+    eos_token_ids = eos_ids(model.generation_config.eos_token_id, tokenizer)
     settings = SamplingSettings(
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=eos_token_ids,
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
+        eos_token_ids=eos_token_ids, pad_token_id=tokenizer.pad_token_id or 0, **sampling
     )
 
     def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
@@ -148,32 +132,19 @@ def transformers_policy(
         ChatRenderer(tokenizer, chat_template_kwargs),
         complete,
         eos_token_ids=eos_token_ids,
-        max_prompt_tokens=context_length(model) - max_new_tokens,
+        max_prompt_tokens=context_length(model) - settings.max_new_tokens,
         make_stream=make_stream if can_serve(model, settings) else None,
     )
 
 
-def load_policy(
-    name: str,
-    *,
-    max_new_tokens: int | None = None,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    max_batch_size: int = 64,
-    chat_template_kwargs: dict[str, Any] | None = None,
-) -> TokenPolicy:
+def load_policy(name: str, *, max_new_tokens: int | None = None, **options: Any) -> TokenPolicy:
     """Load a model, onto the accelerator if there is one, and make a policy of it.
 
     Args:
         name: Name on the hub, or a folder.
         max_new_tokens: Longest turn; 24 for models with a vocabulary as small as the embedded
             policy's, else 512.
-        temperature: See `transformers_policy`, also for the rest.
-        top_p: Nucleus sampling.
-        top_k: 0 for all tokens.
-        max_batch_size: Prompts sampled from at once.
-        chat_template_kwargs: Passed on to the template.
+        options: The other options of `transformers_policy`.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.
@@ -187,21 +158,12 @@ def load_policy(
     is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
     if not is_tiny and torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
-    return transformers_policy(
-        model,
-        tokenizer,
-        max_new_tokens=max_new_tokens or (24 if is_tiny else 512),
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        chat_template_kwargs=chat_template_kwargs,
-        max_batch_size=max_batch_size,
-    )
+    max_new_tokens = max_new_tokens or (24 if is_tiny else 512)
+    return transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
 
 
-def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]:
     """Return the tokens that end a turn: the tokenizer's and those the model declares."""
-    declared = model.generation_config.eos_token_id
     ids = [declared] if isinstance(declared, int) else list(declared or ())
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ids]))
 

@@ -4,6 +4,7 @@ Written to vLLM's documented interface (``LLM.generate`` on ``prompt_token_ids``
 stand-in for the package; the engine itself was not run by us.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from agent_envs.core.extras import require_extra
-from agent_trainers.policies.local import TokenPolicy, context_length
+from agent_trainers.policies.local import TokenPolicy, context_length, eos_ids
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion
 
@@ -46,7 +47,10 @@ def vllm_policy(
     config = AutoConfig.from_pretrained(model)
     length = max_model_len or context_length(config)
     llm = LLM(model=model, max_model_len=length)
-    eos_token_ids = _eos_ids(model, tokenizer)
+    declared = None
+    with contextlib.suppress(OSError):  # some models declare nothing
+        declared = GenerationConfig.from_pretrained(model).eos_token_id
+    eos_token_ids = eos_ids(declared, tokenizer)
 
     def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
         settings = [
@@ -72,16 +76,6 @@ def vllm_policy(
         eos_token_ids=eos_token_ids,
         max_prompt_tokens=length - max_new_tokens,
     )
-
-
-def _eos_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that end a turn: the tokenizer's and those the model declares."""
-    try:
-        declared = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # the model declares nothing
-        declared = None
-    ids = [declared] if isinstance(declared, int) else list(declared or ())
-    return tuple(dict.fromkeys([tokenizer.eos_token_id, *ids]))
 
 
 def _completion(output: Any) -> Completion:

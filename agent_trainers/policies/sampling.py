@@ -31,8 +31,8 @@ class SamplingSettings:
     """Longest turn, in tokens."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end a turn."""
-    pad_token_id: int
-    """Fills rows that ended early."""
+    pad_token_id: int = 0
+    """Fills rows that ended early; no one looks at it."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the most likely token."""
     top_p: float = 1.0

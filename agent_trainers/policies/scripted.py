@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from agent_envs.core.messages import Message
-from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.policy import Policy
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """Acts by a function of the request. Its tokens are the UTF-8 bytes of the text."""
 
     def __init__(self, act: Callable[[GenerationRequest], str]) -> None:
@@ -34,11 +35,10 @@ class ScriptedPolicy:
         text = self._act(request)
         completion_ids = _tokens(text)
         return Generation(
+            text=text,
             prompt_ids=self.encode(request),
             completion_ids=completion_ids,
             logprobs=np.zeros(len(completion_ids), np.float32),
-            text=text,
-            finish_reason="stop",
         )
 
 

@@ -6,7 +6,7 @@ Every token is drawn from its episode's own generator, so what an episode sample
 state only, as in waves.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from agent_trainers.batching.micro_batch import pack
-from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
+from agent_trainers.policies.streams import StreamedResult
 
 _GROWTH: Final = 256
 """Slots grow by this many tokens."""
 _PREFILL_SHARE: Final = 0.25
 """New states are read once they are this share of the batch, or nothing else is to be done."""
-
 _READ_TOKENS: Final = 16_384
 """Tokens read at once."""
 
@@ -192,7 +192,7 @@ class SlotStream:
         self._cache = SlotCache()
 
     @torch.no_grad()
-    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+    def advance(self) -> list[StreamedResult]:
         """Seat who waits, read new states, and write one token for everybody else."""
         ready = self._seat()
         enough = _PREFILL_SHARE * (len(self._reading) + len(self._writing))
@@ -202,9 +202,9 @@ class SlotStream:
             self._write()
         return ready + self._finished()
 
-    def _seat(self) -> list[tuple[int, Generation | BaseException]]:
+    def _seat(self) -> list[StreamedResult]:
         """Give slots to those who wait; return those whose state does not fit."""
-        ready: list[tuple[int, Generation | BaseException]] = []
+        ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
             if key not in self._stored and len(self._stored) >= self._max_slots:
                 continue
@@ -235,25 +235,25 @@ class SlotStream:
             elif turn.num_unread > 0:
                 unread.append(turn)
         unread += [group[0] for group in twins.values()]
-        self._reserve(self._reading.values())
-        for together in pack(
+        longest = max(len(turn.prompt) for turn in self._reading.values())
+        num_slots = max(slot for slot, _ in self._stored.values()) + 1
+        self._cache.reserve(num_slots, longest + self._settings.max_new_tokens + 1)
+        for batch in pack(
             [0] * len(unread),
             [turn.num_unread for turn in unread],
             max_rows=len(unread),
             max_tokens=_READ_TOKENS,
         ):
-            self._store([unread[i] for i in together])
+            turns = [unread[i] for i in batch]
+            starts = [turn.num_stored for turn in turns]
+            tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
+            self._forward([turn.slot for turn in turns], starts, tokens)
         for first, *others in twins.values():
             if others:
                 length = len(first.prompt) - 1
                 self._cache.copy(first.slot, [turn.slot for turn in others], length)
         self._writing |= self._reading
         self._reading = {}
-
-    def _store(self, turns: Sequence[_Turn]) -> None:
-        starts = [turn.num_stored for turn in turns]
-        tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
-        self._forward([turn.slot for turn in turns], starts, tokens)
 
     def _write(self) -> None:
         """Draw one more token in each slot."""
@@ -304,13 +304,9 @@ class SlotStream:
         ).logits
         return logits
 
-    def _reserve(self, turns: Iterable[_Turn]) -> None:
-        longest = max(len(turn.prompt) for turn in turns) + self._settings.max_new_tokens
-        self._cache.reserve(max(slot for slot, _ in self._stored.values()) + 1, longest + 1)
-
-    def _finished(self) -> list[tuple[int, Generation | BaseException]]:
+    def _finished(self) -> list[StreamedResult]:
         """Take out the turns that have ended; their slots keep what was said."""
-        ready: list[tuple[int, Generation | BaseException]] = []
+        ready: list[StreamedResult] = []
         for key, turn in list(self._writing.items()):
             is_ended = turn.token_ids[-1] in self._settings.eos_token_ids
             if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
@@ -325,7 +321,5 @@ class SlotStream:
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

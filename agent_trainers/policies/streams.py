@@ -6,12 +6,16 @@ leave, or a server.
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from agent_trainers.policies.policy import Generation, GenerationRequest, Policy
-from agent_trainers.policies.worker_pool import CallSession, WorkerPool
+from agent_envs.core.deadline import CallSession
+from agent_trainers.policies.generation import Generation, GenerationRequest
 
 POLL_SECONDS: Final = 0.01
+Generate = Callable[[Sequence[GenerationRequest]], list[Generation]]
+StreamedResult = tuple[int, Generation | BaseException]
+"""Whose action it is, and the action or what failed."""
 
 
 class GenerationStream(Protocol):
@@ -27,7 +31,7 @@ class GenerationStream(Protocol):
     def add(self, key: int, request: GenerationRequest) -> None:
         """Ask for an action of episode `key`; it has none under way."""
 
-    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+    def advance(self) -> list[StreamedResult]:
         """Work for a while; return the actions that are ready, or what failed."""
 
     def drop(self, key: int) -> None:
@@ -42,9 +46,9 @@ class WaveStream:
 
     gathers = True
 
-    def __init__(self, policy: Policy) -> None:
-        """Ask `policy`."""
-        self._policy = policy
+    def __init__(self, generate: Generate) -> None:
+        """Ask `generate`."""
+        self._generate = generate
         self._requests: dict[int, GenerationRequest] = {}
 
     @property
@@ -56,12 +60,12 @@ class WaveStream:
         """Ask for an action of episode `key`."""
         self._requests[key] = request
 
-    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+    def advance(self) -> list[StreamedResult]:
         """Return an action for each episode that asked; asks the policy also for none at all."""
         keys = sorted(self._requests)
         requests = [self._requests[key] for key in keys]
         self._requests.clear()
-        return list(zip(keys, self._policy.generate(requests), strict=True))
+        return list(zip(keys, self._generate(requests), strict=True))
 
     def drop(self, key: int) -> None:
         """Forget what episode `key` asked for."""
@@ -76,17 +80,12 @@ class ConcurrentStream:
 
     gathers = False
 
-    def __init__(self, policy: Policy, max_concurrency: int) -> None:
-        """Ask `policy`, whose `generate` may be called from several threads.
-
-        Args:
-            policy: Who acts.
-            max_concurrency: Requests under way at once.
-        """
-        self._policy = policy
+    def __init__(self, generate: Generate, max_concurrency: int) -> None:
+        """Ask `generate`, in up to `max_concurrency` threads at once."""
+        self._generate = generate
         self._max_concurrency = max_concurrency
         self._waiting: dict[int, GenerationRequest] = {}
-        self._session: CallSession = WorkerPool().session()
+        self._session = CallSession()
 
     @property
     def has_requests(self) -> bool:
@@ -97,19 +96,16 @@ class ConcurrentStream:
         """Ask for an action of episode `key`."""
         self._waiting[key] = request
 
-    def advance(self) -> list[tuple[int, Generation | BaseException]]:
+    def advance(self) -> list[StreamedResult]:
         """Send what may be sent; return what has come back, and wait a moment for it."""
         while self._waiting and len(self._session) < self._max_concurrency:
             key, request = next(iter(self._waiting.items()))
             del self._waiting[key]
-            self._session.submit(key, functools.partial(self._generate, request))
+            self._session.submit(key, functools.partial(self._generate, [request]))
         return [
-            (outcome.key, outcome.error or outcome.value)
+            (outcome.key, outcome.error or outcome.value[0])
             for outcome in self._session.wait(POLL_SECONDS)
         ]
-
-    def _generate(self, request: GenerationRequest) -> Generation:
-        return self._policy.generate([request])[0]
 
     def drop(self, key: int) -> None:
         """Forget what episode `key` asked for."""
@@ -118,13 +114,3 @@ class ConcurrentStream:
 
     def close(self) -> None:
         """Leave what is under way to itself."""
-
-
-def open_stream(policy: Policy) -> GenerationStream:
-    """Return the stream of a policy: its own, one per request if it is a server, or waves."""
-    if (opener := getattr(policy, "open_stream", None)) is not None:
-        stream: GenerationStream = opener()
-        return stream
-    if getattr(policy, "is_concurrent", False):
-        return ConcurrentStream(policy, policy.max_concurrency)  # type: ignore[attr-defined]
-    return WaveStream(policy)

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from agent_envs.core.deadline import CallSession, Outcome, outcome_of
 from agent_envs.errors import AgentEnvsError
-from agent_trainers.policies.policy import Generation, GenerationRequest, Policy
-from agent_trainers.policies.streams import GenerationStream, open_stream
-from agent_trainers.policies.worker_pool import CallSession, Outcome, WorkerPool
+from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.rollout.episode import Episode, EpisodeSpec, TextEnv, template_tools
 from agent_trainers.rollout.foreign_envs import UnmadeEnv, is_immediate
 from agent_trainers.trajectory import StopReason, Trajectory
@@ -58,7 +59,6 @@ class Rollout:
         self._episode_timeout = episode_timeout
         self._group_quorum = group_quorum
         self._is_any_active = is_any_active or bool
-        self._pool = WorkerPool()
         self._idle_envs: list[TextEnv] = []
 
     def collect(
@@ -75,10 +75,10 @@ class Rollout:
         Returns:
             One trajectory per spec, in order; those that failed hold their error.
         """
-        episodes = [Episode(spec, self._take_env()) for spec in specs]
-        stream = open_stream(self._policy)
+        episodes = [Episode(i, spec, self._take_env()) for i, spec in enumerate(specs)]
+        stream = self._policy.open_stream()
         try:
-            self._play(_Collection(self, episodes, stream, on_end))
+            _Collection(self, episodes, stream, on_end).play(self._is_any_active)
         finally:
             stream.close()
         for episode in episodes:
@@ -91,15 +91,6 @@ class Rollout:
         for env in self._idle_envs:
             env.close()
         self._idle_envs.clear()
-
-    def _play(self, collection: "_Collection") -> None:
-        collection.begin()
-        while self._is_any_active(collection.is_active):
-            is_busy = self._is_any_active(collection.has_requests)
-            collection.hear(is_busy=is_busy)
-            if is_busy:
-                collection.generate()
-            collection.close_late_ones()
 
     def _take_env(self) -> TextEnv:
         if self._idle_envs:
@@ -142,7 +133,7 @@ class _Collection:
         self._policy = rollout._policy
         self._step_timeout = rollout._step_timeout
         self._episode_timeout = rollout._episode_timeout
-        self._session: CallSession = rollout._pool.session()
+        self._session = CallSession()
         self._episodes = episodes
         self._stream = stream
         self._on_end = on_end
@@ -152,19 +143,18 @@ class _Collection:
         # How many episodes of each group still have to end well
         self._missing = {g: math.ceil(n * rollout._group_quorum) for g, n in sizes.items()}
 
-    @property
-    def is_active(self) -> bool:
-        return bool(self._active)
-
-    @property
-    def has_requests(self) -> bool:
-        return self._stream.has_requests
-
-    def begin(self) -> None:
+    def play(self, is_any_active: Callable[[bool], bool]) -> None:
+        """Play all episodes to their end."""
         for key, episode in enumerate(self._episodes):
             self._call(key, episode.reset)
+        while is_any_active(bool(self._active)):
+            is_busy = is_any_active(self._stream.has_requests)
+            self._drain(is_busy=is_busy)
+            if is_busy:
+                self._generate()
+            self._close_late_ones()
 
-    def hear(self, *, is_busy: bool) -> None:
+    def _drain(self, *, is_busy: bool) -> None:
         """Take in what environments have said; wait for it where nothing else is to be done."""
         if not is_busy:
             self._take_in(self._session.wait(IDLE_SECONDS))
@@ -175,7 +165,7 @@ class _Collection:
             if time.monotonic() >= until:
                 break
 
-    def generate(self) -> None:
+    def _generate(self) -> None:
         """Let the policy work for a while, and carry out what it decided."""
         started = time.perf_counter()
         ready = self._stream.advance()
@@ -185,7 +175,7 @@ class _Collection:
         for key, generation in ready:
             self._act(key, generation)
 
-    def close_late_ones(self) -> None:
+    def _close_late_ones(self) -> None:
         """End the episodes that took too long, and the rest once every group has its quorum."""
         if self._episode_timeout is not None:
             now = time.monotonic()
@@ -204,15 +194,8 @@ class _Collection:
         if not is_immediate(self._episodes[key].env):
             self._session.submit(key, function, self._step_timeout)
             return
-        started = time.perf_counter()
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            value = function()
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - foreign code; it is recorded
-            error = raised
-        seconds = time.perf_counter() - started
-        self._take_in([Outcome(key=key, value=value, error=error, seconds=seconds)])
+        # Ctrl-C is the user's; whatever else foreign code raises is recorded
+        self._take_in([outcome_of(key, function, caught=(Exception, SystemExit))])
 
     def _take_in(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -232,7 +215,7 @@ class _Collection:
             return None
         try:
             if episode.generation is None:
-                _, episode.info = outcome.value
+                episode.begin(outcome.value)
                 self._lend_tokenizer(episode)
             else:
                 episode.advance(outcome.value)
@@ -246,13 +229,15 @@ class _Collection:
         self._generating.discard(key)
         if isinstance(generation, BaseException):
             episode.fail(generation, StopReason.POLICY_ERROR)
-        elif generation.finish_reason == "overflow":
+            self._end(key)
+            return
+        episode.usage += generation.spent
+        if generation.finish_reason == "overflow":
             episode.overflow()
+            self._end(key)
         else:
             episode.generation = generation
             self._call(key, episode.step)
-            return
-        self._end(key)
 
     def _end(self, key: int) -> None:
         del self._active[key]

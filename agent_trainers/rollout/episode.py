@@ -1,19 +1,23 @@
 """One episode under way: what is to be played, and what was played so far."""
 
+import inspect
 import math
+import reprlib
 import time
 import traceback
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 
-from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_trainers.policies.policy import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 TextEnv = gym.Env[str, str]
+_RESET: Final = ("observation", "info")
+_STEP: Final = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class EpisodeSpec:
 class Episode:
     """An episode under way."""
 
+    number: int
+    """Its place among the episodes of one `collect`."""
     spec: EpisodeSpec
     env: TextEnv
     info: dict[str, Any] = field(default_factory=dict)
@@ -43,6 +49,8 @@ class Episode:
     final_prompt_ids: list[int] = field(default_factory=list)
     generation: Generation | None = None
     """The action that is being carried out."""
+    usage: Usage = field(default_factory=Usage)
+    """What all its actions took."""
     generate_seconds: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
     """How long the environment took: the reset, then each step."""
@@ -62,17 +70,33 @@ class Episode:
     def request(self) -> GenerationRequest:
         """Ask for an action in the present state."""
         return GenerationRequest(
+            episode_id=self.number,
             messages=self.info["messages"],
             tools=template_tools(self.info),
             previous=self.transitions[-1] if self.transitions else None,
             rng=self.spec.rng,
         )
 
-    def advance(self, outcome: Any) -> None:
-        """Note what the environment said to the action."""
+    def begin(self, answer: Any) -> None:
+        """Note the first state.
+
+        Raises:
+            TypeError: If the environment did not answer with a state.
+        """
+        _, info = _checked(answer, "reset", _RESET)
+        _check_info(info, "reset", is_over=False)
+        self.info = info
+
+    def advance(self, answer: Any) -> None:
+        """Note what the environment said to the action.
+
+        Raises:
+            TypeError: If it did not answer with a state.
+        """
         generation = self.generation
         assert generation is not None
-        _, reward, terminated, truncated, info = outcome
+        _, reward, terminated, truncated, info = _checked(answer, "step", _STEP)
+        _check_info(info, "step", is_over=terminated)
         if not math.isfinite(reward):
             self.stop(StopReason.ENVIRONMENT_ERROR, f"the reward is {reward}: {info}")
             return
@@ -130,6 +154,7 @@ class Episode:
             },
             stop_reason=self.stop_reason,
             error=self.error,
+            usage=asdict(self.usage),
             final_prompt_ids=list(self.final_prompt_ids),
             step_seconds=self.step_seconds[1 : 1 + len(self.transitions)],
         )
@@ -137,6 +162,41 @@ class Episode:
 
 def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools that the chat template is to describe; None where the state does."""
-    is_native = TOOL_FORMATS[info["tool_format"]].is_native if "tool_format" in info else True
     tools: list[dict[str, Any]] = info.get("tools") or []
-    return tools if is_native else None
+    return tools if info.get("is_native_format", True) else None
+
+
+def _checked(answer: Any, method: str, names: Sequence[str]) -> Any:
+    """Return what a method of an environment answered, if it has these parts."""
+    if isinstance(answer, tuple | list) and len(answer) == len(names):
+        return answer
+    found = reprlib.repr(answer)
+    if inspect.iscoroutine(answer):
+        found = "a coroutine"
+        answer.close()
+    raise TypeError(f"{method}() returned {found}; it must return ({', '.join(names)}).")
+
+
+def _check_info(info: Any, method: str, *, is_over: bool) -> None:
+    """Check what a method of an environment told; a terminated episode needs no state."""
+    if not isinstance(info, dict):
+        raise TypeError(f"info of {method}() is {reprlib.repr(info)}; it must be a dictionary.")
+    for name in ("metrics", "reward_terms"):
+        if not isinstance(info.get(name, {}), Mapping):
+            raise TypeError(
+                f"info[{name!r}] of {method}() is {reprlib.repr(info[name])}; it must map names to "
+                "numbers."
+            )
+    messages: Any = info.get("messages")
+    is_list = isinstance(messages, tuple | list) and len(messages) > 0
+    if not is_over and not (is_list and all(map(_is_message, messages))):
+        raise TypeError(
+            f"info['messages'] of {method}() is {reprlib.repr(messages)}; it must be a list, not "
+            'empty, of {"role": ..., "content": ...} with texts, as a chat template takes it.'
+        )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(
+        isinstance(message.get(name), str) for name in ("role", "content")
+    )

@@ -1,15 +1,15 @@
 """Measure a policy: play tasks, count successes."""
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k
-from agent_trainers.policies.policy import Policy, Usage
-from agent_trainers.policies.usage import MeteredPolicy
+from agent_trainers.policies import Policy, Usage
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
 from agent_trainers.trajectory import Trajectory
 
@@ -57,10 +57,11 @@ def evaluate_policy(
         for task in tasks
         for k in range(samples_per_task)
     ]
-    metered = MeteredPolicy(policy)
-    rollout = Rollout(make_env, metered)
-    with tqdm(total=len(specs), desc="evaluating", unit="episode") as bar:
-        solved = 0
+    solved = 0
+    with (
+        contextlib.closing(Rollout(make_env, policy)) as rollout,
+        tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
+    ):
 
         def show(trajectory: Trajectory) -> None:
             nonlocal solved
@@ -68,20 +69,14 @@ def evaluate_policy(
             bar.update()
             bar.set_postfix(success=f"{solved / bar.n:.2f}")
 
-        played = rollout.collect(specs, show)
-    rollout.close()
-    usages = [metered.usage(spec.rng) for spec in specs]
-    trajectories = [
-        replace(trajectory, usage=asdict(usage))
-        for trajectory, usage in zip(played, usages, strict=True)
-    ]
+        trajectories = rollout.collect(specs, show)
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
     return Evaluation(
         trajectories=trajectories,
         metrics=_means(scored),
         pass_at_k={k: _pass_at_k(scored, k) for k in ks},
         num_failed=len(trajectories) - len(scored),
-        usage=sum(usages, Usage()),
+        usage=sum((Usage(**trajectory.usage) for trajectory in trajectories), Usage()),
     )
 
 

@@ -212,7 +212,13 @@ def step_samples(
 
     if not trajectory.is_scorable:
         return []
-    samples = []
+    episode = summarise(trajectory)
+    metrics = {
+        "reward": float(sum(episode.rewards)),
+        **{f"rewards/{name}": value for name, value in episode.reward_terms.items()},
+        "success": float(trajectory.success),
+    }
+    samples: list[RolloutSample] = []
     for row in make_rows(trajectory, merge=False):
         step = row.steps[0]
         transition = trajectory.transitions[step]
@@ -227,18 +233,7 @@ def step_samples(
                 advantage=float(advantages[step]),
                 model_version=model_version,
                 group_id=group,
-                metrics={},
+                metrics={} if samples else metrics,  # once per episode: they are averaged
             )
         )
-    for sample in samples[:1]:  # once per episode: they are averaged
-        sample.metrics.update(_episode_metrics(trajectory))
     return samples
-
-
-def _episode_metrics(trajectory: Trajectory) -> dict[str, float]:
-    episode = summarise(trajectory)
-    return {
-        "reward": float(sum(episode.rewards)),
-        **{f"rewards/{name}": value for name, value in episode.reward_terms.items()},
-        "success": float(trajectory.success),
-    }

@@ -134,7 +134,16 @@ def _seed(*entropy: int) -> int:
 
 
 def env_maker(env: str | MakeEnv) -> MakeEnv:
-    """Return what makes the environment of a Gymnasium id, or `env` itself if it is that."""
+    """Return what makes the environment of a Gymnasium id, or `env` itself if it is that.
+
+    Raises:
+        ConfigurationError: If it is neither.
+    """
+    if not isinstance(env, str) and not callable(env):
+        raise ConfigurationError(
+            "env is an environment, but each episode of a batch needs one of its own: pass its id, "
+            "or a function that makes it, such as lambda: gym.make(...)."
+        )
     return functools.partial(gym.make, env) if isinstance(env, str) else env
 
 

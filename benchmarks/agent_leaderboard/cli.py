@@ -6,7 +6,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,68 +35,77 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options.command(options)
     except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"leaderboard: {error}")
+        sys.exit(f"agent-r1-bench: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m agent_leaderboard",
+        prog="agent-r1-bench",
         description="Compare agents on environments. Without a command's name, options are those "
         "of run.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_run(commands)
-    verify = _add(commands, "verify", _verify, "check a run: replay every episode, score it again")
-    verify.add_argument("run", type=Path)
-    _add_data(verify)
-    verify.add_argument("--jobs", type=_positive, default=2, help="processes that replay")
-    report = _add(commands, "report", _report, "write leaderboard.md, .csv and .html")
-    report.add_argument("run", type=Path)
-    _add_data(report)
+    check = "check a run: replay every episode, score it again"
+    _add(commands, "verify", _verify, check, "run", data=True, jobs=2)
+    text = "write leaderboard.md, .csv and .html"
+    report = _add(commands, "report", _report, text, "run", data=True)
     report.add_argument(
         "--text",
         action="store_true",
         help="also write a page with the text of licensed data sets, for your own eyes",
     )
-    compare = _add(commands, "compare", _compare, "compare two agents on the same tasks")
-    compare.add_argument("run", type=Path)
+    compare = _add(commands, "compare", _compare, "compare two agents on the same tasks", "run")
     compare.add_argument("agent_a")
     compare.add_argument("agent_b")
-    export = _add(commands, "export", _export, "pack a run that is complete into one file")
-    export.add_argument("run", type=Path)
-    export.add_argument("bundle", type=Path)
-    merge = _add(commands, "merge", _merge, "verify bundles and join them into one run")
-    merge.add_argument("output", type=Path)
-    merge.add_argument("bundles", type=Path, nargs="+")
-    _add_data(merge)
-    merge.add_argument("--jobs", type=_positive, default=2, help="processes that replay")
-    to_inspect = _add(commands, "to-inspect", _to_inspect, "write logs that inspect view shows")
-    to_inspect.add_argument("run", type=Path)
-    to_inspect.add_argument("folder", type=Path)
-    _add_data(to_inspect)
-    from_inspect = _add(commands, "from-inspect", _from_inspect, "read logs of inspect_ai")
-    from_inspect.add_argument("logs", type=Path, nargs="+")
-    from_inspect.add_argument("output", type=Path)
+    text = "pack a run that is complete into one file"
+    _add(commands, "export", _export, text, "run", "bundle")
+    text = "verify bundles and join them into one run"
+    _add(commands, "merge", _merge, text, "output", "bundles...", data=True, jobs=2)
+    text = "write logs that inspect view shows"
+    _add(commands, "to-inspect", _to_inspect, text, "run", "folder", data=True)
+    _add(commands, "from-inspect", _from_inspect, "read logs of inspect_ai", "logs...", "output")
     return parser
 
 
 def _add(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], None], text: str
+    commands: Any,
+    name: str,
+    command: Callable[[argparse.Namespace], None],
+    text: str,
+    *paths: str,
+    data: bool = False,
+    jobs: int = 0,
 ) -> argparse.ArgumentParser:
+    """Add a command that takes these paths; ``...`` says that one may be several."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
     )
     parser.set_defaults(command=command)
+    for path in paths:
+        several = "+" if path.endswith("...") else None
+        parser.add_argument(path.removesuffix("..."), type=Path, nargs=several)
+    if data:
+        parser.add_argument(
+            "--data",
+            type=Path,
+            default=os.environ.get(DATA_VARIABLE)
+            or (DATA_BESIDE if DATA_BESIDE.is_dir() else None),
+            help=f"folder of the data sets' files; ${DATA_VARIABLE} if not given, or "
+            "../shared/data beside a checkout",
+        )
+    if jobs:
+        text = "processes at once, of one core each"
+        parser.add_argument("--jobs", type=_positive, default=jobs, help=text)
     return parser
 
 
 def _add_run(commands: Any) -> None:
-    run = _add(commands, "run", _run, "run agents over environments; a stopped run goes on")
+    text = "run agents over environments; a stopped run goes on"
+    run = _add(commands, "run", _run, text, data=True, jobs=1)
     run.add_argument("--config", type=Path, nargs="+", default=[], help="YAML files; they add up")
     run.add_argument("--preset", help=f"settings by name: {', '.join(PRESETS)}")
     run.add_argument("--output", type=Path, help="the run's folder; runs/leaderboard if not given")
-    _add_data(run)
-    run.add_argument("--jobs", type=_positive, default=1, help="processes that play")
     run.add_argument("--environments", nargs="+", default=[], help="only these, by name")
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
     run.add_argument("--tasks", type=_positive, help="at most so many of each environment")
@@ -106,16 +115,6 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--api_key_env", help="environment variable with the server's key")
     for name, kind in _PROTOCOL_OPTIONS.items():
         run.add_argument(f"--{name}", type=kind, help="instead of what the settings say")
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get(DATA_VARIABLE) or (DATA_BESIDE if DATA_BESIDE.is_dir() else None),
-        help=f"folder of the data sets' files; ${DATA_VARIABLE} if not given, or ../shared/data "
-        "beside a checkout",
-    )
 
 
 def _positive(text: str) -> int:
@@ -129,13 +128,18 @@ def _positive(text: str) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     from agent_leaderboard.play.run import run
-    from agent_leaderboard.report.report import print_table, write_reports
 
-    config = _config(options)
+    sys.path.append("")  # an agent of one's own may lie here
     output = options.output or Path("runs/leaderboard")
-    run(config, output, data=options.data, jobs=options.jobs)
-    write_reports(output, options.data)
-    print_table(output)
+    run(_config(options), output, data=options.data, jobs=options.jobs)
+    _write_and_print(output, options.data)
+
+
+def _write_and_print(run: Path, data: Path | None, *, text: bool = False) -> None:
+    from agent_leaderboard.report.tables import print_table, write_reports
+
+    write_reports(run, data, text=text)
+    print_table(run)
 
 
 def _config(options: argparse.Namespace) -> RunConfig:
@@ -153,18 +157,17 @@ def _config(options: argparse.Namespace) -> RunConfig:
 
 
 def _with_checkpoint(config: RunConfig, checkpoint: str | None) -> RunConfig:
-    def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-        if given.get("model") != CHECKPOINT_PLACEHOLDER:
-            return dict(given)
+    agents = list(config.agents)
+    for i, agent in enumerate(agents):
+        if agent.settings.get("model") != CHECKPOINT_PLACEHOLDER:
+            continue
         if checkpoint is None:
             raise ConfigurationError(
                 "An agent wants a trained model: pass --checkpoint with its folder, or leave the "
                 "agent out with --agents."
             )
-        return {**given, "model": checkpoint}
-
-    agents = tuple(replace(agent, settings=settings(agent.settings)) for agent in config.agents)
-    return replace(config, agents=agents)
+        agents[i] = replace(agent, settings={**agent.settings, "model": checkpoint})
+    return replace(config, agents=tuple(agents))
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -177,14 +180,11 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.report import print_table, write_reports
-
-    write_reports(options.run, options.data, text=options.text)
-    print_table(options.run)
+    _write_and_print(options.run, options.data, text=options.text)
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.report import print_comparison
+    from agent_leaderboard.report.tables import print_comparison
 
     print_comparison(options.run, options.agent_a, options.agent_b)
 
@@ -198,21 +198,19 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _merge(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.report import print_table, write_reports
     from agent_leaderboard.verify.bundle import merge_bundles
 
     merge_bundles(options.output, options.bundles, options.data, jobs=options.jobs)
-    write_reports(options.output, options.data)
-    print_table(options.output)
+    _write_and_print(options.output, options.data)
 
 
 def _to_inspect(options: argparse.Namespace) -> None:
-    from agent_leaderboard.inspect_logs import inspect_log
+    from agent_leaderboard.inspect_logs import convert
 
-    inspect_log.export(options.run, options.folder, options.data)
+    convert.export(options.run, options.folder, options.data)
 
 
 def _from_inspect(options: argparse.Namespace) -> None:
-    from agent_leaderboard.inspect_logs import inspect_log
+    from agent_leaderboard.inspect_logs import convert
 
-    inspect_log.import_logs(options.logs, options.output)
+    convert.import_logs(options.logs, options.output)

@@ -34,7 +34,7 @@ def train_in_turns(
     before_round: Callable[[], None] = lambda: None,
     facts: Mapping[str, Callable[[], dict[str, float]]] | None = None,
 ) -> dict[str, list[TimedStep]]:
-    """Train each trainer for `rounds` steps after one that is not counted.
+    """Train each trainer for `rounds` steps after one that is not counted; return its steps.
 
     Args:
         trainers: By name; each with ``max_steps`` of `rounds` + 1. Who goes first changes from
@@ -42,9 +42,6 @@ def train_in_turns(
         rounds: How many steps of each are counted.
         before_round: Called before each round, when no trainer is at work.
         facts: By name, called after each step.
-
-    Returns:
-        The steps of each trainer, in order.
     """
     sides = {
         name: _Side(trainer, (facts or {}).get(name, dict[str, float]))

@@ -18,14 +18,10 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def compare(
     ours: Sequence[float], other: Sequence[float], *, target: float, is_speedup: bool = False
 ) -> dict[str, Any]:
-    """Return the spread of the ratios of pairs, measured next to each other.
+    """Return the spread of the ratios of pairs: of seconds, or bytes.
 
-    Args:
-        ours: A number per pair: seconds, or bytes.
-        other: The same of the other side.
-        target: What the median ratio is to reach: at most, or for a speed-up at least.
-        is_speedup: Whether the ratio is other to ours, how many times faster we are; or else ours
-            to other, the share that we take.
+    The ratio is ours to the other side's, and its median to be at most `target`; of a speed-up it
+    is the other side's to ours, and to be at least `target`.
     """
     pairs = zip(ours, other, strict=True)
     ratios = [b / a if is_speedup else a / b for a, b in pairs]

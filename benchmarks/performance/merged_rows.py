@@ -18,7 +18,11 @@ from benchmarks.performance.comparison import compare
 from benchmarks.performance.models import EMBEDDED, load_model, load_tokenizer, utilisation
 from benchmarks.performance.settings import SEED, Settings
 from benchmarks.performance.step_time import ENVIRONMENT
-from benchmarks.performance.synthetic_trajectories import RecordedRollout, make_trajectory
+from benchmarks.performance.synthetic_trajectories import (
+    RecordedRollout,
+    make_trajectory,
+    row_lengths,
+)
 
 TARGETS: Final = {4: 2.5, 8: 4.5, 16: 8.0}
 """How many times faster merged rows are to be, by number of steps."""
@@ -48,9 +52,6 @@ def make_trainer(
         learning_rate=1e-6,
         logging_steps=1,
         save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
         **settings.trainer_options,
         **options,
     )
@@ -81,8 +82,8 @@ def _measure(settings: Settings, model_name: str, num_steps: int) -> dict[str, A
         }
         steps = train_in_turns(trainers, settings.rounds)
     seconds = {name: [step.gradient_seconds for step in timed] for name, timed in steps.items()}
-    merged_tokens = [sum(_length(trajectory) for trajectory in batch) for batch in batches[1:]]
-    row_tokens = [sum(_row_lengths(trajectory)) for batch in batches[1:] for trajectory in batch]
+    merged_tokens = [sum(row_lengths(one)[-1] for one in batch) for batch in batches[1:]]
+    row_tokens = sum(sum(row_lengths(one)) for batch in batches[1:] for one in batch)
     speed = np.median(np.array(merged_tokens) / np.array(seconds["merged"]))
     result = compare(
         seconds["merged"], seconds["rows"], target=TARGETS.get(num_steps, 1.0), is_speedup=True
@@ -90,15 +91,7 @@ def _measure(settings: Settings, model_name: str, num_steps: int) -> dict[str, A
     return result | {
         "model": model_name,
         "merged_tokens": sum(merged_tokens) / settings.rounds,
-        "row_tokens": sum(row_tokens) / settings.rounds,
-        "token_ratio": sum(row_tokens) / sum(merged_tokens),
+        "row_tokens": row_tokens / settings.rounds,
+        "token_ratio": row_tokens / sum(merged_tokens),
         "merged": utilisation(trainers["merged"].model, float(speed)),
     }
-
-
-def _length(trajectory: Trajectory) -> int:
-    return _row_lengths(trajectory)[-1]
-
-
-def _row_lengths(trajectory: Trajectory) -> list[int]:
-    return [len(t.prompt_ids) + len(t.completion_ids) for t in trajectory.transitions]

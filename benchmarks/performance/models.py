@@ -5,8 +5,8 @@ size computes, and says what the script says, a search in each turn. Both sides 
 play the same episodes, up to the turn limit.
 """
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
@@ -17,57 +17,32 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
+
+Shape = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The size of a Qwen3-type model."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int = 0
-    """0 for that of the embedded policy's tokenizer."""
+def _shape(width: int, hidden: int, layers: int, heads: int, key_heads: int, head: int) -> Shape:
+    return {
+        "hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head,
+    }  # fmt: skip
 
 
 EMBEDDED: Final = "embedded"
 SHAPES: Final[Mapping[str, Shape]] = {
     # on a CPU, sums of products take most of the time from about here on
-    "1.5M": Shape(
-        hidden_size=192,
-        intermediate_size=576,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=64,
-    ),
+    "1.5M": _shape(192, 576, 3, 3, 3, 64),
     # the measures of Qwen2.5-0.5B
-    "0.5B": Shape(
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=151_936,
-    ),
+    "0.5B": _shape(896, 4864, 24, 14, 2, 64) | {"vocab_size": 151_936},
     # for tests
-    "tiny": Shape(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-    ),
+    "tiny": _shape(16, 32, 1, 2, 2, 8),
 }
+"""Sizes of Qwen3-type models; with the embedded policy's words where they name no vocabulary."""
 PEAK_FLOPS: Final[Mapping[str, float]] = {
     "H100": 989e12,
     "H200": 989e12,
@@ -78,8 +53,16 @@ PEAK_FLOPS: Final[Mapping[str, float]] = {
 }
 """Dense bfloat16 operations per second by a part of the device's name, from the makers' sheets."""
 
+_SPECIAL: Final = ("bos", "eos", "pad")
 _CERTAIN: Final = 1e4
 """A logit beyond all others."""
+
+
+def quieten() -> None:
+    """Leave out what nobody who measures can act upon."""
+    disable_progress_bar()  # transformers' bars for loading; ours stay
+    # transformers 5.23 deprecates names that TRL 1.16 uses
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
 
 
 def load_tokenizer() -> Any:
@@ -101,17 +84,10 @@ def load_model(name: str, device: str, *, is_scripted: bool = False, seed: int =
     if name == EMBEDDED:
         model = AutoModelForCausalLM.from_pretrained(TINY_POLICY, dtype=dtype)
     else:
-        shape = asdict(lookup(SHAPES, name, kind="model size"))
-        special = {
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
+        shape = {"vocab_size": len(tokenizer), **lookup(SHAPES, name, kind="model size")}
+        special = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in _SPECIAL}
         config = Qwen3Config(
-            **(shape | {"vocab_size": shape["vocab_size"] or len(tokenizer)}),
-            **special,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
+            **shape, **special, max_position_embeddings=4096, tie_word_embeddings=True
         )
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).to(dtype)
@@ -127,10 +103,6 @@ def follow_script(model: Any, tokenizer: Any) -> None:
     The call's tokens are all different, so the next one follows from the last: its logit is raised
     beyond all others, where there are logits. In training there are none (TRL fuses the last layer
     with the loss), so log-probabilities drift: set ``max_logprob_drift=None``.
-
-    Args:
-        model: A causal language model.
-        tokenizer: The embedded policy's.
     """
     call = TOOL_FORMATS["hermes"].write_call("search", {"query": "the director"})
     chain = tokenizer(f"assistant{call}<|im_end|>")["input_ids"]

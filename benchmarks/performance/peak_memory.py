@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,17 +19,17 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, TrainerCallback
-from transformers.utils.logging import disable_progress_bar
 
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.comparison import compare
 from benchmarks.performance.merged_rows import make_trainer
-from benchmarks.performance.models import load_model
+from benchmarks.performance.models import load_model, quieten
 from benchmarks.performance.settings import SEED, Settings
 from benchmarks.performance.synthetic_trajectories import (
     PROMPT_TOKENS,
     make_long_turn,
     make_trajectory,
+    row_lengths,
 )
 
 TARGET: Final = 1.3
@@ -62,9 +61,7 @@ def measure_memory(settings: Settings) -> dict[str, Any]:
 
 def main() -> None:
     """Measure one setting in this process; print bytes."""
-    disable_progress_bar()
-    # transformers 5.23 deprecates names that TRL 1.16 uses
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    quieten()
     setting = json.loads(sys.argv[1])
     settings = Settings(**setting["settings"])
     sys.stdout.write(f"{_measure(settings, setting['name'])}\n")
@@ -97,16 +94,11 @@ def _batch(settings: Settings, name: str) -> list[Trajectory]:
     rng = np.random.default_rng(SEED)
     if name != "budget":
         batch: list[Trajectory] = []
-        while sum(map(_num_tokens, batch)) < NUM_BUDGETS * settings.token_budget:
+        while sum(row_lengths(one)[-1] for one in batch) < NUM_BUDGETS * settings.token_budget:
             batch.append(make_trajectory(int(name), rng))
         return batch
     action_tokens = settings.token_budget // REFERENCE_ROWS - PROMPT_TOKENS
     return [make_long_turn(PROMPT_TOKENS, action_tokens, rng) for _ in range(REFERENCE_ROWS)]
-
-
-def _num_tokens(trajectory: Trajectory) -> int:
-    last = trajectory.transitions[-1]
-    return len(last.prompt_ids) + len(last.completion_ids)
 
 
 class _StepPeak(TrainerCallback):  # type: ignore[misc]

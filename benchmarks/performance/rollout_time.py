@@ -84,14 +84,8 @@ def _play_in_turns(
 
 
 def _latencies(settings: Settings) -> ToolLatencies:
-    return ToolLatencies(
-        seed=SEED,
-        num_episodes=settings.num_episodes,
-        num_calls=settings.num_calls,
-        fast_seconds=settings.fast_seconds,
-        slow_seconds=settings.slow_seconds,
-        slow_share=settings.slow_share,
-    )
+    names = ("num_episodes", "num_calls", "fast_seconds", "slow_seconds", "slow_share")
+    return ToolLatencies(seed=SEED, **{name: getattr(settings, name) for name in names})
 
 
 def _scripted_model(settings: Settings) -> Any:
@@ -118,14 +112,10 @@ class _OurSide:
     def play(self, num_episodes: int, *, without_latencies: bool = False) -> float:
         """Play; return the seconds it took."""
         self.latencies.is_off = without_latencies
+        groups = [number // GROUP_SIZE for number in range(num_episodes)]
         specs = [
-            EpisodeSpec(
-                task=number // GROUP_SIZE,
-                seed=number // GROUP_SIZE,
-                group_id=str(number // GROUP_SIZE),
-                rng=np.random.default_rng([SEED, number]),
-            )
-            for number in range(num_episodes)
+            EpisodeSpec(task=g, seed=g, group_id=str(g), rng=np.random.default_rng([SEED, number]))
+            for number, g in enumerate(groups)
         ]
         started = time.perf_counter()
         trajectories = self._rollout.collect(specs)
@@ -146,10 +136,9 @@ class _TheirSide:
         self.latencies = _latencies(settings)
         self._num_turns = settings.num_calls + 1
         num_tasks = max(1, settings.num_episodes // GROUP_SIZE)
-        kwargs: dict[str, Any] = {"max_episode_steps": self._num_turns}
-        counted = {**kwargs, "latencies": self.latencies}
         uncounted = _latencies(settings)  # the dataset begins an episode to see the prompt
-        rows = tasks_dataset(ENVIRONMENT, num_tasks, latencies=uncounted, **kwargs)
+        limit = {"max_episode_steps": self._num_turns}
+        rows = tasks_dataset(ENVIRONMENT, num_tasks, latencies=uncounted, **limit)
         self._inputs = [row for row in rows for _ in range(settings.num_episodes // num_tasks)]
         self._trainer = GRPOTrainer(
             model=_scripted_model(settings),
@@ -160,14 +149,11 @@ class _TheirSide:
                 per_device_train_batch_size=settings.num_episodes,
                 max_completion_length=100 * self._num_turns,  # of the whole episode
                 max_tool_calling_iterations=settings.num_calls,
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
                 **settings.trainer_options,
             ),
             train_dataset=rows,
             processing_class=load_tokenizer(),
-            environment_factory=environment_factory(ENVIRONMENT, **counted),
+            environment_factory=environment_factory(ENVIRONMENT, latencies=self.latencies, **limit),
         )
         self._trainer.model.train()
         self._generate = self._trainer._generate

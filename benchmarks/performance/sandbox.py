@@ -17,25 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from agent_envs.data.files import write_json
 from agent_envs.sandbox import Sandbox, open_sandbox
 
 
 def measure(sandbox: Sandbox, *, rounds: int, leak_runs: int) -> dict[str, Any]:
-    """Measure one sandbox.
-
-    Args:
-        sandbox: What to measure.
-        rounds: How often each side of the comparison runs, in turns.
-        leak_runs: How many programs run before what they left is counted.
-
-    Returns:
-        Milliseconds (medians), programs per second, and what was left behind.
-    """
-    bare, sandboxed = _measure_in_turns(
-        lambda: _run_bare_python(), lambda: _run_trivial(sandbox), rounds
-    )
+    """Measure one sandbox: medians of `rounds`, and what `leak_runs` programs leave behind."""
+    # In turns, so that both sides meet the same machine.
+    times = [(_seconds(_run_bare_python), _seconds(_run_trivial, sandbox)) for _ in range(rounds)]
+    bare, sandboxed = (statistics.median(side) for side in zip(*times, strict=True))
     with sandbox.session() as session:
-        calls = [_seconds(lambda: session.run("1")) for _ in range(rounds)]
+        calls = [_seconds(session.run, "1") for _ in range(rounds)]
     return {
         "level": sandbox.level,
         "bare_python_ms": bare * 1e3,
@@ -58,23 +50,14 @@ def main() -> None:
     options = parser.parse_args()
     with open_sandbox(options.level) as sandbox:
         report = measure(sandbox, rounds=options.rounds, leak_runs=options.leak_runs)
-    text = json.dumps(report, indent=2)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
     if options.output:
-        options.output.write_text(text + "\n")
+        write_json(options.output, report)
 
 
-def _measure_in_turns(
-    first: Callable[[], None], second: Callable[[], None], rounds: int
-) -> tuple[float, float]:
-    """Return the median seconds of both; in turns, so that both meet the same machine."""
-    times = [(_seconds(first), _seconds(second)) for _ in range(rounds)]
-    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
-
-
-def _seconds(action: Callable[[], Any]) -> float:
+def _seconds(action: Callable[..., object], *arguments: Any) -> float:
     started = time.perf_counter()
-    action()
+    action(*arguments)
     return time.perf_counter() - started
 
 
@@ -90,9 +73,7 @@ def _run_trivial(sandbox: Sandbox) -> None:
 
 def _throughput(sandbox: Sandbox, count: int, *, threads: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
-        return count / _seconds(
-            lambda: list(pool.map(lambda _: _run_trivial(sandbox), range(count)))
-        )
+        return count / _seconds(lambda: list(pool.map(_run_trivial, [sandbox] * count)))
 
 
 def _check_leaks(sandbox: Sandbox, runs: int) -> dict[str, int]:
@@ -120,12 +101,8 @@ def _count() -> dict[str, int]:
 
 def _count_processes() -> int:
     """Count the processes in namespaces below ours: other users' may come and go."""
-    number = 0
     ours = _namespace_depth(Path("/proc/self"))
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            number += _namespace_depth(path) > ours
-    return number
+    return sum(_namespace_depth(path) > ours for path in Path("/proc").glob("[0-9]*"))
 
 
 def _namespace_depth(process: Path) -> int:

@@ -39,9 +39,10 @@ class Settings:
 
     @property
     def trainer_options(self) -> dict[str, Any]:
-        """Settings of a trainer that follow from the device."""
+        """Settings of every trainer: what follows from the device, and silence."""
         is_cpu = self.device == "cpu"
-        return {"use_cpu": is_cpu, "bf16": not is_cpu, "gradient_checkpointing": False}
+        silence = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
+        return {"use_cpu": is_cpu, "bf16": not is_cpu, "gradient_checkpointing": False} | silence
 
 
 DEVICE_DEFAULTS: Final = {

@@ -6,6 +6,7 @@ trainer gets those of ours, since how long episodes are follows from the policy.
 
 import functools
 import tempfile
+from collections.abc import Callable
 from typing import Any, Final
 
 from agent_trainers.cli.train import parse_arguments
@@ -15,7 +16,7 @@ from benchmarks.performance.alternation import TimedStep, train_in_turns
 from benchmarks.performance.comparison import compare, spread
 from benchmarks.performance.models import EMBEDDED, load_model, load_tokenizer
 from benchmarks.performance.settings import Settings
-from benchmarks.trl_peer import make_trl_trainer
+from benchmarks.trl_peer import make_trl_trainer, played_by_ours
 
 ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
 TARGET: Final = 0.8
@@ -37,14 +38,14 @@ def measure_step_time(settings: Settings) -> dict[str, Any]:
         ours = StepGRPOTrainer(
             model=load(), env=ENVIRONMENT, args=config, processing_class=tokenizer
         )
-        theirs, _ = make_trl_trainer(ENVIRONMENT, {}, config, tokenizer, model=load())
+        theirs, played = make_trl_trainer(ENVIRONMENT, {}, config, tokenizer, model=load())
         steps = train_in_turns(
             {"ours": ours, "trl": theirs},
             PAIRS_PER_ROUND * settings.rounds,
             before_round=lambda: theirs.model.load_state_dict(ours.model.state_dict()),
             facts={
                 "ours": functools.partial(_facts_of_ours, ours),
-                "trl": functools.partial(_facts_of_theirs, theirs),
+                "trl": functools.partial(_facts_of_theirs, theirs, played),
             },
         )
     result = compare(
@@ -69,7 +70,6 @@ def _config(settings: Settings, folder: str) -> StepGRPOConfig:
         "output_dir": folder,
         "save_strategy": "no",
         "num_eval_tasks": 0,
-        "disable_tqdm": True,
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     _, config = parse_arguments(arguments)
@@ -77,23 +77,17 @@ def _config(settings: Settings, folder: str) -> StepGRPOConfig:
 
 
 def _facts_of_ours(trainer: StepGRPOTrainer) -> dict[str, float]:
-    played = trainer.trajectories["train"]
-    return {
-        "environment_steps": sum(len(trajectory.transitions) for trajectory in played),
-        "sampled_tokens": sum(sum(trajectory.lengths) for trajectory in played),
-        "success": sum(trajectory.success for trajectory in played) / len(played),
-    }
+    num_steps, success = played_by_ours(trainer)
+    sampled = sum(sum(trajectory.lengths) for trajectory in trainer.trajectories["train"])
+    return {"environment_steps": num_steps, "sampled_tokens": sampled, "success": success}
 
 
-def _facts_of_theirs(trainer: Any) -> dict[str, float]:
-    environments = trainer.environments
+def _facts_of_theirs(trainer: Any, played: Callable[[], tuple[int, float]]) -> dict[str, float]:
     # since the last log; each step is logged
     (mean_length,) = trainer._metrics["train"]["completions/mean_length"]
-    return {
-        "environment_steps": sum(environment._num_steps for environment in environments),
-        "sampled_tokens": round(mean_length * len(environments)),
-        "success": sum(e._success for e in environments) / len(environments),
-    }
+    num_steps, success = played()
+    sampled = round(mean_length * len(trainer.environments))
+    return {"environment_steps": num_steps, "sampled_tokens": sampled, "success": success}
 
 
 def _summary(steps: list[TimedStep]) -> dict[str, Any]:

@@ -17,73 +17,58 @@ OBSERVATION_TOKENS: Final = 60
 in the results, which is what it could save if work were proportional to tokens."""
 FIRST_TOKEN: Final = 8
 """Below it are the tokenizer's special ones."""
+NUM_TOKENS: Final = 200
 
 
-def make_trajectory(
-    num_steps: int, rng: np.random.Generator, *, group_id: str = "0", num_tokens: int = 200
-) -> Trajectory:
-    """Make a trajectory whose parts are 0.5 to 1.5 times as long as the constants above.
+def make_trajectory(num_steps: int, rng: np.random.Generator) -> Trajectory:
+    """Make a trajectory, each state of which extends the last.
 
-    Args:
-        num_steps: Its steps; each state extends the last.
-        rng: Draws lengths, tokens and rewards.
-        group_id: Its group.
-        num_tokens: Tokens are drawn from this many.
+    Its parts are 0.5 to 1.5 times as long as the constants above.
     """
 
     def draw(mean: int) -> list[int]:
-        length = int(rng.integers(mean // 2, mean + mean // 2 + 1))
-        return draw_tokens(length, rng, num_tokens)
+        return _draw_tokens(int(rng.integers(mean // 2, mean + mean // 2 + 1)), rng)
 
     state, transitions = draw(PROMPT_TOKENS), []
     for step in range(num_steps):
         action = draw(ACTION_TOKENS)
-        transitions.append(make_transition(state, action, rng, is_last=step == num_steps - 1))
+        transitions.append(_make_step(state, action, rng, is_last=step == num_steps - 1))
         state = [*state, *action, *draw(OBSERVATION_TOKENS)]
-    return _trajectory(transitions, group_id)
+    return _trajectory(transitions)
 
 
-def make_long_turn(
-    prompt_tokens: int, action_tokens: int, rng: np.random.Generator, *, group_id: str = "0"
-) -> Trajectory:
+def make_long_turn(prompt_tokens: int, action_tokens: int, rng: np.random.Generator) -> Trajectory:
     """Make a trajectory of one step with these very lengths."""
-    state, action = (draw_tokens(length, rng) for length in (prompt_tokens, action_tokens))
-    return _trajectory([make_transition(state, action, rng, is_last=True)], group_id)
+    state, action = (_draw_tokens(length, rng) for length in (prompt_tokens, action_tokens))
+    return _trajectory([_make_step(state, action, rng, is_last=True)])
 
 
-def draw_tokens(length: int, rng: np.random.Generator, num_tokens: int = 200) -> list[int]:
-    """Draw ordinary tokens."""
-    tokens: list[int] = rng.integers(FIRST_TOKEN, num_tokens, size=length).tolist()
+def row_lengths(trajectory: Trajectory) -> list[int]:
+    """Return the tokens of each step's row; the last is as long as the merged one."""
+    return [len(t.prompt_ids) + len(t.completion_ids) for t in trajectory.transitions]
+
+
+def _draw_tokens(length: int, rng: np.random.Generator) -> list[int]:
+    tokens: list[int] = rng.integers(FIRST_TOKEN, NUM_TOKENS, size=length).tolist()
     return tokens
 
 
-def make_transition(
+def _make_step(
     state: list[int], action: list[int], rng: np.random.Generator, *, is_last: bool
 ) -> Transition:
-    """Make a step with a random reward."""
     return Transition(
-        messages=[{"role": "user", "content": ""}],
-        prompt_ids=state,
-        completion_ids=action,
-        logprobs=np.zeros(len(action), np.float32),
-        action="",
-        reward=float(rng.random()),
-        reward_terms={},
-        terminated=is_last,
-        truncated=False,
-        info={},
-    )
+        messages=[{"role": "user", "content": ""}], prompt_ids=state, completion_ids=action,
+        logprobs=np.zeros(len(action), np.float32), action="", reward=float(rng.random()),
+        reward_terms={}, terminated=is_last, truncated=False, info={},
+    )  # fmt: skip
 
 
-def _trajectory(transitions: list[Transition], group_id: str) -> Trajectory:
+def _trajectory(transitions: list[Transition]) -> Trajectory:
     return Trajectory(
-        task_id=group_id,
-        group_id=group_id,
-        transitions=transitions,
-        metrics={"success": 0.0},
+        task_id="0", group_id="0", transitions=transitions, metrics={"success": 0.0},
         timings={"generate_seconds": 0.0, "environment_seconds": 0.0},
         stop_reason=StopReason.ANSWERED,
-    )
+    )  # fmt: skip
 
 
 class RecordedRollout:

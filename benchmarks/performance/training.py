@@ -14,7 +14,6 @@ import dataclasses
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +22,10 @@ import torch
 import transformers
 import trl
 from tqdm.auto import tqdm
-from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.data.files import write_json
 from benchmarks.performance.merged_rows import measure_merging
+from benchmarks.performance.models import quieten
 from benchmarks.performance.peak_memory import measure_memory
 from benchmarks.performance.rollout_time import measure_rollouts
 from benchmarks.performance.settings import DEVICE_DEFAULTS, Settings
@@ -58,9 +57,7 @@ def measure(settings: Settings, parts: Sequence[str] = tuple(PARTS)) -> dict[str
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write JSON."""
     options = _parse(arguments)
-    disable_progress_bar()  # transformers' bars for loading; ours stay
-    # transformers 5.23 deprecates names that TRL 1.16 uses
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    quieten()
     settings = DEVICE_DEFAULTS[options.device]
     if options.rounds is not None:
         settings = dataclasses.replace(settings, rounds=options.rounds)
@@ -117,9 +114,7 @@ def _machine(settings: Settings) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "trl": trl.__version__,
+        **{module.__name__: module.__version__ for module in (torch, transformers, trl)},
         "settings": dataclasses.asdict(settings),
     }
 

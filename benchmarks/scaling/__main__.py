@@ -1,6 +1,7 @@
 """Measure, fit, check, extrapolate, and write the results and the page."""
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -13,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.data.files import write_json
-from benchmarks.scaling.cases import CASES, Case, case_record
+from benchmarks.scaling.cases import CASES, Case
 from benchmarks.scaling.cost_model import (
     Assumptions,
-    assumptions_record,
     extrapolate,
     fit,
     predict,
@@ -56,7 +56,7 @@ def measure_in_processes(cases: Sequence[Case], num_steps: int) -> list[dict[str
         chosen = [case for case in cases if case.processes == count]
         with tempfile.TemporaryDirectory() as folder:
             request, output = Path(folder) / "request.json", Path(folder) / "measured.json"
-            records = [case_record(case) for case in chosen]
+            records = [dataclasses.asdict(case) for case in chosen]
             write_json(request, {"cases": records, "num_steps": num_steps})
             launcher = [sys.executable]
             if count > 1:
@@ -85,7 +85,7 @@ def analyse(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "costs": costs,
         "fit_error": _error([e for e in measured if not e["case"]["is_held_out"]]),
         "held_out_error": _error([e for e in measured if e["case"]["is_held_out"]]),
-        "assumptions": assumptions_record(assumptions),
+        "assumptions": dataclasses.asdict(assumptions),
         "extrapolated": [
             {
                 "processes": processes,

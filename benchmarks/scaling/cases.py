@@ -1,6 +1,5 @@
 """What is measured: episodes of fixed shape, played and trained by the real trainer."""
 
-import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
@@ -155,8 +154,3 @@ def case_work(case: Case) -> Work:
         observation=case.observation_tokens + template,
         processes=case.processes,
     )
-
-
-def case_record(case: Case) -> dict[str, Any]:
-    """Return a case as JSON."""
-    return dataclasses.asdict(case)

@@ -8,7 +8,7 @@ from stated assumptions, not from this machine.
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -38,10 +38,9 @@ def variables(term: str, work: Work) -> list[float]:
 
 
 def fit(measured: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Fit the seconds per unit of work of each term.
+    """Fit the seconds per unit of work of each term on results of `measure`.
 
-    Args:
-        measured: Results of `measure`; communication is fitted where there are several processes.
+    Communication is fitted where there are several processes.
     """
     costs = {}
     for term, names in WORK_OF_TERMS.items():
@@ -72,9 +71,7 @@ def non_negative_least_squares(
 ) -> npt.NDArray[np.float64]:
     """Return x >= 0 with the least ``|a x - b|``, by trying which entries are 0; for few columns.
 
-    Args:
-        a: Shape (N, K).
-        b: Shape (N,).
+    The shapes are (N, K) of `a`, (N,) of `b`.
     """
     best, least = np.zeros(a.shape[1]), float(np.linalg.norm(b))
     for size in range(1, a.shape[1] + 1):
@@ -173,8 +170,3 @@ def all_reduce_seconds(assumptions: Assumptions, processes: int) -> float:
     # each GPU of a node carries its part of the gradient between the nodes
     between = 2 * (nodes - 1) / nodes * size / inside / a.network_bytes_per_second
     return within + between
-
-
-def assumptions_record(assumptions: Assumptions) -> dict[str, float]:
-    """Return the assumptions as JSON."""
-    return asdict(assumptions)

@@ -12,28 +12,26 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from agent_envs.data.files import write_json
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
-from agent_trainers.cli.train import TINY_POLICY
-from agent_trainers.policies.policy import Generation
+from agent_trainers.policies.generation import Generation
 from agent_trainers.policies.sampling import Completion
 from agent_trainers.policies.slots import Finish, Prompt
 from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from benchmarks.scaling.cases import NUM_GROUPS, Case, FixedShape, case_record
+from benchmarks.performance.models import load_tokenizer, quieten
+from benchmarks.scaling.cases import NUM_GROUPS, Case, FixedShape
 
 TERMS: Final = ("generate", "environment", "score", "train", "communication")
 NUM_STEPS: Final = 3
@@ -49,12 +47,16 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         self._running: dict[str, float] = defaultdict(float)
         self._started = self._started_cpu = 0.0
 
-    @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
-        """Count what happens inside under `name`."""
-        started = time.perf_counter()
-        yield
-        self._running[name] += time.perf_counter() - started
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose seconds count under `name`."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            result = function(*arguments, **options)
+            self._running[name] += time.perf_counter() - started
+            return result
+
+        return call
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the step."""
@@ -65,13 +67,11 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         """End the step."""
         total = time.perf_counter() - self._started
         seconds = self._running
-        playing = seconds["play"]
-        scoring = seconds["batch"] - playing
         self.steps.append(
             {
                 "generate": seconds["generate"],
-                "environment": max(0.0, playing - seconds["generate"]),
-                "score": scoring,
+                "environment": max(0.0, seconds["play"] - seconds["generate"]),
+                "score": seconds["batch"] - seconds["play"],
                 "train": total - seconds["batch"],
                 "total": total,
                 "cpu": time.process_time() - self._started_cpu,
@@ -90,15 +90,11 @@ class FixedLengthTrainer(StepGRPOTrainer):
         self.sampler.settings = dataclasses.replace(
             self.sampler.settings, eos_token_ids=(_NO_TOKEN,)
         )
-        rollout = self.player.rollouts["train"]
-        play = rollout.collect
-
-        def timed(*arguments: Any, **options: Any) -> Any:
-            with stopwatch.timing("play"):
-                return play(*arguments, **options)
-
-        rollout.collect = timed  # type: ignore[method-assign]
-        policy: Any = rollout._policy
+        batch = stopwatch.timed("batch", self._generate_and_score_completions)
+        self._generate_and_score_completions = batch  # type: ignore[method-assign]
+        rollout: Any = self.player.rollouts["train"]
+        rollout.collect = stopwatch.timed("play", rollout.collect)
+        policy = rollout._policy
         self._open_slots = policy._make_stream
         policy._make_stream = self._open_timed_slots
 
@@ -110,18 +106,9 @@ class FixedLengthTrainer(StepGRPOTrainer):
             return finish(ids, dataclasses.replace(completion, token_ids=sampled))
 
         stream: GenerationStream = self._open_slots(prompt, end_turn)
-        advance = stream.advance
-
-        def timed() -> list[tuple[int, Generation | BaseException]]:
-            with self._stopwatch.timing("generate"):
-                return advance()
-
+        timed = self._stopwatch.timed("generate", stream.advance)
         stream.advance = timed  # type: ignore[method-assign]
         return stream
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self._stopwatch.timing("batch"):
-            return super()._generate_and_score_completions(inputs)
 
 
 def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, Any]:
@@ -134,7 +121,6 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
         itself and taken off what training took.
     """
     stopwatch = Stopwatch()
-    tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left")
     episodes = NUM_GROUPS * case.group_size
     trainer = FixedLengthTrainer(
         model=AutoModelForCausalLM.from_pretrained(TINY_POLICY, max_position_embeddings=8192),
@@ -149,7 +135,7 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
             ddp_find_unused_parameters=False, dataloader_pin_memory=False,
             logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
         ),
-        processing_class=tokenizer,
+        processing_class=load_tokenizer(),
         stopwatch=stopwatch,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
@@ -162,7 +148,7 @@ def measure(case: Case, folder: str, num_steps: int = NUM_STEPS) -> dict[str, An
     for step in steps:
         step["communication"] = min(communication, step["train"])
         step["train"] -= step["communication"]
-    return {"case": case_record(case), "seconds": _summary(steps), "num_steps": len(steps)}
+    return {"case": dataclasses.asdict(case), "seconds": _summary(steps), "num_steps": len(steps)}
 
 
 def measure_all(cases: list[Case], num_steps: int) -> list[dict[str, Any]]:
@@ -199,9 +185,7 @@ def _all_reduce_seconds(model: torch.nn.Module, repeats: int = 7) -> float:
 
 
 if __name__ == "__main__":
-    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
-    disable_progress_bar()  # transformers' bars for loading; ours stays
+    quieten()
     torch.set_num_threads(1)
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     measured = measure_all([Case(**case) for case in request["cases"]], request["num_steps"])

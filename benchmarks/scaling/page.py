@@ -1,12 +1,12 @@
 """The page about scaling: tables and a chart, made from the measured JSON."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.data.files import atomic_path, write_text
 from agent_envs.errors import DataError
+from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.scaling.measure import TERMS
 
 BEGIN: Final = "<!-- begin {name}: made by python -m benchmarks.scaling -->"
@@ -61,7 +61,7 @@ def measured_table(cases: Sequence[Mapping[str, Any]]) -> str:
                 f"{entry['model']['total']:.2f}{mark}",
             ]
         )
-    return _table(head, rows)
+    return markdown_table(head, rows, len(head))
 
 
 def check_sentence(result: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _warning(result: Mapping[str, Any]) -> str:
 def assumptions_table(assumptions: Mapping[str, float]) -> str:
     """Return a row per assumption."""
     rows = [[name.replace("_", " "), f"{value:g}"] for name, value in assumptions.items()]
-    return _table(["assumed, not measured", "value"], rows)
+    return markdown_table(["assumed, not measured", "value"], rows, 2)
 
 
 def extrapolated_table(extrapolated: Sequence[Mapping[str, Any]]) -> str:
@@ -97,22 +97,20 @@ def extrapolated_table(extrapolated: Sequence[Mapping[str, Any]]) -> str:
         efficiency = speed_up * base["processes"] / entry["processes"]
         terms = [f"{seconds[term]:.2f}" for term in (*TERMS, "total")]
         rows.append([str(entry["processes"]), *terms, f"{speed_up:.1f}", f"{efficiency:.0%}"])
-    return _table(["GPUs", *TERMS, "total", "speed-up", "efficiency"], rows)
+    head = ["GPUs", *TERMS, "total", "speed-up", "efficiency"]
+    return markdown_table(head, rows, len(head))
 
 
 def draw(path: Path, result: Mapping[str, Any]) -> None:
     """Draw the model against the measurements, and the extrapolation beside it."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _draw_check(left, result["cases"])
     _draw_extrapolation(right, result["extrapolated"])
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120, metadata={"Software": None})
-    plt.close(figure)
 
 
 def _draw_check(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
@@ -151,10 +149,3 @@ def _draw_extrapolation(axes: Any, extrapolated: Sequence[Mapping[str, Any]]) ->
         title="Extrapolated to GPUs, not measured",
     )  # fmt: skip
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    line = functools.partial("| {} |".format)
-    return "\n".join(
-        [line(" | ".join(head)), "|" + "---|" * len(head), *(line(" | ".join(r)) for r in rows)]
-    )

@@ -5,22 +5,24 @@ from collections.abc import Callable
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_leaderboard.play.playing import digest, withholds_actions
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.play.episodes import digest, withholds_actions
+from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
     DataFile,
     EnvironmentRecord,
-    LineUsage,
     Manifest,
     Prices,
     Protocol,
+)
+from agent_leaderboard.records.results import (
+    LineUsage,
     ResultLine,
-    RunFolder,
     TaskEntry,
     line_record,
     write_line,
 )
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_trainers.trajectory import StopReason
 
 HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\">\u202egnp\ud800|=1+1`"

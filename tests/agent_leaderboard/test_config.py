@@ -4,7 +4,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.play.config import PRESETS, fill_in, load_configs
-from agent_leaderboard.records.run_folder import Protocol
+from agent_leaderboard.records.manifest import Protocol
 from tests.agent_leaderboard.small_config import CONFIG, write_config
 
 ENVIRONMENT = "environments: [{id: AgentR1/SyntheticTable-v0, contamination: none}]\n"

@@ -7,8 +7,9 @@ import pytest
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.agents.agent import AGENTS, build_agent
 from agent_leaderboard.agents.repeated_play import choose_by_majority
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 from agent_trainers.policies import Usage
+from agent_trainers.policies.streams import WaveStream
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 from tests.agent_trainers.chat_server import chat_server, refuses, says
@@ -46,6 +47,16 @@ def test_every_agent_plays_on_a_local_model_and_says_what_it_took(kind):
         assert one.usage.prompt_tokens > one.usage.calls
         actions, same = ([t.action for t in e.trajectory.transitions] for e in (one, other))
         assert actions == same
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_agent_makes_its_episodes_wait_for_each_other(kind, monkeypatch):
+    def in_waves(self):
+        raise AssertionError("generated in waves")
+
+    monkeypatch.setattr(WaveStream, "advance", in_waves)
+    for episode in play(kind, MODEL):
+        assert episode.trajectory.error is None
 
 
 def test_the_model_itself_is_asked_once_a_turn():

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from agent_leaderboard.report.report import write_reports
+from agent_leaderboard.report.tables import write_reports
 from tests.agent_leaderboard.played_runs import PUBLIC
 
 playwright = pytest.importorskip(

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.report import page
+from agent_leaderboard.report import web_page
 from agent_leaderboard.report.episodes import choose
-from agent_leaderboard.report.report import (
+from agent_leaderboard.report.tables import (
     make_csv,
     make_markdown,
     print_comparison,
@@ -184,9 +184,9 @@ def test_three_failures_are_shown_for_each_success(board):
 
 
 def test_a_page_of_many_cells_shows_fewer_episodes_of_each(board, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "MAX_EPISODE_CHARS", 12_000)
+    monkeypatch.setattr(web_page, "MAX_EPISODE_CHARS", 12_000)
     settings = {"data": None, "with_licensed_text": False, "max_episodes": 8}
-    page.write_page(tmp_path / "page.html", board, **settings)
+    web_page.write_page(tmp_path / "page.html", board, **settings)
     data = payload(tmp_path / "page.html")
     limit = data["episodesShown"]
     assert 1 <= limit < 8
@@ -213,7 +213,7 @@ def test_a_run_under_way_has_reports_of_what_is_there(tmp_path, run_folder):
 
 
 def test_an_interval_is_drawn_to_scale():
-    from agent_leaderboard.report.report import draw_interval
+    from agent_leaderboard.report.tables import draw_interval
 
     interval = Interval(mean=0.5, low=0.25, high=1.0, num_tasks=9)
     # positions round(19 * 0.25) = 5, round(19 * 0.5) = 10, 19

@@ -13,7 +13,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
-from agent_leaderboard.play import playing
+from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.run_folder import RunFolder
@@ -199,7 +199,7 @@ def test_only_faults_are_played_again_and_only_so_often(
     tmp_path, monkeypatch, num_faults, is_scored
 ):
     agent = Flaky(num_faults)
-    monkeypatch.setattr(playing, "_agent", lambda kind, settings: agent)
+    monkeypatch.setattr(episodes, "_agent", lambda kind, settings: agent)
     text = NO_DATA.replace("tasks: 40", "tasks: 3").replace(
         "  - {name: random, kind: random}\n", ""
     )
@@ -221,7 +221,7 @@ def test_a_wrong_answer_is_not_played_again(tmp_path, monkeypatch):
             asked.append(len(specs))
             return agent.play(make_env, specs)
 
-    monkeypatch.setattr(playing, "_agent", lambda kind, settings: Watched())
+    monkeypatch.setattr(episodes, "_agent", lambda kind, settings: Watched())
     config = small(tmp_path, NO_DATA).choose(environments=["table"], agents=["random"], tasks=8)
     folder = run(config, tmp_path / "run")
     assert asked == [4, 4]
@@ -229,7 +229,7 @@ def test_a_wrong_answer_is_not_played_again(tmp_path, monkeypatch):
 
 
 def test_money_follows_the_price_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(playing, "_agent", lambda kind, settings: Flaky(0))
+    monkeypatch.setattr(episodes, "_agent", lambda kind, settings: Flaky(0))
     text = NO_DATA.replace(
         "  - {name: oracle, kind: oracle}",
         "  - {name: served, kind: react, settings: {model: m}, "

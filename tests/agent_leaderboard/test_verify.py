@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
-from agent_leaderboard.records.run_folder import RunFolder, file_sha256, write_line
+from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.results import write_line
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.verify.verify import verify
 from tests.agent_leaderboard.small_config import write_config
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import queue
 import threading
+import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
@@ -35,6 +36,9 @@ class VLLMStandIn:
         self.calls = []
         self.prompts = []
         self.versions = []
+        self.bodies = []
+        self.faults = []
+        """For the next completions: a status to refuse with, or seconds to let them wait."""
         self._lock = threading.Lock()
 
     def get(self, path):
@@ -73,6 +77,7 @@ class VLLMStandIn:
 
     def _complete(self, body):
         assert body["n"] == 1
+        self.bodies.append(body)
         prompts = body["prompt"]
         prompts = [prompts] if isinstance(prompts[0], int) else prompts
         self.prompts.append(prompts)
@@ -115,11 +120,19 @@ def serving(stand_in):
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self._answer(stand_in.post(self.path.split("?")[0], json.loads(body or b"{}")))
+            path = self.path.split("?")[0]
+            if path == "/v1/completions" and stand_in.faults:
+                fault = stand_in.faults.pop(0)
+                if isinstance(fault, int):
+                    self._answer({"error": {"message": "not now"}}, fault)
+                    return
+                time.sleep(fault)
+            self._answer(stand_in.post(path, json.loads(body or b"{}")))
 
-        def _answer(self, value):
+        def _answer(self, value, status=200):
             data = json.dumps(value).encode()
-            self.send_response(200)
+            self.send_response(status)
+            self.send_header("retry-after-ms", "1")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -1,11 +1,12 @@
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from agent_envs import DataError
 from benchmarks.scaling.__main__ import analyse, main
-from benchmarks.scaling.cases import CASES, Case, case_record, work_of
+from benchmarks.scaling.cases import CASES, Case, work_of
 from benchmarks.scaling.cost_model import (
     Assumptions,
     all_reduce_seconds,
@@ -29,7 +30,7 @@ def as_measured(case, core_share=1.0):
     seconds = predict(case, COSTS)
     seconds["cpu"] = core_share * seconds["total"]
     return {
-        "case": case_record(case),
+        "case": asdict(case),
         "seconds": {t: {"median": s, "least": s, "most": s} for t, s in seconds.items()},
         "num_steps": 1,
     }

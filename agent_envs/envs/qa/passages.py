@@ -1,13 +1,16 @@
 """What the question-answering data sets share: passages to search and read, evidence to cite."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from agent_envs.core.rewards import RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
-from agent_envs.envs.qa.datasets import QAData, QADataset, load_qa
+from agent_envs.data.dataset_env import DatasetEnv
+from agent_envs.data.sources import DatasetSpec, FileStamp, Source
+from agent_envs.envs.qa.library import QARow, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
+from agent_envs.retrieval import Passage, Retriever
 from agent_envs.scoring import (
     Overlap,
     answer_overlap,
@@ -20,9 +23,6 @@ from agent_envs.tools.notebook import Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
-if TYPE_CHECKING:
-    import datasets
-
 
 def _at_the_end(metric: str) -> RewardFunction:
     def term(env: "PassageQAEnv", event: StepEvent) -> float:
@@ -32,7 +32,7 @@ def _at_the_end(metric: str) -> RewardFunction:
     return term
 
 
-class PassageQAEnv(RetrievalQAEnv):
+class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     """Questions of a data set, over the passages of all its rows and of `corpus` files.
 
     Tool: ``search(query)``. By name in ``tools=``: ``"read"`` (``read(title)``, sentences with
@@ -45,8 +45,8 @@ class PassageQAEnv(RetrievalQAEnv):
     (outcome), which need the tool ``"note"``.
     """
 
-    dataset: ClassVar[QADataset]
-    default_split: ClassVar[str] = "validation"
+    dataset: DatasetSpec[QARow]
+    optional_tool_names: ClassVar[tuple[str, ...]] = ("read", "find_in_page", "note", "plan")
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         **RetrievalQAEnv.reward_functions,
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
@@ -60,38 +60,38 @@ class PassageQAEnv(RetrievalQAEnv):
     def __init__(
         self,
         *,
-        data: "str | datasets.Dataset | None" = None,
-        split: str | None = None,
         corpus: str | Sequence[str] = (),
         top_k: int = 5,
-        retriever: str = "auto",
+        retriever: str | Retriever = "auto",
         **shared: Any,
     ) -> None:
         """Load tasks and passages; both are shared between environments of one process.
 
         Args:
-            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
-                the public data set on the hub if not given.
-            split: The split of the hub's data set.
             corpus: Files of more passages (title, text) to search.
             top_k: How many passages a search returns at most.
-            retriever: The search engine; see `agent_envs.retrieval.build_retriever`.
-            shared: What every tool environment takes; see `ToolEnv`.
+            retriever: The search engine over all passages (see
+                `agent_envs.retrieval.build_retriever`), or a `Retriever` of your own, which finds
+                what it likes.
+            shared: What every environment over a data set takes; see `DatasetEnv`.
 
         Raises:
             DataError: If a source is missing or malformed; names file, row and field.
+            UnknownNameError: If no search engine has that name.
             ConfigurationError: If an argument is out of range.
         """
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        files = (corpus,) if isinstance(corpus, str) else tuple(corpus)
-        self._data: QAData = load_qa(
-            self._dataset(), data, split or self.default_split, files, retriever
-        )
-        self._top_k = top_k
-        self._reader, self._notebook = PageReader(self._data.pages), Notebook()
+        if not isinstance(retriever, str) and not callable(getattr(retriever, "search", None)):
+            raise ConfigurationError(
+                "retriever= takes a name, or an object with search(query, top_k), not "
+                f"{retriever!r}."
+            )
+        self._corpus = (corpus,) if isinstance(corpus, str) else tuple(corpus)
+        self._engine, self._top_k = retriever, top_k
+        self._reader, self._notebook = PageReader(), Notebook()
         super().__init__(
-            default_tools=[make_search_tool(self._data.retriever, top_k=top_k)],
+            default_tools=[make_search_tool(self, top_k=top_k)],
             optional_tools={**self._reader.tools, **self._notebook.tools},
             **shared,
         )
@@ -102,17 +102,17 @@ class PassageQAEnv(RetrievalQAEnv):
                     "tools=['note'] as well."
                 )
 
-    def _dataset(self) -> QADataset:
-        return self.dataset
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of rows."""
-        return len(self._data.tasks)
-
-    def get_task(self, index: int) -> Task:
-        """Return the task of row `index`."""
-        return self._data.tasks[index]
+    def load_tasks(self, source: Source) -> Sequence[Task]:
+        """Return the tasks of a source, and take its passages to search and read."""
+        files = tuple(FileStamp.of(path) for path in self._corpus)
+        library = load_library(self.dataset, source, files)
+        self._reader.take(library.pages)
+        self.retriever = (
+            load_index(self.dataset, source, files, self._engine)
+            if isinstance(self._engine, str)
+            else self._engine
+        )
+        return library.tasks
 
     def begin_episode(self) -> None:
         """Forget what was searched, read and noted."""
@@ -126,15 +126,11 @@ class PassageQAEnv(RetrievalQAEnv):
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the keys of the passages that lead to the answer."""
-        return tuple(dict.fromkeys(self._gold_key(*gold) for gold in self._gold()))
+        return tuple(dict.fromkeys(map(self.passage_key, self._gold())))
 
-    def _gold(self) -> Sequence[tuple[str, str]]:
-        """Return title and text of each passage that leads to the answer."""
-        gold: Sequence[tuple[str, str]] = self.task.data.get("gold", ())
-        return gold
-
-    def _gold_key(self, title: str, text: str) -> str:
-        return title
+    def _gold(self) -> list[Passage]:
+        """Return the passages that lead to the answer."""
+        return [Passage(title, text) for title, text in self.task.data.get("gold", ())]
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -169,7 +165,7 @@ class PassageQAEnv(RetrievalQAEnv):
 
         Where a title alone does not bring its passage up, the passage's own words are the query.
         """
-        queries = dict.fromkeys(self._query_for(title, text) for title, text in self._gold())
+        queries = dict.fromkeys(map(self._query_for, self._gold()))
         actions = [self.write_call("search", query=query) for query in queries if query]
         notes = self._reference_notes()
         if self.max_turns is None or len(actions) + len(notes) < self.max_turns:
@@ -187,10 +183,10 @@ class PassageQAEnv(RetrievalQAEnv):
         ]
         return [*cited, *(self.write_call("note", text=triple) for triple in triples)]
 
-    def _query_for(self, title: str, text: str) -> str:
-        key = self._gold_key(title, text)
+    def _query_for(self, gold: Passage) -> str:
+        key, title, text = self.passage_key(gold), gold.title, gold.text
         for query in (title, f"{title} {text[:200]}", f"{title} {text}"):
-            hits = self._data.retriever.search(query, self._top_k)
+            hits = self.search(query, self._top_k)
             if any(self.passage_key(hit.passage) == key for hit in hits):
                 return query
         return title

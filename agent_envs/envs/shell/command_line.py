@@ -52,6 +52,8 @@ class CommandLineEnv(ToolEnv):
     }
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("shell(command)",)
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "share_right", *ToolEnv.metric_names)
     default_system_prompt: ClassVar[str] = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "
         "done, answer: done."
@@ -91,11 +93,6 @@ class CommandLineEnv(ToolEnv):
         self._split_seed = lookup({"train": 0, "test": 1}, split, kind="split")
         self._sandbox = shared_sandbox(sandbox)
         super().__init__(default_tools=[Tool(self.shell, timeout=None)], **shared)
-
-    @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
 
     def get_task(self, index: int) -> Task:
         """Make task `index` of the split."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -37,11 +37,6 @@ class Step:
     result: str
 
 
-def exact_match_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
-    """Return 1 for a right answer; outcome."""
-    return float(env.is_correct) if event.action.kind == "answer" else 0.0
-
-
 def new_value_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
     """Return the share of the values on the way to the answer that this step found first."""
     return env.new_value_share
@@ -55,13 +50,14 @@ class SyntheticToolEnv(ToolEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "exact_match": exact_match_term,
+        "exact_match": correct_term,
         "new_value": new_value_term,
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "value_recall", *ToolEnv.metric_names)
     max_steps: ClassVar[int]
 
     def __init__(self, *, steps: int = 2, split: str = "train", **shared: Any) -> None:
@@ -88,11 +84,6 @@ class SyntheticToolEnv(ToolEnv):
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         """Return question, calls that lead to its answer (the last result), and what tools need."""
         raise NotImplementedError
-
-    @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
 
     def get_task(self, index: int) -> Task:
         """Make task `index` of the split."""
@@ -122,9 +113,9 @@ class SyntheticToolEnv(ToolEnv):
             self._found.add(value)
             self.new_value_share = 1 / len(self._wanted)
 
-    def next_question(self) -> None:
-        """Judge the answer; there is one question."""
-        self.is_correct = exact_match(self.answer or "", self.task.answers) == 1.0
+    def on_answer(self, answer: str) -> None:
+        """Judge the answer."""
+        self.is_correct = exact_match(answer, self.task.answers) == 1.0
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -152,6 +143,7 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
     """
 
     max_steps: ClassVar[int] = 8
+    tool_signatures: ClassVar[tuple[str, ...]] = ("calculate(a, operation, b)",)
     default_system_prompt: ClassVar[str] = (
         "Calculate the value, one operation after the other; then answer with the number alone."
     )
@@ -196,6 +188,7 @@ class SyntheticTableEnv(SyntheticToolEnv):
     """
 
     max_steps: ClassVar[int] = 3
+    tool_signatures: ClassVar[tuple[str, ...]] = ("look_up(table, key)",)
     default_system_prompt: ClassVar[str] = (
         "Answer the question with look-ups in the tables, one after the other: the table 'maker' "
         "has the maker of each item, 'city' the city of each maker, 'country' the country of each "

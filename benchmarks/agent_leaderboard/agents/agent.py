@@ -2,15 +2,18 @@
 
 `AGENTS` is the table of their kinds. Those on a model get their settings, with the protocol's
 temperature and concurrency where the settings do not say otherwise, and ``model``: a name or a
-folder.
+folder. An agent of one's own is named by where it is imported from, ``my_package.agent:MyAgent``,
+and gets its settings as keyword arguments. What it did is played again as with every agent; that
+it would do so again nobody else can check.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import Trajectory
@@ -26,6 +29,11 @@ class PlayedEpisode:
     """Earlier or other attempts, which cost but do not count."""
     usage: Usage = field(default_factory=Usage)
     """Over all attempts."""
+
+    @property
+    def actions(self) -> list[str]:
+        """What the agent wrote in the attempt that counts."""
+        return [step.action for step in self.trajectory.transitions]
 
 
 class Agent(Protocol):
@@ -81,18 +89,58 @@ AGENTS: Final[Mapping[str, AgentKind]] = {
 }
 
 
-def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
-    """Build an agent.
-
-    Args:
-        kind: A key of `AGENTS`.
-        settings: Its settings.
+def find_kind(kind: str) -> AgentKind:
+    """Return the kind of that name, or of an agent of one's own; nothing is imported for it.
 
     Raises:
         UnknownNameError: If there is no such kind.
-        ConfigurationError: If a setting is wrong.
     """
-    module, _, function = lookup(AGENTS, kind, kind="kind of agent").builder.partition(":")
-    builder = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-    agent: Agent = builder(settings)
-    return agent
+    if is_own(kind):
+        return AgentKind(kind, needs_model=False)
+    return lookup(AGENTS, kind, kind="kind of agent")
+
+
+def is_own(kind: str) -> bool:
+    """Return whether a kind is an import path: an agent of one's own, which nobody else has."""
+    return ":" in kind
+
+
+def acts_by_rules(kind: str) -> bool:
+    """Return whether anybody can ask agents of this kind again what they do."""
+    return kind in AGENTS and not AGENTS[kind].needs_model
+
+
+def import_path(agent: Callable[..., Agent]) -> str:
+    """Return the kind that stands for a class, or for a function that returns an agent.
+
+    Raises:
+        ConfigurationError: If no other process could import it.
+    """
+    path = f"{agent.__module__}:{agent.__qualname__}"
+    if "<" in path:
+        raise ConfigurationError(
+            f"The agent {path} is made inside a function, where no other process finds it. Define "
+            "it at the top of a module."
+        )
+    return path
+
+
+def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
+    """Build an agent of a kind: a key of `AGENTS`, or the import path of one's own.
+
+    Raises:
+        UnknownNameError: If there is no such kind.
+        ConfigurationError: If a setting is wrong, or an agent of one's own cannot be imported.
+    """
+    builder = find_kind(kind).builder
+    if not is_own(kind):
+        agent: Agent = pkgutil.resolve_name(f"{__package__}.{builder}")(settings)
+        return agent
+    try:
+        own: Agent = pkgutil.resolve_name(builder)(**settings)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"The agent {kind!r} cannot be made ({type(error).__name__}: {error}). A kind is "
+            "'package.module:Class', importable from here, and takes its settings by name."
+        ) from error
+    return own

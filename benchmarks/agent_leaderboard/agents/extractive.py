@@ -9,12 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from agent_envs.retrieval import STOP_WORDS
+
 UNKNOWN: Final = "unknown"
-_STOP_WORDS: Final = frozenset(
-    """a an and are as at be been by did do does for from had has have he her his how in into is it
-    its of on or she than that the their they this to was were what when where which who whom whose
-    why with both same""".split()
-)
+# "will" may be a name here; results that were published hold the others.
+_STOP_WORDS: Final = (STOP_WORDS - {"but", "s", "will"}) | {"both", "into", "same", "than"}
 _WORD: Final = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _HIT: Final = re.compile(r"^\[\d+\] (.*)$", re.MULTILINE)
@@ -34,14 +33,9 @@ _NAME: Final = re.compile(
 
 
 def extract_answer(question: str, passages: str) -> str:
-    """Return the likeliest answer.
+    """Return the likeliest answer from passages as a search shows them: ``[1] title``, text below.
 
-    Args:
-        question: What is asked.
-        passages: What a search found, as the environment writes it: ``[1] title``, text below.
-
-    Returns:
-        Words of the question or the passages, ``"yes"``, or `UNKNOWN` where nothing fits.
+    It is made of words of the question or the passages, ``"yes"``, or `UNKNOWN` if nothing fits.
     """
     if choice := _CHOICE.search(question):
         return _earlier(passages, *choice.groups())

@@ -34,12 +34,9 @@ GAME_COMMANDS: Final = (
 
 
 def next_action(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Return what the rules say to do.
+    """Return what the rules say to do in an environment like this one.
 
-    Args:
-        env: An environment of the same kind: its tools, and how it writes actions.
-        question: What is asked.
-        results: What was said to each action since the question, in order.
+    The results are what was said to each action since the question, in order.
     """
     for tool, act in RULES.items():
         if tool in env.tools:
@@ -145,15 +142,12 @@ def _formula(question: str) -> str:
 
 def _calculated(question: str) -> str | None:
     """Return the value of a formula of whole numbers in the question."""
-    calls = _operations(question, ())
-    if not calls:
-        return None
     results: list[str] = []
-    for number in range(len(calls)):
-        call = _operations(question, results)[number]
+    while len(calls := _operations(question, results)) > len(results):
+        call = calls[len(results)]
         apply = dict(_OPERATIONS.values())[call["operation"]]
         results.append(str(apply(call["a"], call["b"])))
-    return results[-1]
+    return results[-1] if results else None
 
 
 def _summed(question: str) -> str:
@@ -162,11 +156,9 @@ def _summed(question: str) -> str:
 
 
 def _operations(question: str, results: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the calls that work the question's formula out, in order.
+    """Return the calls that work out the question's formula of whole numbers with ``+ - *``.
 
-    Args:
-        question: Holds a formula of whole numbers with ``+ - *``.
-        results: What the first calls returned; later calls take 0 for what is not known yet.
+    Later calls take 0 for what the results of the first ones do not tell yet.
     """
     found = _EXPRESSION.search(question)
     try:

@@ -5,34 +5,37 @@ is the same in ReAct's format, `checkpoint` the same with a trained model. `naiv
 and `iterative_rag` search by a plan. `reflexion` and `best_of_n` play a task several times.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveInt
+
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode
 from agent_leaderboard.agents.model_source import ModelSettings, ModelSource, read_settings
-from agent_leaderboard.agents.repeated_play import play_best_of, play_with_reflection
+from agent_leaderboard.agents.repeated_play import play_best_of, play_with_reflection, total_usage
 from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk
 from agent_trainers.policies import Policy
-from agent_trainers.policies.usage import MeteredPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
 Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
 Strategy = Callable[[Policy, ToolFormat], Policy]
-PlayAttempts = Callable[[MeteredPolicy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
+PlayAttempts = Callable[[Policy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterativeSettings(ModelSettings):
     """What `iterative_rag` takes."""
 
-    iterations: int = 3
+    iterations: PositiveInt = 3
     """How often it searches and answers."""
 
 
@@ -40,7 +43,7 @@ class IterativeSettings(ModelSettings):
 class ReflexionSettings(ModelSettings):
     """What `reflexion` takes."""
 
-    trials: int = 3
+    trials: PositiveInt = 3
     """Attempts at a task, at most."""
 
 
@@ -48,7 +51,7 @@ class ReflexionSettings(ModelSettings):
 class BestOfSettings(ModelSettings):
     """What `best_of_n` takes."""
 
-    samples: int = 5
+    samples: PositiveInt = 5
     """Attempts at a task."""
 
 
@@ -95,18 +98,14 @@ class ModelAgent:
             ConfigurationError: If the agent cannot play in this environment.
         """
         tool_format = self._checked_format(make_env)
-        with self._source.open(tool_format.name) as model:
-            metered = MeteredPolicy(model)
+        with self._source.open(tool_format) as model:
 
             def collect(policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
                 acting = self._strategy(policy, tool_format) if self._strategy else policy
-                rollout = Rollout(make_env, acting)
-                try:
+                with contextlib.closing(Rollout(make_env, acting)) as rollout:
                     return rollout.collect(specs)
-                finally:
-                    rollout.close()
 
-            return self._play_attempts(metered, collect, specs)
+            return self._play_attempts(model, collect, specs)
 
     def _checked_format(self, make_env: MakeEnv) -> ToolFormat:
         """Return the tool format of the environment, if the agent can play in it."""
@@ -119,13 +118,14 @@ class ModelAgent:
                     f"Agent {self._kind!r} plays environments with tools (ToolEnv); {name} is none."
                 )
             if self._strategy is not None:
-                self._check_search(base, name)
-            self._source.check(base.tool_format)
-            return TOOL_FORMATS[base.tool_format]
+                limit = env.spec.max_episode_steps if env.spec is not None else None
+                self._check_search(base, name, limit)
+            self._source.check(base.action_format)
+            return base.action_format
         finally:
             env.close()
 
-    def _check_search(self, env: ToolEnv, name: str) -> None:
+    def _check_search(self, env: ToolEnv, name: str, max_turns: int | None) -> None:
         search = env.tools.get("search")
         if search is None or set(search.parameters.get("properties", {})) != {"query"}:
             tools = ", ".join(env.tools) or "none"
@@ -133,10 +133,10 @@ class ModelAgent:
                 f"Agent {self._kind!r} needs a tool search(query), which {name} lacks (its tools: "
                 f"{tools}). Leave the agent out of the runs on this environment."
             )
-        if env.max_turns is not None and env.max_turns < self._num_turns_needed:
+        if max_turns is not None and max_turns < self._num_turns_needed:
             raise ConfigurationError(
                 f"Agent {self._kind!r} takes {self._num_turns_needed} turns for a question, and "
-                f"{name} ends after {env.max_turns}. Lower its settings, or raise "
+                f"{name} ends after {max_turns}. Lower its settings, or raise "
                 "max_episode_steps."
             )
 
@@ -182,33 +182,18 @@ def self_ask(settings: Mapping[str, Any]) -> Agent:
 
 
 def iterative_rag(settings: Mapping[str, Any]) -> Agent:
-    """Search and answer in turns, each search with the last answer.
-
-    Raises:
-        ConfigurationError: If `iterations` is below 1.
-    """
+    """Search and answer in turns, each search with the last answer."""
     read = read_settings(IterativeSettings, settings, "iterative_rag")
-    _check_at_least(read.iterations, 1, "iterations", "iterative_rag")
-
-    def strategy(model: Policy, tool_format: ToolFormat) -> Policy:
-        return IterativeRAG(model, tool_format, iterations=read.iterations)
-
+    strategy = functools.partial(IterativeRAG, iterations=read.iterations)
     turns = read.iterations + 1
     return ModelAgent("iterative_rag", read, strategy=strategy, num_turns_needed=turns)
 
 
 def reflexion(settings: Mapping[str, Any]) -> Agent:
-    """Try again with what the model notes about its failure; see `play_with_reflection`.
-
-    Raises:
-        ConfigurationError: If `trials` is below 1.
-    """
+    """Try again with what the model notes about its failure; see `play_with_reflection`."""
     read = read_settings(ReflexionSettings, settings, "reflexion")
-    _check_at_least(read.trials, 1, "trials", "reflexion")
 
-    def play(
-        model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         return play_with_reflection(model, collect, specs, trials=read.trials)
 
     return ModelAgent("reflexion", read, play_attempts=play)
@@ -218,33 +203,25 @@ def best_of_n(settings: Mapping[str, Any]) -> Agent:
     """Play several times and take the answer that comes most often; see `play_best_of`.
 
     Raises:
-        ConfigurationError: If `samples` is below 1, or all samples would be the same.
+        ConfigurationError: If all samples would be the same.
     """
     read = read_settings(BestOfSettings, settings, "best_of_n")
-    _check_at_least(read.samples, 1, "samples", "best_of_n")
     if read.temperature == 0 and read.samples > 1:
         raise ConfigurationError(
             "best_of_n at temperature 0 plays the same episode each time. Raise temperature, or "
             "use base_tool_call."
         )
 
-    def play(
-        model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         return play_best_of(model, collect, specs, samples=read.samples)
 
     return ModelAgent("best_of_n", read, play_attempts=play)
 
 
 def _play_once(
-    model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec]
+    model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]
 ) -> list[PlayedEpisode]:
     return [
-        PlayedEpisode(trajectory=trajectory, usage=model.usage(spec.rng))
-        for spec, trajectory in zip(specs, collect(model, specs), strict=True)
+        PlayedEpisode(trajectory=trajectory, usage=total_usage([trajectory]))
+        for trajectory in collect(model, specs)
     ]
-
-
-def _check_at_least(value: int, least: int, name: str, agent: str) -> None:
-    if value < least:
-        raise ConfigurationError(f"Setting {name!r} of {agent} must be at least {least}: {value}.")

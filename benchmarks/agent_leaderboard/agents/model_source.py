@@ -6,11 +6,12 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic
 
 from agent_envs.core.lookup import unknown_name_message
+from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_trainers.policies import Policy
 
@@ -30,13 +31,13 @@ class ModelSettings:
     """An OpenAI-compatible server to ask instead."""
     api_key_env: str | None = None
     """Environment variable with the server's key; ``OPENAI_API_KEY`` if not given."""
-    temperature: float = 1.0
+    temperature: pydantic.NonNegativeFloat = 1.0
     """0 takes the most likely token."""
-    top_p: float = 1.0
+    top_p: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0
     """Nucleus sampling."""
     max_new_tokens: int | None = None
     """Longest turn; 24 for the embedded policy, else 512."""
-    concurrency: int = 64
+    concurrency: pydantic.PositiveInt = 64
     """Turns under way at once."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed on to a local model's template: ``{"enable_thinking": false}``."""
@@ -65,17 +66,11 @@ def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str)
             message = unknown_name_message(name, known, kind=f"setting of {agent}")
             raise UnknownNameError(message)
     try:
-        read: Settings = pydantic.TypeAdapter(kind).validate_python(dict(settings), strict=False)
+        return pydantic.TypeAdapter(kind).validate_python(dict(settings), strict=False)
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in problem["loc"])
         raise ConfigurationError(f"Setting {name!r} of {agent}: {problem['msg']}.") from None
-    if read.temperature < 0 or not 0 < read.top_p <= 1 or read.concurrency < 1:
-        raise ConfigurationError(
-            f"{agent}: temperature ({read.temperature}) must not be negative, top_p "
-            f"({read.top_p}) be in (0, 1], and concurrency ({read.concurrency}) at least 1."
-        )
-    return read
 
 
 class ModelSource:
@@ -85,20 +80,20 @@ class ModelSource:
         """Use the model that `settings` name; it is loaded when it is needed first."""
         self.settings = settings
 
-    def check(self, tool_format: str) -> None:
+    def check(self, tool_format: ToolFormat) -> None:
         """See that the model can act in a tool format.
 
         Raises:
             ConfigurationError: If a local model is to use a server's calls.
         """
-        if self.settings.base_url is None and tool_format == "openai":
+        if self.settings.base_url is None and tool_format.is_structured:
             raise ConfigurationError(
-                f"{self.settings.model}: tool_format openai is for served models; pass base_url, "
-                "or hermes, which a local model's chat template describes."
+                f"{self.settings.model}: tool_format {tool_format.name} is for served models; pass "
+                "base_url, or hermes, which a local model's chat template describes."
             )
 
     @contextlib.contextmanager
-    def open(self, tool_format: str) -> Iterator[Policy]:
+    def open(self, tool_format: ToolFormat) -> Iterator[Policy]:
         """Give a policy for environments with this tool format; see `check`."""
         settings = self.settings
         if settings.base_url is None:

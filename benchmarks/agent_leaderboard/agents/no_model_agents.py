@@ -7,6 +7,7 @@ a calculator with the numbers of a problem, a program that returns what the exam
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +16,7 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode
 from agent_leaderboard.agents.heuristics import next_action
-from agent_trainers.policies.policy import GenerationRequest
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies import GenerationRequest, ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
 
 ANSWER_CHANCE: Final = 0.25
@@ -25,18 +25,14 @@ _WORD: Final = re.compile(r"\w+")
 
 Player = Callable[[GenerationRequest], str]
 """Plays one episode, and may remember what it did in it."""
+MakePlayer = Callable[[ToolEnv, EpisodeSpec], Player]
 
 
 class ProgramAgent:
     """An agent that is a program: one player for each episode."""
 
-    def __init__(self, make_player: Callable[[ToolEnv, EpisodeSpec], Player]) -> None:
-        """Let players act.
-
-        Args:
-            make_player: Takes an environment like the one of the episode, at its task, and what is
-                to be played.
-        """
+    def __init__(self, make_player: MakePlayer) -> None:
+        """Let players act, each made of an environment at its task, and of what is to be played."""
         self._make_player = make_player
 
     def check(self, make_env: Callable[[], TextEnv]) -> None:
@@ -52,64 +48,59 @@ class ProgramAgent:
             raise ConfigurationError(
                 f"{base}: agents without a model play environments with tools (ToolEnv) only."
             )
-        players: dict[int, Player] = {}
+        players: list[Player] = []
         for spec in specs:
             env.reset(seed=spec.seed, options=None if spec.task is None else {"task": spec.task})
-            # an episode's generator is its own: it tells whose turn it is
-            players[id(spec.rng)] = self._make_player(base, spec)
+            players.append(self._make_player(base, spec))
         env.close()
-        policy = ScriptedPolicy(lambda request: players[id(request.rng)](request))
-        rollout = Rollout(make_env, policy)
-        try:
-            trajectories = rollout.collect(specs)
-        finally:
-            rollout.close()
-        return [PlayedEpisode(trajectory=trajectory) for trajectory in trajectories]
+        policy = ScriptedPolicy(lambda request: players[request.episode_id](request))
+        with closing(Rollout(make_env, policy)) as rollout:
+            return [PlayedEpisode(trajectory=played) for played in rollout.collect(specs)]
 
 
-def oracle_agent(settings: Mapping[str, Any]) -> ProgramAgent:
-    """Return an agent that takes the reference actions."""
-    _check_settings("oracle", settings)
-
-    def make_player(env: ToolEnv, spec: EpisodeSpec) -> Player:
-        actions = iter(env.reference_actions())
-        return lambda request: next(actions, env.write_answer("done"))
-
-    return ProgramAgent(make_player)
+def _make_oracle(env: ToolEnv, spec: EpisodeSpec) -> Player:
+    actions = iter(env.reference_actions())
+    return lambda request: next(actions, env.write_answer("done"))
 
 
-def heuristic_agent(settings: Mapping[str, Any]) -> ProgramAgent:
-    """Return an agent that follows the rules of `heuristics`."""
-    _check_settings("heuristic", settings)
+def _make_heuristic(env: ToolEnv, spec: EpisodeSpec) -> Player:
+    def act(request: GenerationRequest) -> str:
+        contents = [m["content"] for m in request.messages if m["role"] in ("user", "tool")]
+        return next_action(env, contents[0], contents[1:])
 
-    def make_player(env: ToolEnv, spec: EpisodeSpec) -> Player:
-        def act(request: GenerationRequest) -> str:
-            contents = [m["content"] for m in request.messages if m["role"] in ("user", "tool")]
-            return next_action(env, contents[0], contents[1:])
-
-        return act
-
-    return ProgramAgent(make_player)
+    return act
 
 
-def random_agent(settings: Mapping[str, Any]) -> ProgramAgent:
-    """Return an agent that makes valid calls, and answers, of words it has read."""
-    _check_settings("random", settings)
+def _make_random(env: ToolEnv, spec: EpisodeSpec) -> Player:
+    def act(request: GenerationRequest) -> str:
+        rng = spec.rng
+        words = [w for m in request.messages[1:] for w in _WORD.findall(m["content"])] or ["0"]
+        if not env.tools or rng.random() < ANSWER_CHANCE:
+            return env.write_answer(_some_words(rng, words, 3))
+        name = list(env.tools)[int(rng.integers(len(env.tools)))]
+        properties = env.tools[name].parameters.get("properties", {})
+        arguments = {key: _draw(rng, schema, words) for key, schema in properties.items()}
+        return env.write_call(name, **arguments)
 
-    def make_player(env: ToolEnv, spec: EpisodeSpec) -> Player:
-        def act(request: GenerationRequest) -> str:
-            rng = spec.rng
-            words = [w for m in request.messages[1:] for w in _WORD.findall(m["content"])] or ["0"]
-            if not env.tools or rng.random() < ANSWER_CHANCE:
-                return env.write_answer(_some_words(rng, words, 3))
-            name = list(env.tools)[int(rng.integers(len(env.tools)))]
-            properties = env.tools[name].parameters.get("properties", {})
-            arguments = {key: _draw(rng, schema, words) for key, schema in properties.items()}
-            return env.write_call(name, **arguments)
+    return act
 
-        return act
 
-    return ProgramAgent(make_player)
+def _builder(kind: str, make_player: MakePlayer) -> Callable[[Mapping[str, Any]], ProgramAgent]:
+    def build(settings: Mapping[str, Any]) -> ProgramAgent:
+        if settings:
+            names = ", ".join(settings)
+            raise ConfigurationError(f"The agent {kind!r} has no settings, not {names}.")
+        return ProgramAgent(make_player)
+
+    return build
+
+
+oracle_agent = _builder("oracle", _make_oracle)
+"""Takes the reference actions."""
+heuristic_agent = _builder("heuristic", _make_heuristic)
+"""Follows the rules of `heuristics`."""
+random_agent = _builder("random", _make_random)
+"""Makes valid calls, and answers, of words it has read."""
 
 
 def _draw(rng: np.random.Generator, schema: Mapping[str, Any], words: Sequence[str]) -> Any:
@@ -135,8 +126,3 @@ def _draw(rng: np.random.Generator, schema: Mapping[str, Any], words: Sequence[s
 def _some_words(rng: np.random.Generator, words: Sequence[str], most: int) -> str:
     start, count = int(rng.integers(len(words))), int(rng.integers(1, most + 1))
     return " ".join(words[start : start + count])
-
-
-def _check_settings(kind: str, settings: Mapping[str, Any]) -> None:
-    if settings:
-        raise ConfigurationError(f"The agent {kind!r} has no settings, not {', '.join(settings)}.")

@@ -2,17 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
-from agent_envs.core.messages import Message
 from agent_envs.errors import ServerError
 from agent_envs.scoring.answers import normalize_answer
 from agent_leaderboard.agents.agent import PlayedEpisode
-from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
-from agent_trainers.policies.usage import MeteredPolicy
+from agent_trainers.policies import GenerationRequest, Policy, PolicyWrapper, Usage
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -28,7 +26,7 @@ Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
 
 
 def play_with_reflection(
-    model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec], *, trials: int
+    model: Policy, collect: Collect, specs: Sequence[EpisodeSpec], *, trials: int
 ) -> list[PlayedEpisode]:
     """Play, and again where it failed, with the model's notes (Shinn et al., arXiv 2303.11366).
 
@@ -42,30 +40,30 @@ def play_with_reflection(
         specs: What to play.
         trials: Attempts at a task, at most.
     """
-    memory = _Memory(model)
-    attempts: list[list[Trajectory]] = [[] for _ in specs]
-    waiting = list(range(len(specs)))
+    tasks = waiting = [_Task(spec) for spec in specs]
     for trial in range(trials):
-        played = collect(memory, [specs[i] for i in waiting])
-        for i, trajectory in zip(waiting, played, strict=True):
-            attempts[i].append(trajectory)
-        # What failed through a fault says nothing about the task; whoever asked plays it again.
-        waiting = [i for i in waiting if _may_be_tried_again(attempts[i][-1])]
-        if not waiting or trial == trials - 1:
+        if trial > 0:
+            # What failed through a fault says nothing about the task; whoever asked plays it again.
+            failed = [task for task in waiting if _may_be_tried_again(task.attempts[-1])]
+            waiting = _reflect(model, failed) if failed else []
+        if not waiting:
             break
-        errors = memory.reflect([(specs[i], attempts[i][-1]) for i in waiting])
-        for i, error in zip(waiting, errors, strict=True):
-            if error is not None:
-                attempts[i].append(_not_begun(attempts[i][-1], error))
-        waiting = [i for i, error in zip(waiting, errors, strict=True) if error is None]
+        reminded = _Reminded(model, [task.lessons for task in waiting])
+        played = collect(reminded, [task.spec for task in waiting])
+        for task, trajectory in zip(waiting, played, strict=True):
+            task.attempts.append(trajectory)
     return [
-        PlayedEpisode(trajectory=tried[-1], attempts=tuple(tried[:-1]), usage=model.usage(spec.rng))
-        for spec, tried in zip(specs, attempts, strict=True)
+        PlayedEpisode(
+            trajectory=task.attempts[-1],
+            attempts=tuple(task.attempts[:-1]),
+            usage=total_usage(task.attempts) + task.reflecting,
+        )
+        for task in tasks
     ]
 
 
 def play_best_of(
-    model: MeteredPolicy, collect: Collect, specs: Sequence[EpisodeSpec], *, samples: int
+    model: Policy, collect: Collect, specs: Sequence[EpisodeSpec], *, samples: int
 ) -> list[PlayedEpisode]:
     """Play each task several times; the answer given most often counts (self-consistency).
 
@@ -87,13 +85,18 @@ def play_best_of(
         own = [replace(s, rng=rngs[k]) for s, rngs in zip(specs, generators, strict=True)]
         rounds.append(collect(model, own))
     episodes = []
-    for i, rngs in enumerate(generators):
-        tried = [played[i] for played in rounds]
+    for tried in zip(*rounds, strict=True):
         chosen = choose_by_majority(tried)
         others = tuple(trajectory for k, trajectory in enumerate(tried) if k != chosen)
-        usage = sum((model.usage(rng) for rng in rngs), Usage())
-        episodes.append(PlayedEpisode(trajectory=tried[chosen], attempts=others, usage=usage))
+        episodes.append(
+            PlayedEpisode(trajectory=tried[chosen], attempts=others, usage=total_usage(tried))
+        )
     return episodes
+
+
+def total_usage(attempts: Sequence[Trajectory]) -> Usage:
+    """Return what the actions of some attempts took together."""
+    return sum((Usage(**attempt.usage) for attempt in attempts), Usage())
 
 
 def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
@@ -113,67 +116,27 @@ def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
     return answers.index(winner)
 
 
-class _Memory:
-    """A policy that shows the model what it noted about its failures, by episode."""
+@dataclass(slots=True)
+class _Task:
+    """A task that is played again and again."""
 
-    def __init__(self, model: Policy) -> None:
-        self._model = model
-        self._lessons: dict[np.random.Generator, list[str]] = {}
+    spec: EpisodeSpec
+    attempts: list[Trajectory] = field(default_factory=list)
+    lessons: list[str] = field(default_factory=list)
+    """What the model noted about its failures."""
+    reflecting: Usage = field(default_factory=Usage)
+    """What noting it took."""
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        return self._model.generate([self._remind(request) for request in requests])
 
-    def count_tokens(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
-    ) -> int:
-        return self._model.count_tokens(messages, tools)
+class _Reminded(PolicyWrapper):
+    """Shows the model what it noted about its failures."""
 
-    def encode(self, request: GenerationRequest) -> list[int] | None:
-        return self._model.encode(self._remind(request))
+    def __init__(self, model: Policy, lessons: Sequence[Sequence[str]]) -> None:
+        super().__init__(model)
+        self._lessons = lessons  # by episode
 
-    @property
-    def is_concurrent(self) -> bool:
-        return bool(getattr(self._model, "is_concurrent", False))
-
-    @property
-    def max_concurrency(self) -> int:
-        return int(getattr(self._model, "max_concurrency", 1))
-
-    def reflect(self, failed: Sequence[tuple[EpisodeSpec, Trajectory]]) -> list[str | None]:
-        """Let the model note what went wrong; return the error of the server, for each."""
-        requests = [
-            GenerationRequest(
-                messages=[
-                    {"role": "system", "content": REFLECT_TEXT},
-                    {"role": "user", "content": transcript(trajectory)},
-                ],
-                tools=None,
-                previous=None,
-                rng=spec.rng,
-            )
-            for spec, trajectory in failed
-        ]
-        try:
-            self._note(requests)
-        except ServerError:
-            return [self._note_alone(request) for request in requests]
-        return [None] * len(requests)
-
-    def _note(self, requests: Sequence[GenerationRequest]) -> None:
-        for request, generation in zip(requests, self._model.generate(requests), strict=True):
-            if lesson := generation.text.strip():
-                self._lessons.setdefault(request.rng, []).append(lesson)
-
-    def _note_alone(self, request: GenerationRequest) -> str | None:
-        """Ask again, so that an error costs one episode only."""
-        try:
-            self._note([request])
-        except ServerError as error:
-            return str(error)
-        return None
-
-    def _remind(self, request: GenerationRequest) -> GenerationRequest:
-        if not (lessons := self._lessons.get(request.rng)):
+    def before(self, request: GenerationRequest) -> GenerationRequest:
+        if not (lessons := self._lessons[request.episode_id]):
             return request
         notes = "\n".join([LESSONS_TEXT, *(f"- {lesson}" for lesson in lessons)])
         messages = list(request.messages)
@@ -182,6 +145,38 @@ class _Memory:
         messages[place] = {**messages[place], "content": content}
         # Its tokens are not those of the state before, which the notes were no part of.
         return replace(request, messages=messages, previous=None)
+
+    def encode(self, request: GenerationRequest) -> list[int] | None:
+        return self.policy.encode(self.before(request))
+
+
+def _reflect(model: Policy, tasks: Sequence[_Task]) -> list[_Task]:
+    """Let the model note what went wrong; return the tasks for which it could."""
+    requests = [
+        GenerationRequest(
+            episode_id=i,
+            messages=[
+                {"role": "system", "content": REFLECT_TEXT},
+                {"role": "user", "content": transcript(task.attempts[-1])},
+            ],
+            tools=None,
+            previous=None,
+            rng=task.spec.rng,
+        )
+        for i, task in enumerate(tasks)
+    ]
+    try:
+        generations = model.generate(requests)
+    except ServerError as error:
+        if len(tasks) > 1:  # one at a time, so that an error costs one task only
+            return [kept for task in tasks for kept in _reflect(model, [task])]
+        tasks[0].attempts.append(_not_begun(tasks[0].attempts[-1], str(error)))
+        return []
+    for task, generation in zip(tasks, generations, strict=True):
+        task.reflecting += generation.spent
+        if lesson := generation.text.strip():
+            task.lessons.append(lesson)
+    return list(tasks)
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -212,6 +207,7 @@ def _not_begun(before: Trajectory, error: str) -> Trajectory:
         timings={},
         stop_reason=StopReason.POLICY_ERROR,
         error=error,
+        usage={},
         final_prompt_ids=[],
     )
 

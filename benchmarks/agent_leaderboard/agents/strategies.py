@@ -1,22 +1,18 @@
 """Ways to use a model in an environment with a search tool, other than to let it call the tool.
 
 Each is a policy: it takes the environment's state, asks the model in words of its own where it
-needs to, and gives an action in the environment's tool format. What it knows of an episode it keeps
-under the episode's own generator.
+needs to, and gives an action in the environment's tool format.
 """
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
-
-import numpy as np
+from typing import ClassVar, Final
 
 from agent_envs.core.actions import without_thoughts
 from agent_envs.core.messages import Message
 from agent_envs.core.tool_formats import ToolFormat
-from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
+from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper, Usage
 
 _ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TAG: Final = re.compile(r"</?\w+>")
@@ -61,7 +57,7 @@ class Talk:
     num_searches: int = 0
 
 
-class SearchStrategy(ABC):
+class SearchStrategy(PolicyWrapper):
     """A policy that searches and asks by a plan."""
 
     asks_first: ClassVar[bool] = False
@@ -74,25 +70,31 @@ class SearchStrategy(ABC):
             model: Who is asked.
             tool_format: How the environment wants actions.
         """
-        self.model = model
+        super().__init__(model)
         self._format = tool_format
-        self._talks: dict[np.random.Generator, Talk] = {}
+        self._talks: dict[int, Talk] = {}  # by episode
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order."""
-        talks = [self._talk(request) for request in requests]
-        asked = [talk.num_searches > 0 or self.asks_first for talk in talks]
-        prompts = [
-            replace(request, messages=self.prompt(talk, _observation(request)), tools=None,
-                    previous=None)
-            for request, talk, is_asked in zip(requests, talks, asked, strict=True)
-            if is_asked
-        ]  # fmt: skip
-        replies = iter(self.model.generate(prompts))
-        return [
-            self._act(talk, next(replies)) if is_asked else scripted(self.search(talk, ""))
-            for talk, is_asked in zip(talks, asked, strict=True)
-        ]
+    def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
+        """Search for the question, or write what the model is asked."""
+        if not any(message["role"] == "assistant" for message in request.messages):
+            # A new question: the first, or the next of an episode with several.
+            self._talks[request.episode_id] = Talk(_observation(request))
+        talk = self._talks[request.episode_id]
+        if talk.num_searches == 0 and not self.asks_first:
+            return Generation(text=self.search(talk, ""), usage=Usage())
+        messages = self.prompt(talk, _observation(request))
+        return replace(request, messages=messages, tools=None, previous=None)
+
+    def after(self, request: GenerationRequest, generation: Generation) -> Generation:
+        """Make an action of what the model said."""
+        if generation.finish_reason == "overflow":
+            return generation
+        said = without_thoughts(generation.text).strip()
+        return replace(generation, text=self.read(self._talks[request.episode_id], said))
+
+    def forget(self, episode_id: int) -> None:
+        """Forget the talk of an episode."""
+        self._talks.pop(episode_id, None)
 
     @abstractmethod
     def prompt(self, talk: Talk, observation: str) -> list[Message]:
@@ -120,36 +122,9 @@ class SearchStrategy(ABC):
         """Write an answer in the environment's format."""
         return self._format.write_answer(_TAG.sub("", answer).strip())
 
-    def count_tokens(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
-    ) -> int:
-        """Count the tokens of a state."""
-        return self.model.count_tokens(messages, tools)
-
     def encode(self, request: GenerationRequest) -> list[int]:
         """Return no tokens: the model reads another state than the environment's."""
         return []
-
-    @property
-    def is_concurrent(self) -> bool:
-        """Whether it may be called from many threads: as the model says."""
-        return bool(getattr(self.model, "is_concurrent", False))
-
-    @property
-    def max_concurrency(self) -> int:
-        """How many calls at once: as the model says."""
-        return int(getattr(self.model, "max_concurrency", 1))
-
-    def _talk(self, request: GenerationRequest) -> Talk:
-        if not any(message["role"] == "assistant" for message in request.messages):
-            # A new question: the first, or the next of an episode with several.
-            self._talks[request.rng] = Talk(_observation(request))
-        return self._talks[request.rng]
-
-    def _act(self, talk: Talk, generation: Generation) -> Generation:
-        if generation.finish_reason == "overflow":
-            return generation
-        return replace(generation, text=self.read(talk, without_thoughts(generation.text).strip()))
 
 
 class NaiveRAG(SearchStrategy):
@@ -225,18 +200,6 @@ def short_answer(text: str) -> str:
     answer = re.sub(r"^\s*(the )?(final )?answer( is)?\s*:?\s+", "", text, flags=re.IGNORECASE)
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     return lines[0] if lines else ""
-
-
-def scripted(action: str) -> Generation:
-    """Return an action that no model was asked for."""
-    return Generation(
-        prompt_ids=[],
-        completion_ids=[],
-        logprobs=np.zeros(0, np.float32),
-        text=action,
-        finish_reason="stop",
-        usage=Usage(),
-    )
 
 
 def _observation(request: GenerationRequest) -> str:

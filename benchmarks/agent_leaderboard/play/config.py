@@ -7,19 +7,21 @@ that is unknown is an error that holds the nearest right one.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import gymnasium as gym
 import pydantic
+from pydantic import Field
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import AGENTS
-from agent_leaderboard.records.run_folder import LeftOut, Prices, Protocol, is_slug, make_slug
+from agent_leaderboard.agents.agent import find_kind, import_path, is_own
+from agent_leaderboard.records.manifest import LeftOut, Prices, Protocol, is_slug, make_slug
+from agent_leaderboard.records.reading import first_problem, type_adapter
 from agent_trainers.cli.arguments import read_config
 
 FOLDER: Final = Path(__file__).parent.parent
@@ -44,7 +46,7 @@ class EnvironmentConfig:
     """What it is called; made of the id if not given."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its arguments; ``${data}`` stands for the data folder."""
-    tasks: int = 100
+    tasks: Annotated[int, Field(ge=1)] = 100
     """How many: drawn by the protocol's seed, or the first ones where tasks are endless."""
     contamination: str
     """Whether models may have seen the tasks."""
@@ -69,8 +71,8 @@ class AgentConfig:
     """An agent to run."""
 
     name: str
-    kind: str
-    """A key of `AGENTS`."""
+    kind: str | Callable[..., Any]
+    """A key of `AGENTS`, or an agent of one's own: what makes it, or its import path."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What its kind takes; ``model`` is a name, a folder, or ``embedded``."""
     train: dict[str, Any] | None = None
@@ -82,6 +84,11 @@ class AgentConfig:
     def slug(self) -> str:
         """Its name in file names."""
         return make_slug(self.name)
+
+    @property
+    def kind_name(self) -> str:
+        """Its kind as results name it."""
+        return self.kind if isinstance(self.kind, str) else import_path(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,29 +107,16 @@ class RunConfig:
         agents: Sequence[str] = (),
         tasks: int | None = None,
     ) -> "RunConfig":
-        """Return a part of the run.
-
-        Args:
-            environments: Slugs; all if empty.
-            agents: Slugs; all if empty.
-            tasks: At most so many of each environment.
+        """Return a part of the run: slugs (all if empty), at most `tasks` of each environment.
 
         Raises:
             UnknownNameError: If the run has no environment or agent of a name.
         """
-        by_slug = {config.slug: config for config in self.environments}
-        agents_by_slug = {config.slug: config for config in self.agents}
-        chosen = [lookup(by_slug, name, kind="environment of the run") for name in environments]
-        limit = tasks or max((config.tasks for config in self.environments), default=1)
-        return replace(
-            self,
-            environments=tuple(
-                replace(config, tasks=min(config.tasks, limit))
-                for config in chosen or self.environments
-            ),
-            agents=tuple(lookup(agents_by_slug, name, kind="agent of the run") for name in agents)
-            or self.agents,
-        )
+        chosen = _chosen(self.environments, environments, "environment of the run")
+        if tasks is not None:
+            chosen = tuple(replace(config, tasks=min(config.tasks, tasks)) for config in chosen)
+        players = _chosen(self.agents, agents, "agent of the run")
+        return replace(self, environments=chosen, agents=players)
 
     def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
         """Return the run with these settings for every agent on a model that it does not train."""
@@ -130,7 +124,7 @@ class RunConfig:
             self,
             agents=tuple(
                 replace(config, settings={**config.settings, **settings})
-                if AGENTS[config.kind].needs_model and config.train is None
+                if find_kind(config.kind_name).needs_model and config.train is None
                 else config
                 for config in self.agents
             ),
@@ -138,17 +132,13 @@ class RunConfig:
 
 
 def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
-    """Read files and merge them.
-
-    Args:
-        paths: YAML files.
-        protocol: Fields of the protocol that win over the files.
+    """Read YAML files and merge them; fields of the `protocol` that are given here win.
 
     Raises:
         UnknownNameError: If a key, an environment, or a kind of agent is unknown.
         ConfigurationError: If a value is wrong, or two things have the same name.
     """
-    merged: dict[str, Any] = {"protocol": {}, "environments": [], "agents": [], "left_out": []}
+    merged: dict[str, Any] = {"protocol": {}} | {section: [] for section in _SECTIONS}
     for path in paths:
         config = read_config(path)
         _check_keys(config, merged, str(path))
@@ -163,10 +153,8 @@ def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
         merged["protocol"] |= config.get("protocol") or {}
     where = ", ".join(map(str, paths))
     run = RunConfig(
-        protocol=_entry(Protocol, merged["protocol"] | protocol, f"{where}, protocol"),
-        environments=tuple(merged["environments"]),
-        agents=tuple(merged["agents"]),
-        left_out=tuple(merged["left_out"]),
+        protocol=_entry(Protocol, merged.pop("protocol") | protocol, f"{where}, protocol"),
+        **{section: tuple(entries) for section, entries in merged.items()},
     )
     _check(run, where)
     return run
@@ -210,6 +198,11 @@ _SECTIONS: Final[Mapping[str, type]] = {
 }
 
 
+def _chosen(configs: tuple[Any, ...], slugs: Sequence[str], kind: str) -> tuple[Any, ...]:
+    by_slug = {config.slug: config for config in configs}
+    return tuple(lookup(by_slug, slug, kind=kind) for slug in slugs) or configs
+
+
 def _check_keys(entry: Any, known: Mapping[str, object], place: str) -> None:
     if not isinstance(entry, Mapping):
         raise ConfigurationError(f"{place}: must hold 'key: value' lines, not {entry!r}.")
@@ -220,32 +213,21 @@ def _check_keys(entry: Any, known: Mapping[str, object], place: str) -> None:
 def _entry(kind: Any, entry: Any, place: str) -> Any:
     _check_keys(entry, {field.name: None for field in dataclasses.fields(kind)}, place)
     try:
-        return pydantic.TypeAdapter(kind).validate_python(entry)
+        return type_adapter(kind).validate_python(entry)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{place}: {name}: {first['msg']}.") from None
+        problem = ": ".join(filter(None, first_problem(error)))
+        raise ConfigurationError(f"{place}: {problem}.") from None
 
 
 def _check(run: RunConfig, where: str) -> None:
-    _check_protocol(run.protocol, where)
     if not run.environments or not run.agents:
         raise ConfigurationError(f"{where}: a run needs 'environments' and 'agents'.")
     for environment in run.environments:
         lookup(gym.registry, environment.id, kind="environment")
-        if environment.tasks < 1:
-            raise ConfigurationError(f"{where}: {environment.id}: tasks must be at least 1.")
     for agent in run.agents:
         _check_agent(agent, where)
     _check_slugs([config.slug for config in run.environments], where)
     _check_slugs([config.slug for config in run.agents], where)
-
-
-def _check_protocol(protocol: Protocol, where: str) -> None:
-    least = {"samples_per_task": 1, "concurrency": 1, "max_retries": 0, "seed": 0, "temperature": 0}
-    for name, limit in least.items():
-        if getattr(protocol, name) < limit:
-            raise ConfigurationError(f"{where}: protocol: {name} must be at least {limit}.")
 
 
 def _check_slugs(slugs: Sequence[str], where: str) -> None:
@@ -258,13 +240,12 @@ def _check_slugs(slugs: Sequence[str], where: str) -> None:
 
 
 def _check_agent(agent: AgentConfig, where: str) -> None:
-    needs_model = lookup(AGENTS, agent.kind, kind="kind of agent").needs_model
-    if not needs_model and (agent.train is not None or agent.prices is not None):
+    place, kind = f"{where}: agent {agent.name!r}", find_kind(agent.kind_name)
+    has_prices = agent.prices is not None and not is_own(agent.kind_name)
+    if not kind.needs_model and (agent.train is not None or has_prices):
         raise ConfigurationError(
-            f"{where}: agent {agent.name!r}: {agent.kind!r} has no model to train or to pay for. "
-            "Leave out 'train' and 'prices'."
+            f"{place}: {agent.kind_name!r} has no model to train or to pay for. Leave out 'train' "
+            "and 'prices'."
         )
     if agent.train is not None and "model" in agent.settings:
-        raise ConfigurationError(
-            f"{where}: agent {agent.name!r}: 'train' makes the model: give it or 'model', not both."
-        )
+        raise ConfigurationError(f"{place}: 'train' makes the model: give it or 'model', not both.")

@@ -4,8 +4,10 @@ Chunks of episodes are played in worker processes; the process that was started 
 chunks in order, so that a run has the same bytes however often it was interrupted.
 """
 
+import bisect
 import contextlib
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +16,14 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import RunConfig
-from agent_leaderboard.play.playing import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
-from agent_leaderboard.play.preparing import find_model, prepare
+from agent_leaderboard.play.episodes import Chunk, TimedLine, check_chunk, list_episodes, play_chunk
+from agent_leaderboard.play.prepare import find_model, prepare
 from agent_leaderboard.play.processes import run_all
-from agent_leaderboard.records.run_folder import (
-    Manifest,
-    RunFolder,
-    TaskEntry,
-    line_record,
-    manifest_text,
-    write_line,
-)
+from agent_leaderboard.records.manifest import Manifest, manifest_text
+from agent_leaderboard.records.results import TaskEntry, line_record, write_line
+from agent_leaderboard.records.run_folder import RunFolder
 
 
 def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int = 1) -> RunFolder:
@@ -104,15 +101,12 @@ class _Cell:
 
     def num_chunks_done(self) -> int:
         """Return how many chunks are written whole, and cut off what is written beyond them."""
-        written = min(_num_lines(self.results), _num_lines(self.seconds))
-        done = num_episodes = 0
-        for chunk in self.chunks:
-            if num_episodes + len(chunk.episodes) > written:
-                break
-            num_episodes += len(chunk.episodes)
-            done += 1
-        for path in (self.results, self.seconds):
-            _keep_lines(path, num_episodes)
+        paths = [path for path in (self.results, self.seconds) if path.exists()]
+        written = min(path.read_bytes().count(b"\n") for path in paths) if len(paths) == 2 else 0
+        ends = list(itertools.accumulate(len(chunk.episodes) for chunk in self.chunks))
+        done = bisect.bisect_right(ends, written)
+        for path in paths:
+            _keep_lines(path, ends[done - 1] if done else 0)
         return done
 
     def write(self, lines: Sequence[TimedLine]) -> None:
@@ -138,9 +132,10 @@ def _cells(
     settings = {agent.slug: agent.settings for agent in config.agents}
     for environment, agent in manifest.cells:
         own = dict(settings[agent.slug])
-        if AGENTS[agent.kind].needs_model:
-            shared = {"temperature": protocol.temperature, "concurrency": protocol.concurrency}
-            own = {**shared, **own, "model": models[agent.slug]}
+        if find_kind(agent.kind).needs_model:
+            own = {"temperature": protocol.temperature, "concurrency": protocol.concurrency, **own}
+        if (model := models[agent.slug]) is not None:
+            own["model"] = model
         episodes = list_episodes(tasks[environment.slug], protocol)
         yield _Cell(
             folder.results_path(environment.slug, agent.slug),
@@ -184,14 +179,8 @@ def _play(cells: Sequence[_Cell], jobs: int) -> None:
 # Files of lines
 
 
-def _num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def _keep_lines(path: Path, count: int) -> None:
     """Cut a file after so many lines; also cuts a last one that is not whole."""
-    if not path.exists():
-        return
     lines = path.read_bytes().splitlines(keepends=True)
     with path.open("r+b") as file:
         file.truncate(sum(map(len, lines[:count])))

@@ -13,22 +13,23 @@ import numpy as np
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.records.run_folder import Labels, TaskEntry
+from agent_leaderboard.records.results import Labels, TaskEntry
 
 
-def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> ToolEnv:
-    """Make an environment whose tasks can be listed.
+def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, int | None]:
+    """Make an environment whose tasks can be listed; return it and its turn limit.
 
     Raises:
         ConfigurationError: If it is no `ToolEnv`, or does not take its arguments.
     """
     try:
-        env = make_env().unwrapped
+        made = make_env()
     except TypeError as error:  # an unknown argument
         raise ConfigurationError(f"An environment could not be made: {error}.") from None
+    env = made.unwrapped
     if not isinstance(env, ToolEnv):
         raise ConfigurationError(f"{env}: the leaderboard plays environments with tools (ToolEnv).")
-    return env
+    return env, None if made.spec is None else made.spec.max_episode_steps
 
 
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
@@ -47,11 +48,8 @@ def list_tasks(env: ToolEnv, indices: Sequence[int]) -> list[TaskEntry]:
     for index in indices:
         env.reset(seed=0, options={"task": index})
         task = env.task
-        entries.append(
-            TaskEntry(
-                task=index, task_id=task.id, sha256=task_sha256(task), labels=task_labels(task)
-            )
-        )
+        sha256, labels = task_sha256(task), task_labels(task)
+        entries.append(TaskEntry(task=index, task_id=task.id, sha256=sha256, labels=labels))
     return entries
 
 
@@ -64,13 +62,10 @@ def task_sha256(task: Task) -> str:
 
 def task_labels(task: Task) -> Labels:
     """Return what results are broken down by, as far as the task says it."""
-    labels: Labels = {}
     data = task.data
     kind = data.get("type") or data.get("subject") or getattr(data.get("task"), "kind", None)
-    if kind is not None:
-        labels["type"] = str(kind)
-    if data.get("level") is not None:
-        labels["level"] = str(data["level"])
+    texts = {"type": kind, "level": data.get("level")}
+    labels: Labels = {name: str(text) for name, text in texts.items() if text is not None}
     if (hops := _hops(data)) is not None:
         labels["hops"] = hops
     return labels
@@ -89,9 +84,7 @@ def _hops(data: Mapping[str, Any]) -> int | None:
 def _plain(value: Any) -> Any:
     """Return nested values as JSON that is the same for the same content."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)
-        }
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, AbstractSet):

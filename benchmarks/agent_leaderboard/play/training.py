@@ -21,10 +21,6 @@ def trained_model(agent: AgentConfig, work: Path) -> Path:
 
     Training that was cut off is begun anew: a folder takes its name when it is whole.
 
-    Args:
-        agent: Has ``train``: options of ``agent-r1-train``.
-        work: Where models of the run are kept; no part of its results.
-
     Raises:
         ConfigurationError: If training fails.
     """

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs.errors import DataError
-from agent_leaderboard.records.run_folder import EnvironmentRecord, Manifest, ResultLine
+from agent_leaderboard.records.manifest import EnvironmentRecord, Manifest
+from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.report.summary import PlayedRun
 from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
 from agent_trainers.trajectory import StopReason
@@ -73,6 +74,13 @@ class TextSource:
                 )
         return episode
 
+    def try_to_find(self, line: ResultLine) -> tuple[ReplayedEpisode | None, str | None]:
+        """Return what was said in an episode, or why that is not known."""
+        try:
+            return self.find(line), None
+        except Exception as error:  # noqa: BLE001 - environments of others; the page says it
+            return None, f"The text could not be made again: {type(error).__name__}: {error}"
+
     def close(self) -> None:
         """Close the environment."""
         if self._replayer is not None:
@@ -90,11 +98,9 @@ class TextSource:
 
 
 def choose(lines: Sequence[ResultLine], limit: int) -> list[ResultLine]:
-    """Choose episodes to show: three failures, a success, three failures, and so on.
+    """Choose at most `limit` episodes to show: three failures, a success, and so on.
 
-    Args:
-        lines: All episodes of an agent on an environment, in the order of the protocol.
-        limit: How many to choose at most; the choice of a smaller number is the beginning of it.
+    The choice of a smaller number is the beginning of that of a larger one.
     """
     failures = iter([line for line in lines if not line.success])
     successes = iter([line for line in lines if line.success])
@@ -106,25 +112,17 @@ def choose(lines: Sequence[ResultLine], limit: int) -> list[ResultLine]:
 
 
 def view_episodes(
-    run: PlayedRun,
-    cell: tuple[str, str],
-    *,
-    limit: int,
-    source: TextSource | None,
+    run: PlayedRun, cell: tuple[str, str], source: TextSource | None, *, limit: int | None = None
 ) -> Iterator[EpisodeView]:
-    """Yield the episodes of a cell that are worth showing.
+    """Yield the episodes of an agent in an environment, all or those that are worth showing.
 
-    Args:
-        run: What was played.
-        cell: Environment and agent.
-        limit: How many at most.
-        source: Says what was said in an episode; None where the text is not to be shown.
+    What was said in them comes from `source`; None where the text is not to be shown.
     """
     environment = run.manifest.environment(cell[0])
     lines, seconds = run.lines[cell], run.seconds.get(cell, ())
     took = {(line.task, line.sample): s for line, s in zip(lines, seconds, strict=False)}
-    for line in choose(lines, limit):
-        text, note = find_text(line, source)
+    for line in lines if limit is None else choose(lines, limit):
+        text, note = source.try_to_find(line) if source else (None, TEXT_IS_LICENSED)
         yield EpisodeView(
             line=line,
             seconds=took.get((line.task, line.sample)),
@@ -153,15 +151,3 @@ def explain(line: ResultLine, environment: EnvironmentRecord) -> list[str]:
 
 def _earned(line: ResultLine, name: str) -> float:
     return sum(terms.get(name, 0.0) for terms in line.reward_terms)
-
-
-def find_text(
-    line: ResultLine, source: TextSource | None
-) -> tuple[ReplayedEpisode | None, str | None]:
-    """Return what was said in an episode, or why that is not known."""
-    if source is None:
-        return None, TEXT_IS_LICENSED
-    try:
-        return source.find(line), None
-    except Exception as error:  # noqa: BLE001 - environments and data of others; the page says it
-        return None, f"The text could not be made again: {type(error).__name__}: {error}"

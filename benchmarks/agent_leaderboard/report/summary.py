@@ -11,20 +11,17 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    Manifest,
-    ResultLine,
-    RunFolder,
-)
+from agent_leaderboard.agents.agent import is_own
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
+from agent_leaderboard.records.results import ResultLine
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.uncertainty import (
     Comparison,
     Interval,
@@ -51,6 +48,10 @@ class PlayedRun:
     """Episodes by environment and agent."""
     seconds: Mapping[tuple[str, str], Sequence[float]]
     """Seconds of the same episodes, as far as they are known."""
+
+    def task_scores(self, environment: str, agent: str) -> dict[int, float]:
+        """Return the share of successes of each task."""
+        return success_by_task(scored(self.lines.get((environment, agent), ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,25 +157,20 @@ class Board:
     overall: Mapping[str, Interval | None]
     """Mean success over all environments, by agent; None for those that did not play all."""
 
-    def task_scores(self, environment: str, agent: str) -> dict[int, float]:
-        """Return the share of successes of each task."""
-        lines = scored(self.run.lines.get((environment, agent), ()))
-        return mean_by_task((line.task, float(line.success)) for line in lines)
-
     def compare(self, environment: str, first: str, second: str) -> Comparison | None:
         """Compare two agents on the tasks of an environment that both played."""
         rng = named_generator("compare", environment, first, second)
-        one, other = (self.task_scores(environment, agent) for agent in (first, second))
+        one, other = (self.run.task_scores(environment, agent) for agent in (first, second))
         return compare(one, other, rng)
 
     def comparisons(self) -> dict[tuple[str, str, str], Comparison]:
         """Compare every two agents on every environment that both played."""
-        found = {}
-        for environment in self.environments:
-            for first, second in combinations(self.agents, 2):
-                if comparison := self.compare(environment, first, second):
-                    found[environment, first, second] = comparison
-        return found
+        return {
+            (environment, first, second): comparison
+            for environment in self.environments
+            for first, second in combinations(self.agents, 2)
+            if (comparison := self.compare(environment, first, second))
+        }
 
 
 def read_run(path: Path) -> PlayedRun:
@@ -198,31 +194,25 @@ def read_run(path: Path) -> PlayedRun:
 
 
 def summarise(run: PlayedRun, advance: Callable[[], object] = lambda: None) -> Board:
-    """Summarise a run.
-
-    Args:
-        run: What was played.
-        advance: Called after each cell, for a progress bar.
-    """
+    """Summarise a run; `advance` is called after each cell, for a progress bar."""
     environments = [record.slug for record in run.manifest.environments]
     agents = [record.slug for record in run.manifest.agents]
     cells: dict[tuple[str, str], Cell] = {}
     for environment in environments:
         played = [agent for agent in agents if run.lines.get((environment, agent))]
-        ranks = _ranks(
+        scores = {agent: run.task_scores(environment, agent) for agent in played}
+        ranks = ranks_with_ties(
             {
-                agent: run.lines[environment, agent]
-                for agent in played
-                if not is_upper_bound(run.manifest.agent(agent))
+                agent: own
+                for agent, own in scores.items()
+                if own and not is_upper_bound(run.manifest.agent(agent))
             }
         )
         for agent in played:
             cells[environment, agent] = _cell(run, environment, agent, ranks)
             advance()
     overall = {agent: _overall(run, environments, agent) for agent in agents}
-    return Board(
-        run=run, environments=environments, agents=agents, cells=cells, overall=overall
-    )  # fmt: skip
+    return Board(run=run, environments=environments, agents=agents, cells=cells, overall=overall)
 
 
 def is_upper_bound(agent: AgentRecord) -> bool:
@@ -233,6 +223,11 @@ def is_upper_bound(agent: AgentRecord) -> bool:
 def is_verifiable(environment: EnvironmentRecord) -> bool:
     """Return whether episodes can be played again; those read from others' logs cannot."""
     return not environment.id.startswith(IMPORTED)
+
+
+def shown_name(agent: AgentRecord) -> str:
+    """Return an agent's name; it says of one's own that nobody else can ask it again."""
+    return f"{agent.name} (own code)" if is_own(agent.kind) else agent.name
 
 
 def scored(lines: Iterable[ResultLine]) -> list[ResultLine]:
@@ -255,7 +250,7 @@ def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]
         agent=agent,
         num_episodes=len(lines),
         num_faults=len(every) - len(lines),
-        success=_success(lines, rng),
+        success=success_interval(lines, rng),
         return_=_return(lines, rng),
         rank=rank,
         is_tied=rank is not None and list(ranks.values()).count(rank) > 1,
@@ -272,29 +267,23 @@ def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]
     )
 
 
-def _ranks(lines: Mapping[str, Sequence[ResultLine]]) -> dict[str, int]:
-    scores = {
-        agent: mean_by_task((line.task, float(line.success)) for line in scored(own))
-        for agent, own in lines.items()
-    }
-    return ranks_with_ties({agent: own for agent, own in scores.items() if own})
-
-
 def _overall(run: PlayedRun, environments: Sequence[str], agent: str) -> Interval | None:
     """Average the environments; an agent that left one out has no mean like the others'."""
-    by_environment = [
-        [(line.task, float(line.success)) for line in scored(run.lines.get((e, agent), ()))]
-        for e in environments
-    ]
-    if not by_environment or not all(by_environment):
+    values = [list(run.task_scores(environment, agent).values()) for environment in environments]
+    if not values or not all(values):
         return None
-    values = [list(mean_by_task(scores).values()) for scores in by_environment]
     return mean_over_environments(values, named_generator("overall", agent))
 
 
-def _success(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
-    by_task = mean_by_task((line.task, float(line.success)) for line in lines)
-    return bootstrap_interval(list(by_task.values()), rng, is_share=True) if by_task else None
+def success_by_task(lines: Iterable[ResultLine]) -> dict[int, float]:
+    """Return the share of successes of each task."""
+    return mean_by_task((line.task, float(line.success)) for line in lines)
+
+
+def success_interval(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
+    """Estimate the share of successes; None without episodes."""
+    shares = list(success_by_task(lines).values())
+    return bootstrap_interval(shares, rng, is_share=True) if shares else None
 
 
 def _return(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
@@ -306,18 +295,14 @@ def _over_samples(
     lines: Sequence[ResultLine], estimate: Callable[[int, int, int], float]
 ) -> dict[int, float]:
     """Estimate pass@k or pass^k for k = 1, 2, 4, … and the smallest number of samples."""
-    counts = [(len(own), sum(line.success for line in own)) for own in _by_task(lines).values()]
-    most = min((n for n, _ in counts), default=0)
+    samples = Counter(line.task for line in lines)
+    right = Counter(line.task for line in lines if line.success)
+    most = min(samples.values(), default=0)
     powers = {2**i for i in range(most.bit_length()) if 2**i <= most}
     return {
-        k: statistics.fmean(estimate(n, correct, k) for n, correct in counts)
+        k: statistics.fmean(estimate(n, right[task], k) for task, n in samples.items())
         for k in sorted(powers | ({most} if most else set()))
     }
-
-
-def _by_task(lines: Sequence[ResultLine]) -> dict[int, list[ResultLine]]:
-    ordered = sorted(lines, key=lambda line: line.task)
-    return {task: list(own) for task, own in groupby(ordered, key=lambda line: line.task)}
 
 
 def _cost(lines: Sequence[ResultLine], seconds: Sequence[float]) -> Cost | None:
@@ -343,7 +328,7 @@ def _groups(lines: Sequence[ResultLine], rng: np.random.Generator) -> list[Group
     values = Counter(label for label, _ in by_kind)
     groups = []
     for label, value in sorted(by_kind, key=lambda kind: (kind[0], _natural(kind[1]))):
-        success = _success(by_kind[label, value], rng)
+        success = success_interval(by_kind[label, value], rng)
         if success is not None and 1 < values[label] <= MAX_LABEL_VALUES:
             groups.append(Group(label=label, value=value, success=success))
     return groups

@@ -58,11 +58,7 @@ class Comparison:
 
 
 def mean_by_task(scores: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Average the samples of each task.
-
-    Args:
-        scores: A task's index and a score, one pair an episode.
-    """
+    """Average the samples of each task: a task's index and a score, one pair an episode."""
     samples: dict[int, list[float]] = {}
     for task, score in scores:
         samples.setdefault(task, []).append(score)
@@ -86,54 +82,41 @@ def bootstrap_interval(
     Raises:
         ConfigurationError: If there are no values.
     """
-    if not len(values):
-        raise ConfigurationError("An interval needs at least one task; there is none.")
-    array = np.asarray(values, float)
-    mean = float(array.mean())
-    if np.ptp(array) == 0:
-        low, high = _exact_bounds(mean, len(array)) if is_share else (mean, mean)
-    else:
-        low, high = _percentiles(_resampled_means(array, rng))
-    return Interval(mean=mean, low=low, high=high, num_tasks=len(array))
+    return _mean_interval([values], rng, is_share=is_share)
 
 
 def mean_over_environments(values: Sequence[Sequence[float]], rng: np.random.Generator) -> Interval:
-    """Estimate the mean of several environments' means, each of equal weight.
+    """Estimate the mean of several environments' shares of successes, each of equal weight.
 
     Tasks are resampled within each environment: the environments are what they are, not a sample.
-    Where every task of all of them is solved, or none is, the exact bound stands in, as in
-    `bootstrap_interval`.
-
-    Args:
-        values: One sequence of tasks' shares of successes for each environment.
-        rng: Draws the resamples.
     """
+    return _mean_interval(values, rng, is_share=True)
+
+
+def _mean_interval(
+    values: Sequence[Sequence[float]], rng: np.random.Generator, *, is_share: bool
+) -> Interval:
+    """Estimate the mean of several environments' means; see `bootstrap_interval`."""
     arrays = [np.asarray(one, float) for one in values]
     if not arrays or not all(map(len, arrays)):
-        raise ConfigurationError("A mean over environments needs tasks in each of them.")
+        raise ConfigurationError("An interval needs values of at least one task, in each of them.")
     mean = float(np.mean([array.mean() for array in arrays]))
     num_tasks = sum(map(len, arrays))
     if np.ptp(np.concatenate(arrays)) == 0:
-        low, high = _exact_bounds(mean, num_tasks)
+        low, high = _exact_bounds(mean, num_tasks) if is_share else (mean, mean)
     else:
-        means = np.mean([_resampled_means(array, rng) for array in arrays], axis=0)
-        low, high = _percentiles(means)
+        low, high = _percentiles(
+            np.mean([_resampled_means(array, rng) for array in arrays], axis=0)
+        )
     return Interval(mean=mean, low=low, high=high, num_tasks=num_tasks)
 
 
 def compare(first: TaskScores, second: TaskScores, rng: np.random.Generator) -> Comparison | None:
-    """Compare two agents on the tasks that both played; None if there are none.
-
-    Args:
-        first: Mean score of each task.
-        second: The same of the other agent.
-        rng: Draws the resamples of the paired bootstrap.
-    """
-    differences = _differences(first, second)
-    if not differences:
+    """Compare two agents on the tasks that both played; None if there are none."""
+    array = np.asarray(_differences(first, second))
+    if not len(array):
         return None
-    better, worse = (sum(sign * d > 0 for d in differences) for sign in (1, -1))
-    array = np.asarray(differences)
+    better, worse = int((array > 0).sum()), int((array < 0).sum())
     p_sign = sign_test(better, worse)
     if np.ptp(array) == 0:  # resampling finds no spread; the exact bound and test stand in
         (low, high), p_bootstrap = _exact_difference(float(array[0]), len(array)), p_sign
@@ -185,14 +168,7 @@ RANK_RULE: Final = (
 
 
 def ranks_with_ties(scores: Mapping[str, TaskScores]) -> dict[str, int]:
-    """Rank agents by `RANK_RULE`.
-
-    Args:
-        scores: The mean score of each task, by agent; none is empty.
-
-    Returns:
-        The rank of each agent, from 1.
-    """
+    """Rank agents from 1 by `RANK_RULE`; none of their scores is empty."""
     means = {agent: math.fsum(own.values()) / len(own) for agent, own in scores.items()}
     waiting = sorted(scores, key=lambda agent: (-means[agent], agent))
     ranks: dict[str, int] = {}

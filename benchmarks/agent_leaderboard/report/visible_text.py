@@ -1,6 +1,7 @@
 """Text that others wrote, made safe to look at: nothing in it steers, hides or reorders."""
 
 import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 _PLAIN: Final = frozenset("\n\t")
@@ -25,6 +26,13 @@ def markdown_cell(text: str) -> str:
     """Return text as a cell of a Markdown table shows it as it is."""
     words = " ".join(visible(text).split())
     return "".join(f"\\{c}" if c in _MARKDOWN else c for c in words)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+    """Return a Markdown table; its first `names` columns stand to the left, the others right."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    lines.insert(1, "|---" * names + "|---:" * (len(head) - names) + "|")
+    return "\n".join(lines)
 
 
 def csv_cell(text: str) -> str:

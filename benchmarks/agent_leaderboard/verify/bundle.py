@@ -11,17 +11,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    LeftOut,
-    Manifest,
-    RunFolder,
-    file_sha256,
-)
+from agent_leaderboard.records.manifest import LeftOut, Manifest
+from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.verify.verify import verify
 
 MAX_BYTES: Final = 4 * 2**30
@@ -35,11 +31,7 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def export_bundle(run: Path, bundle: Path) -> None:
-    """Pack a run that is complete.
-
-    Args:
-        run: Its folder.
-        bundle: The zip file to write.
+    """Pack a run that is complete into a zip file.
 
     Raises:
         DataError: If the run is not complete, or a file is not what its checksum says.
@@ -64,22 +56,17 @@ def export_bundle(run: Path, bundle: Path) -> None:
 
 
 def unpack_bundle(bundle: Path, folder: Path) -> RunFolder:
-    """Unpack a bundle of others.
-
-    Args:
-        bundle: The zip file.
-        folder: Where to; empty.
+    """Unpack a bundle of others into an empty folder.
 
     Raises:
         DataError: If it is no bundle, or holds anything that is no file of a run.
     """
     try:
         with zipfile.ZipFile(bundle) as archive:
-            names = [entry.filename for entry in archive.infolist()]
-            if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
+            entries, names = archive.infolist(), archive.namelist()
+            if sum(entry.file_size for entry in entries) > MAX_BYTES:
                 raise DataError(f"{bundle}: unpacks to more than {MAX_BYTES:,} bytes.")
-            for entry in archive.infolist():
-                name = entry.filename
+            for entry, name in zip(entries, names, strict=True):
                 if _FILE.fullmatch(name) is None or names.count(name) > 1:
                     raise DataError(f"{bundle}: {name!r} is no file of a run, or is there twice.")
                 target = folder / name
@@ -95,13 +82,7 @@ def unpack_bundle(bundle: Path, folder: Path) -> RunFolder:
 def merge_bundles(
     output: Path, bundles: Sequence[Path], data: Path | None = None, *, jobs: int = 1
 ) -> RunFolder:
-    """Verify bundles and join them into one run: the same tasks, the agents of all.
-
-    Args:
-        output: The folder of the joined run; new.
-        bundles: What `export_bundle` wrote.
-        data: The data folder, to replay what needs it.
-        jobs: Processes that replay.
+    """Verify bundles and join them into one new run: the same tasks, the agents of all.
 
     Raises:
         DataError: If a bundle does not verify, or does not fit the first one; says why.
@@ -141,18 +122,16 @@ def _joined_manifest(runs: Mapping[Path, RunFolder]) -> Manifest:
     """Return the manifest of all agents, and see that the bundles measure the same."""
     manifests = {bundle: run.read_manifest() for bundle, run in runs.items()}
     (first, model), *others = manifests.items()
-    agents: dict[str, tuple[Path, AgentRecord]] = {a.slug: (first, a) for a in model.agents}
+    agents = {agent.slug: (first, agent) for agent in model.agents}
     left_out: dict[LeftOut, None] = dict.fromkeys(model.left_out)
     for bundle, manifest in others:
         for text in _differences(model, manifest):
             raise DataError(f"{bundle}: does not fit {first}: {text}.")
         for agent in manifest.agents:
-            known = agents.setdefault(agent.slug, (bundle, agent))
-            if known != (bundle, agent) and not _is_same(
-                runs[known[0]], runs[bundle], agent, known
-            ):
+            known, _ = agents.setdefault(agent.slug, (bundle, agent))
+            if known != bundle and not _is_same(runs[known], runs[bundle], agent.slug):
                 raise DataError(
-                    f"{bundle}: its agent {agent.slug!r} is another one than that of {known[0]}. "
+                    f"{bundle}: its agent {agent.slug!r} is another one than that of {known}. "
                     "Give it a name of its own, and run it again."
                 )
         left_out |= dict.fromkeys(manifest.left_out)
@@ -160,32 +139,34 @@ def _joined_manifest(runs: Mapping[Path, RunFolder]) -> Manifest:
     return dataclasses.replace(model, agents=records, left_out=list(left_out))
 
 
-def _is_same(
-    one: RunFolder, other: RunFolder, agent: AgentRecord, known: tuple[Path, AgentRecord]
-) -> bool:
+def _is_same(one: RunFolder, other: RunFolder, agent: str) -> bool:
     """Return whether an agent that is in two bundles did the same in both, such as a baseline."""
+    first, second = (run.read_manifest().agent(agent) for run in (one, other))
     paths = [
-        (run.results_path(environment.slug, agent.slug) for run in (one, other))
+        (run.results_path(environment.slug, agent) for run in (one, other))
         for environment in one.read_manifest().environments
     ]
-    return known[1] == agent and all(file_sha256(a) == file_sha256(b) for a, b in paths)
+    return first == second and all(file_sha256(a) == file_sha256(b) for a, b in paths)
 
 
 def _differences(one: Manifest, other: Manifest) -> Iterator[str]:
     """Yield what two runs measure differently."""
-    for field in dataclasses.fields(one.protocol):
-        a, b = (getattr(manifest.protocol, field.name) for manifest in (one, other))
-        if a != b:
-            yield f"protocol: {field.name} is {b!r}, not {a!r}"
-    slugs, others = ([e.slug for e in manifest.environments] for manifest in (one, other))
-    for slug in sorted(set(slugs) ^ set(others)):
+    for name in _changed(one.protocol, other.protocol):
+        a, b = (getattr(manifest.protocol, name) for manifest in (one, other))
+        yield f"protocol: {name} is {b!r}, not {a!r}"
+    slugs, others = ({e.slug for e in manifest.environments} for manifest in (one, other))
+    for slug in sorted(slugs ^ others):
         yield f"environment {slug!r} is in one of them only"
-    for slug in sorted(set(slugs) & set(others)):
-        for field in dataclasses.fields(one.environment(slug)):
-            a, b = (getattr(manifest.environment(slug), field.name) for manifest in (one, other))
-            if a != b:
-                what = "task list" if field.name == "tasks_sha256" else field.name
-                yield f"environment {slug!r}: its {what} is another one"
+    for slug in sorted(slugs & others):
+        for name in _changed(one.environment(slug), other.environment(slug)):
+            what = "task list" if name == "tasks_sha256" else name
+            yield f"environment {slug!r}: its {what} is another one"
+
+
+def _changed(one: Any, other: Any) -> list[str]:
+    """Return the fields in which two records of a kind differ."""
+    names = [field.name for field in dataclasses.fields(one)]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 def _copy_files(run: RunFolder, joined: RunFolder) -> None:

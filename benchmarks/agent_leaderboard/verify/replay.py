@@ -10,9 +10,10 @@ import numpy as np
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import build_agent
-from agent_leaderboard.play.playing import digest, environment_maker, withholds_actions
+from agent_leaderboard.play.episodes import digest, environment_maker, withholds_actions
 from agent_leaderboard.play.task_lists import task_labels, task_sha256
-from agent_leaderboard.records.run_folder import AgentRecord, EnvironmentRecord, ResultLine
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
+from agent_leaderboard.records.results import ResultLine
 from agent_trainers.rollout.collector import EpisodeSpec
 
 
@@ -60,12 +61,7 @@ class Replayer:
     def __init__(
         self, environment: EnvironmentRecord, agent: AgentRecord, data: Path | None
     ) -> None:
-        """Make the environment.
-
-        Args:
-            environment: As in the manifest.
-            agent: As in the manifest; its tool format says how its actions are read.
-            data: The data folder.
+        """Make the environment; the agent's tool format says how its actions are read.
 
         Raises:
             AgentEnvsError: If the environment cannot be made, for want of data for example.
@@ -104,10 +100,9 @@ class Replayer:
         spec = EpisodeSpec(task=line.task, seed=line.seed, group_id="", rng=rng)
         agent = build_agent(self._agent.kind, self._agent.settings)
         (episode,) = agent.play(self._make_env, [spec])
-        actions = [step.action for step in episode.trajectory.transitions]
-        if [digest(action) for action in actions] != line.actions:
+        if list(map(digest, episode.actions)) != line.actions:
             raise ConfigurationError(f"The agent {line.agent!r} acts otherwise than was recorded.")
-        return actions
+        return episode.actions
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.

@@ -2,30 +2,24 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from agent_envs.errors import AgentEnvsError
-from agent_leaderboard.agents.agent import AGENTS
-from agent_leaderboard.play.playing import (
+from agent_leaderboard.agents.agent import acts_by_rules
+from agent_leaderboard.play.episodes import (
+    FAULTS,
     Chunk,
     digest,
     play_episodes,
     withholds_actions,
 )
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    Protocol,
-    ResultLine,
-    TaskEntry,
-)
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
+from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
 from agent_trainers.trajectory import StopReason
-
-FAULTS: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +74,8 @@ def _check_line(
         recorded = [digest(action) for action in programmed] if is_withheld else programmed
         actions = programmed
         if recorded != line.actions:
-            yield (
-                f"field 'actions': are not what the agent {job.agent.slug!r} does: "
-                f"{_shown(recorded)}"
-            )
+            shown = _shown(recorded)
+            yield f"field 'actions': are not what the agent {job.agent.slug!r} does: {shown}"
             actions = programmed if is_withheld else line.actions
     try:
         again = replayer.replay_actions(line.task, line.seed, actions)
@@ -106,14 +98,20 @@ def compare(line: ResultLine, again: ReplayedEpisode) -> Iterator[str]:
         "return_": float(sum(step.reward for step in again.steps)),
         "success": again.metrics.get("success", 0.0) > 0.0,
     }
-    for name, value in truth.items():
-        recorded = getattr(line, name)
-        if recorded != value:
-            yield f"field {name.rstrip('_')!r}: is {_shown(recorded)}, replay gives {_shown(value)}"
+    yield from differences(line, truth, "replay gives", _shown)
     allowed = possible_stop_reasons(again)
     if line.stop_reason not in allowed:
         names = " or ".join(sorted(allowed))
         yield f"field 'stop_reason': is '{line.stop_reason}', replay gives {names}"
+
+
+def differences(
+    record: object, truth: Mapping[str, Any], says: str, show: Callable[[Any], str] = repr
+) -> Iterator[str]:
+    """Yield each field of a record that is not what `truth` says."""
+    for name, value in truth.items():
+        if (recorded := getattr(record, name)) != value:
+            yield f"field {name.rstrip('_')!r}: is {show(recorded)}, {says} {show(value)}"
 
 
 def possible_stop_reasons(again: ReplayedEpisode) -> set[StopReason]:
@@ -128,29 +126,19 @@ def possible_stop_reasons(again: ReplayedEpisode) -> set[StopReason]:
 
 def _ask_program(job: ReplayJob) -> list[list[str]] | None:
     """Return what an agent without a model does, for each line; None for one on a model."""
-    kind = AGENTS.get(job.agent.kind)
-    if kind is None or kind.needs_model:
+    if not acts_by_rules(job.agent.kind):
         return None
     chunk = Chunk(
         environment=job.environment,
         agent=job.agent,
         agent_settings=job.agent.settings,
         protocol=job.protocol,
-        episodes=[(_entry(line), line.sample) for _, line in job.lines],
+        episodes=[(line.task_entry, line.sample) for _, line in job.lines],
         data=job.data,
     )
-    played, _ = play_episodes(chunk)
-    return [[step.action for step in episode.trajectory.transitions] for episode in played]
-
-
-def _entry(line: ResultLine) -> TaskEntry:
-    return TaskEntry(
-        task=line.task, task_id=line.task_id, sha256=line.task_sha256, labels=line.labels
-    )
+    return [played.actions for played, _ in play_episodes(chunk)]
 
 
 def _shown(value: Any) -> str:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
     text = json.dumps(value)
     return text if len(text) <= 200 else text[:200] + "…"

@@ -9,7 +9,7 @@ took, and attempts that did not count.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -18,24 +18,23 @@ from tqdm.auto import tqdm
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
+from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
-from agent_leaderboard.play.playing import environment_maker, episode_seed, list_episodes
+from agent_leaderboard.play.episodes import FAULTS, environment_maker, episode_seed, list_episodes
 from agent_leaderboard.play.processes import run_all
 from agent_leaderboard.play.task_lists import list_tasks, open_tool_env
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
     Manifest,
-    ResultLine,
-    RunFolder,
-    TaskEntry,
-    file_sha256,
+    Prices,
+    Protocol,
     manifest_text,
-    parse_line,
-    read_lines,
-    tasks_text,
 )
-from agent_leaderboard.verify.replay_check import FAULTS, ReplayJob, check_lines
+from agent_leaderboard.records.reading import file_sha256, read_lines
+from agent_leaderboard.records.results import ResultLine, TaskEntry, parse_line, tasks_text
+from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.verify.replay_check import ReplayJob, check_lines, differences
 
 LINES_PER_JOB: Final = 50
 _SAFE_SANDBOXES: Final = ("strong", "container")
@@ -49,14 +48,14 @@ class Verification:
 
     problems: list[str]
     """What is wrong: file, line, field, and what. Empty where all is well."""
-    num_episodes: int
+    num_episodes: int = 0
     """Episodes in the run."""
-    num_replayed: int
+    num_replayed: int = 0
     """Those that were played again."""
-    num_faults: int
-    """Those that are not scored, since an infrastructure fault ended them."""
-    not_replayed: Mapping[str, str]
+    not_replayed: Mapping[str, str] = field(default_factory=dict)
     """Environments that cannot be played here, and why."""
+    own_agents: Sequence[str] = ()
+    """Agents of somebody's own code: what they did is replayed, but nobody can ask them again."""
 
     def summary(self) -> str:
         """Return it as text."""
@@ -64,6 +63,9 @@ class Verification:
         if (more := len(self.problems) - len(lines)) > 0:
             lines.append(f"... and {more} more")
         lines += [f"NOT replayed: {slug}: {why}" for slug, why in self.not_replayed.items()]
+        lines += [
+            f"NOT asked again: {slug}: its code is its author's own" for slug in self.own_agents
+        ]
         if self.problems:
             lines.append(f"Verification FAILED: {len(self.problems)} problems.")
             return "\n".join(lines)
@@ -74,26 +76,23 @@ class Verification:
 
 
 def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verification:
-    """Check a run's folder.
+    """Check a run's folder; nothing that stands in it is an exception.
 
     Args:
         run: The folder.
         data: The data folder; environments that need it are not replayed without.
         jobs: Processes that replay.
-
-    Returns:
-        What is wrong. Nothing that stands in the folder is an exception.
     """
     folder = RunFolder(run)
     try:
         manifest = folder.read_manifest()
     except DataError as error:
-        return _verification([str(error)])
+        return Verification(problems=[str(error)])
     problems = [*_check_manifest(folder, manifest), *_check_checksums(folder, manifest)]
     tasks = {e.slug: _read_tasks(folder, e, problems) for e in manifest.environments}
     lines = {
         (environment.slug, agent.slug): _read_results(
-            folder, manifest, environment, agent, tasks[environment.slug], problems
+            folder, manifest.protocol, environment.slug, agent, tasks[environment.slug], problems
         )
         for environment, agent in manifest.cells
     }
@@ -108,36 +107,29 @@ def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verificatio
             not_replayed[environment.slug] = "see above"
     replay = [
         ReplayJob(
-            file=f"results/{environment.slug}/{agent.slug}.jsonl",
-            environment=environment,
-            agent=agent,
+            file=f"results/{slug}/{agent}.jsonl",
+            environment=manifest.environment(slug),
+            agent=manifest.agent(agent),
             protocol=manifest.protocol,
-            lines=lines[environment.slug, agent.slug][start : start + LINES_PER_JOB],
+            lines=own[start : start + LINES_PER_JOB],
             data=data,
         )
-        for environment, agent in manifest.cells
-        if environment.slug not in not_replayed
-        for start in range(0, len(lines[environment.slug, agent.slug]), LINES_PER_JOB)
+        for (slug, agent), own in lines.items()
+        if slug not in not_replayed
+        for start in range(0, len(own), LINES_PER_JOB)
     ]
     problems += _replay(replay, jobs)
-    every = [line for cell in lines.values() for _, line in cell]
     return Verification(
         problems=problems,
-        num_episodes=len(every),
+        num_episodes=sum(map(len, lines.values())),
         num_replayed=sum(len(job.lines) for job in replay),
-        num_faults=sum(line.error is not None for line in every),
         not_replayed=not_replayed,
+        own_agents=[agent.slug for agent in manifest.agents if is_own(agent.kind)],
     )
 
 
 class _NotAtHandError(DataError):
     """Data that are needed are not there."""
-
-
-def _verification(problems: list[str]) -> Verification:
-    return Verification(
-        problems=problems, num_episodes=0, num_replayed=0, num_faults=0, not_replayed={}
-    )
 
 
 # What stands in the folder
@@ -223,16 +215,17 @@ def _read_tasks(
 
 def _read_results(
     folder: RunFolder,
-    manifest: Manifest,
-    environment: EnvironmentRecord,
+    protocol: Protocol,
+    environment: str,
     agent: AgentRecord,
     tasks: Sequence[TaskEntry],
     problems: list[str],
 ) -> list[tuple[int, ResultLine]]:
-    name = f"results/{environment.slug}/{agent.slug}.jsonl"
+    """Return the lines of listed episodes, each with its number in the file."""
+    name = f"results/{environment}/{agent.slug}.jsonl"
     lines: list[tuple[int, ResultLine]] = []
     try:
-        for number, text in read_lines(folder.results_path(environment.slug, agent.slug)):
+        for number, text in read_lines(folder.results_path(environment, agent.slug)):
             try:
                 lines.append((number, parse_line(text, f"{name}, line {number}")))
             except DataError as error:
@@ -241,44 +234,29 @@ def _read_results(
         problems.append(str(error))
     by_task = {entry.task: entry for entry in tasks}
     for number, line in lines:
-        expected = _expected(manifest, environment, agent, line, by_task.get(line.task))
-        problems += [
-            f"{name}, line {number}, field {field!r}: is {is_there!r}, must be {value!r}"
-            for field, value in expected.items()
-            if (is_there := getattr(line, field)) != value
-        ]
-        problems += [f"{name}, line {number}, {text}" for text in _check_usage(line, agent)]
-    problems += [f"{name}{text}" for text in _check_order(manifest, tasks, lines)]
-    known = {(entry.task, sample) for entry, sample in list_episodes(tasks, manifest.protocol)}
-    return [(number, line) for number, line in lines if (line.task, line.sample) in known]
+        # What a line must say because of where it stands.
+        expected: dict[str, Any] = {
+            "environment": environment,
+            "agent": agent.slug,
+            "seed": episode_seed(protocol, max(line.task, 0), max(line.sample, 0)),
+        }
+        if entry := by_task.get(line.task):
+            expected |= {"task_id": entry.task_id, "task_sha256": entry.sha256}
+            expected["labels"] = entry.labels
+        texts = [*differences(line, expected, "must be"), *_check_usage(line, agent.prices)]
+        problems += [f"{name}, line {number}, {text}" for text in texts]
+    wanted = [(entry.task, sample) for entry, sample in list_episodes(tasks, protocol)]
+    problems += [f"{name}{text}" for text in _check_order(wanted, lines)]
+    listed = set(wanted)
+    return [(number, line) for number, line in lines if (line.task, line.sample) in listed]
 
 
-def _expected(
-    manifest: Manifest,
-    environment: EnvironmentRecord,
-    agent: AgentRecord,
-    line: ResultLine,
-    entry: TaskEntry | None,
-) -> dict[str, Any]:
-    """Return what a line must say because of where it stands."""
-    expected: dict[str, Any] = {
-        "environment": environment.slug,
-        "agent": agent.slug,
-        "seed": episode_seed(manifest.protocol, max(line.task, 0), max(line.sample, 0)),
-    }
-    if entry is not None:
-        expected |= {"task_id": entry.task_id, "task_sha256": entry.sha256, "labels": entry.labels}
-    return expected
-
-
-def _check_usage(line: ResultLine, agent: AgentRecord) -> Iterator[str]:
+def _check_usage(line: ResultLine, prices: Prices | None) -> Iterator[str]:
     usage = line.usage
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         if getattr(usage, name) < 0:
             yield f"field 'usage.{name}': is negative"
-    money = None
-    if agent.prices is not None:
-        money = agent.prices.cost(usage.prompt_tokens, usage.completion_tokens)
+    money = None if prices is None else prices.cost(usage.prompt_tokens, usage.completion_tokens)
     if usage.money != money:
         yield f"field 'usage.money': is {usage.money}, the prices give {money}"
     if (line.error is None) == (line.stop_reason in FAULTS):
@@ -286,20 +264,16 @@ def _check_usage(line: ResultLine, agent: AgentRecord) -> Iterator[str]:
 
 
 def _check_order(
-    manifest: Manifest, tasks: Sequence[TaskEntry], lines: Sequence[tuple[int, ResultLine]]
+    wanted: Sequence[tuple[int, int]], lines: Sequence[tuple[int, ResultLine]]
 ) -> Iterator[str]:
     """Yield episodes that are missing, there twice, of no task, or in another order."""
-    wanted = [(entry.task, sample) for entry, sample in list_episodes(tasks, manifest.protocol)]
     found = [(line.task, line.sample) for _, line in lines]
-    counts = Counter(found)
+    listed, there, seen = set(wanted), set(found), set[tuple[int, int]]()
     for task, sample in wanted:
-        if counts[task, sample] == 0:
+        if (task, sample) not in there:
             yield f": task {task}, sample {sample} is missing"
-    known = set(wanted)
-    seen: set[tuple[int, int]] = set()
-    for number, line in lines:
-        episode = (line.task, line.sample)
-        if episode not in known:
+    for (number, line), episode in zip(lines, found, strict=True):
+        if episode not in listed:
             yield f", line {number}, field 'task': {episode} is not listed"
         elif episode in seen:
             yield f", line {number}, field 'task': task {line.task} is there twice"
@@ -324,17 +298,15 @@ def _check_environment(
         raise DataError(f"is not played: {text}")
     place = f"manifest.json, environment {environment.slug!r}, field"
     problems = _check_data(environment, data, place)
-    env = open_tool_env(environment_maker(environment, None, data))
+    env, max_turns = open_tool_env(environment_maker(environment, None, data))
     truth = {
-        "max_turns": env.max_turns,
+        "max_turns": max_turns,
         "reward_terms": dict(env.reward_weights),
         "outcome_terms": sorted(env.outcome_terms & env.reward_weights.keys()),
     }
-    problems += [
-        f"{place} {name!r}: is {getattr(environment, name)!r}, the environment says {value!r}"
-        for name, value in truth.items()
-        if getattr(environment, name) != value
-    ]
+    record = f"manifest.json, environment {environment.slug!r}"
+    says = "the environment says"
+    problems += [f"{record}, {text}" for text in differences(environment, truth, says)]
     limit = env.num_tasks
     for number, entry in enumerate(tasks, start=1):
         where = f"{environment.tasks_path}, entry {number}"
@@ -342,12 +314,8 @@ def _check_environment(
             problems.append(f"{where}, field 'task': there is no task {entry.task}")
             continue
         (again,) = list_tasks(env, [entry.task])
-        problems += [
-            f"{where}, field {name!r}: is {getattr(entry, name)!r}, the environment says "
-            f"{getattr(again, name)!r}"
-            for name in ("task_id", "sha256", "labels")
-            if getattr(entry, name) != getattr(again, name)
-        ]
+        truth = {name: getattr(again, name) for name in ("task_id", "sha256", "labels")}
+        problems += [f"{where}, {text}" for text in differences(entry, truth, says)]
     env.close()
     return problems
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,6 +73,14 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
     path = tmp_path / METRICS_FILE
     path.write_text('{"step": 1}\n{"step": 2')
     assert read_metrics(path) == [{"step": 1}]
+
+
+def test_an_output_folder_that_is_gone_is_named(args):
+    log = MetricsLog()
+    log.on_train_begin(args, state(0), None)
+    shutil.rmtree(args.output_dir)
+    with pytest.raises(DataError, match=r"metrics.jsonl: cannot be written .*moved or deleted"):
+        log.on_log(args, state(1), None, logs={"reward": 1.0})
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"reward": 1}', '{"step": "x"}', "7"])

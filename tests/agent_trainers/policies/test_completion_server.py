@@ -1,16 +1,26 @@
-"""Training against a vLLM server: TRL's own client, HTTP, and a stand-in at the other end."""
+"""Served by vLLM, in episodes and in training: HTTP, and a stand-in at the other end."""
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
+from agent_envs.errors import ServerError
 from agent_trainers.cli import train
+from agent_trainers.policies import GenerationRequest
+from agent_trainers.policies.completion_server import VLLMServerPolicy
+from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.policies.sampling import SamplingSettings
+from agent_trainers.recipes import FOLDER
 from agent_trainers.trainers.generation import equal_shares
+from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -85,11 +95,88 @@ def test_shares_are_equal_and_hold_everything_in_order():
 
 def test_the_recipe_for_a_server_differs_from_the_colocated_one_in_vllm_alone():
     server, colocated = (
-        yaml.safe_load((train.RECIPES / name).read_text(encoding="utf-8"))
+        yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
         for name in ("hotpotqa_grpo_server.yaml", "hotpotqa_grpo.yaml")
     )
-    path = str(train.RECIPES / "hotpotqa_grpo_server.yaml")
-    _, config = train.parse_arguments(["--config", path, "--use_cpu", "--bf16", "false"])
+    arguments = ["--config", "hotpotqa_grpo_server", "--use_cpu", "--bf16", "false"]
+    _, config = train.parse_arguments(arguments)
     assert config.vllm_mode == "server"
     differing = {name for name in server | colocated if server.get(name) != colocated.get(name)}
     assert {name for name in differing if not name.startswith("vllm_")} == {"output_dir"}
+
+
+SETTINGS = SamplingSettings(max_new_tokens=8, eos_token_ids=(2,))
+
+
+@pytest.fixture
+def server(tiny_policy, tokenizer):
+    pytest.importorskip("openai", reason="the extra openai is not installed")
+    stand_in = VLLMStandIn(tiny_policy, [tokenizer.eos_token_id])
+    with serving(stand_in) as url:
+        stand_in.url = url
+        yield stand_in
+
+
+@pytest.fixture
+def generate(server, tokenizer):
+    """Asks the server for one turn, with these settings."""
+
+    def generate(settings=SETTINGS, **options):
+        policy = VLLMServerPolicy(server.url, ChatRenderer(tokenizer), settings, **options)
+        request = GenerationRequest(
+            episode_id=0, messages=[{"role": "user", "content": "where ?"}], tools=None,
+            previous=None, rng=np.random.default_rng(3),
+        )  # fmt: skip
+        with contextlib.closing(policy):
+            (generation,) = policy.generate([request])
+        return generation
+
+    return generate
+
+
+def test_tokens_and_log_probabilities_are_those_that_the_server_sampled(server, generate):
+    generation = generate()
+    (body,) = server.bodies
+    answer = server._complete(body)["choices"][0]  # once more, with the same seed
+    assert body["prompt"] == generation.prompt_ids
+    assert answer["token_ids"] == generation.completion_ids
+    assert answer["logprobs"]["token_logprobs"] == generation.logprobs.tolist()
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1}]
+)
+def test_no_setting_is_left_to_the_models_own_configuration(server, generate, sampling):
+    generate(replace(SETTINGS, **sampling))
+    (body,) = server.bodies
+    own = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert {name: body[name] for name in own} == own | sampling
+    assert body["max_tokens"] == 8
+
+
+@pytest.mark.parametrize("faults", [[429, 500, 503], [1.0]])
+def test_faults_of_the_server_and_silence_are_retried(server, generate, faults):
+    untroubled = generate()
+    server.faults = list(faults)
+    assert generate(timeout_seconds=0.5).completion_ids == untroubled.completion_ids
+    assert not server.faults
+
+
+def test_a_server_that_goes_on_failing_is_an_error(server, generate):
+    server.faults = [503] * 3
+    with pytest.raises(ServerError, match=rf"{server.url}/v1: status 503: not now"):
+        generate(max_retries=2)
+    assert not server.faults
+
+
+def test_a_server_that_is_not_vllm_is_named(server, generate, monkeypatch):
+    monkeypatch.setattr(server, "get", lambda path: {"data": [{"id": "m"}]})
+    with pytest.raises(ServerError, match="does not say max_model_len, as vLLM does"):
+        generate()
+
+
+def test_nothing_gets_through_a_closed_connection(server, tokenizer):
+    policy = VLLMServerPolicy(server.url, ChatRenderer(tokenizer), SETTINGS)
+    policy.close()
+    with pytest.raises(ServerError, match="the connection was closed"):
+        policy._complete_all([[1]], [np.random.default_rng(0)])

@@ -29,7 +29,7 @@ SEARCH_RED = write_message("", [FunctionCall(name="search", arguments=RED)])
 
 def request(messages=QUESTION, tools=(SCHEMA,), seed=0):
     return GenerationRequest(
-        messages=messages, tools=tools, previous=None, rng=np.random.default_rng(seed)
+        episode_id=0, messages=messages, tools=tools, previous=None, rng=np.random.default_rng(seed)
     )
 
 

@@ -41,7 +41,7 @@ def make_policy(model, tokenizer, monkeypatch):
     def make(*, in_waves=False, **settings):
         policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24, **settings)
         if in_waves:
-            monkeypatch.setattr(policy, "open_stream", lambda: WaveStream(policy))
+            monkeypatch.setattr(policy, "open_stream", lambda: WaveStream(policy.generate))
         return policy
 
     return make

@@ -1,3 +1,4 @@
+import re
 import threading
 import time
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 
 from agent_envs import tool
 from agent_trainers.policies import ScriptedPolicy
+from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from agent_trainers.trajectory import StopReason
 
@@ -217,6 +219,68 @@ def test_stragglers_are_left_out_once_every_group_has_its_quorum():
     assert not trajectories[3].is_scorable
 
 
+def test_a_quorum_is_rounded_up():
+    # 0.5 * 5 = 2.5 episodes: three have to end
+    five = [replace(s, task=t) for s, t in zip(specs(5), (0, 0, 2, 30, 30), strict=True)]
+    trajectories = Rollout(SlowEnv, say("x"), group_quorum=0.5).collect(five)
+    left_out = [t.stop_reason is StopReason.LEFT_OUT for t in trajectories]
+    assert left_out == [False, False, False, True, True]
+
+
+async def hello():
+    return "hello", {}
+
+
+class Careless(FaultyEnv):
+    """Answers a reset, or its first step, with what it was given."""
+
+    def __init__(self, method, answer):
+        super().__init__({})
+        self._wrong, self._answer = method, answer
+
+    def reset(self, *, seed=None, options=None):
+        right = super().reset(seed=seed, options=options)
+        return self._wrongly(right, options["task"]) if self._wrong == "reset" else right
+
+    def step(self, action):
+        right = super().step(action)
+        return self._wrongly(right, 1) if self._wrong == "step" else right
+
+    def _wrongly(self, right, task):
+        if task == 0:
+            return right
+        return self._answer() if callable(self._answer) else (*right[:-1], self._answer)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ({"messages": []}, r"info\['messages'\] of {method}\(\) is \[\]; it must be a list"),
+        ({"messages": "text"}, r"info\['messages'\] of {method}\(\) is 'text'; it must be"),
+        ({"messages": None}, r"info\['messages'\] of {method}\(\) is None; it must be"),
+        ({"messages": [{"role": "user"}]}, r"is \[{{'role': 'user'}}\]; it must be a list"),
+        ({}, r"info\['messages'\] of {method}\(\) is None"),
+        (None, r"info of {method}\(\) is None; it must be a dictionary"),
+        ({"metrics": None}, r"info\['metrics'\] of {method}\(\) is None; it must map names to"),
+        (lambda: None, r"{method}\(\) returned None; it must return \(observation, "),
+        (hello, r"{method}\(\) returned a coroutine; it must return \(observation, "),
+    ],
+)
+@pytest.mark.parametrize("policy", [say("x"), "model"])
+def test_what_an_environment_answers_is_checked_where_it_is_read(
+    method, answer, sentence, policy, model, tokenizer
+):
+    if policy == "model":
+        policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=4)
+    good = replace(specs(1)[0], task=0)
+    wrong, right = Rollout(lambda: Careless(method, answer), policy).collect([*specs(1, 1), good])
+    assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert re.search(sentence.format(method=method), wrong.error)
+    if method == "reset":
+        assert right.stop_reason is not StopReason.ENVIRONMENT_ERROR
+
+
 def test_an_environment_that_leaves_python_costs_its_own_episode():
     class Leaving(FaultyEnv):
         def step(self, action):
@@ -229,7 +293,6 @@ def test_an_environment_that_leaves_python_costs_its_own_episode():
 class Server(ScriptedPolicy):
     """A policy that is asked by many threads; some requests fail."""
 
-    is_concurrent = True
     max_concurrency = 4
 
     def __init__(self):

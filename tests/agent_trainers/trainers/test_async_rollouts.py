@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs import ConfigurationError, UnknownNameError
+from agent_envs.errors import ServerError
 from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.policies.completion_server import ServerError, VLLMServer, VLLMServerPolicy
+from agent_trainers.policies.completion_server import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from agent_trainers.trainers.async_rollouts import EnvironmentRolloutWorker, step_samples
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving
@@ -26,6 +28,9 @@ MAX_NEW_TOKENS = 24
 
 def make_env():
     return gym.make("AgentR1/SyntheticMultiHop-v0")
+
+
+pytest.importorskip("openai", reason="the extra openai is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +46,18 @@ def stand_in(tiny_policy, tokenizer):
         yield stand_in
 
 
+def connect(url, tokenizer, **options):
+    settings = SamplingSettings(
+        max_new_tokens=MAX_NEW_TOKENS, eos_token_ids=(tokenizer.eos_token_id,)
+    )
+    return VLLMServerPolicy(url, ChatRenderer(tokenizer), settings, **options)
+
+
 @pytest.fixture
 def policy(stand_in, tokenizer):
-    server = VLLMServer(stand_in.url, max_new_tokens=MAX_NEW_TOKENS, max_concurrency=8)
-    yield VLLMServerPolicy(
-        server, ChatRenderer(tokenizer), eos_token_ids=[tokenizer.eos_token_id],
-        max_new_tokens=MAX_NEW_TOKENS,
-    )  # fmt: skip
-    server.close()
+    policy = connect(stand_in.url, tokenizer, max_concurrency=8, max_retries=1)
+    yield policy
+    policy.close()
 
 
 def play(policy, num_episodes=4):
@@ -184,9 +193,9 @@ def test_a_server_that_fails_is_reported_to_the_trainer(stand_in, policy, monkey
     worker.stop()
 
 
-def test_a_wrong_address_says_so():
-    with pytest.raises(ServerError, match="Is `vllm serve` up"):
-        VLLMServer("http://127.0.0.1:1", max_new_tokens=4)
+def test_a_wrong_address_says_so(tokenizer):
+    with pytest.raises(ServerError, match=r"cannot be reached .*Is the server up"):
+        connect("http://127.0.0.1:1", tokenizer, max_retries=0)
 
 
 def test_estimators_that_need_a_batch_are_refused(policy):

@@ -462,3 +462,8 @@ def test_a_saved_checkpoint_loads_with_transformers_alone(make_trainer, tmp_path
     )
     for one, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_an_environment_in_place_of_a_function_that_makes_it_is_refused(make_trainer):
+    with pytest.raises(ConfigurationError, match=r"pass its id, or a function that makes it"):
+        make_trainer(env=gym.make(ID))

@@ -154,6 +154,26 @@ def test_the_paired_bootstrap_has_the_normal_p_value_where_there_are_many_tasks(
     assert compare(first, second, rng()).p_bootstrap == pytest.approx(0.041, abs=0.02)
 
 
+def test_no_p_value_of_the_bootstrap_claims_more_than_resamples_can_show():
+    # 40 wins, 2 losses: no resample of 5,000 has a mean of 0 or less (z = 10), so the p-value is
+    # 2 * (0 + 1) / (5,000 + 1), and not 0 (Davison and Hinkley, 1997, section 4.2)
+    first, second = scores(*[1] * 40 + [0] * 2), scores(*[0] * 40 + [1] * 2)
+    assert compare(first, second, rng()).p_bootstrap == 2 / 5_001
+    assert compare(second, first, rng()).p_bootstrap == 2 / 5_001
+
+
+def test_a_p_value_counts_one_resample_more_than_were_drawn():
+    # Differences 1 and -1: resampled means are 1, 0 and -1 with chances 1/4, 1/2 and 1/4. By hand:
+    # the smaller tail holds the draws at 0 or beyond, about 3/4 of 5,000; twice that is cut to 1.
+    assert compare(scores(1, 0), scores(0, 1), rng()).p_bootstrap == 1.0
+    # 7 wins, 1 loss. The mean of a resample is <= 0 where at least 4 of its 8 draws are the loss:
+    # the same draws, counted here, give the p-value to the last digit.
+    drawn = rng().integers(8, size=(5_000, 8))
+    tail = int(((drawn == 7).sum(axis=1) >= 4).sum())
+    comparison = compare(scores(*[1] * 7, 0), scores(*[0] * 7, 1), rng())
+    assert comparison.p_bootstrap == 2 * (tail + 1) / 5_001
+
+
 def test_agents_that_cannot_be_told_apart_share_a_rank():
     ranks = ranks_with_ties(
         {

@@ -4,7 +4,7 @@ import csv
 import functools
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,22 +17,27 @@ from rich.text import Text
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.report.page import write_page
 from agent_leaderboard.report.summary import (
     Board,
     Cell,
-    PlayedRun,
     is_verifiable,
     read_run,
+    shown_name,
     summarise,
 )
 from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Interval
-from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
+from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table, visible
+from agent_leaderboard.report.web_page import write_page
 
 MAX_EPISODES: Final = 20
 PAGE: Final = "leaderboard.html"
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
 NOT_VERIFIED: Final = " (not verifiable)"
+COMPARISON_RULE: Final = (
+    "Difference of success in points, on the tasks that both played: paired bootstrap over tasks, "
+    "and the exact sign test, which is McNemar's where a task is played once. The p-values are not "
+    "corrected for the number of rows."
+)
 _BAR_WIDTH: Final = 20
 _MAX_NAME_WIDTH: Final = 26
 _MIN_WIDTH: Final = 120
@@ -41,7 +46,7 @@ _MIN_WIDTH: Final = 120
 
 def write_reports(
     run: Path, data: Path | None = None, *, text: bool = False, max_episodes: int = MAX_EPISODES
-) -> list[Path]:
+) -> None:
     """Write ``leaderboard.md``, ``.csv`` and ``.html`` into a run folder.
 
     The text of licensed data sets is left out, so that the page may be published.
@@ -53,9 +58,6 @@ def write_reports(
             licensed data sets as well: for one's own eyes.
         max_episodes: How many episodes of a cell the page shows at most.
 
-    Returns:
-        The files that were written.
-
     Raises:
         ConfigurationError: If `text` is asked for without `data`.
         DataError: If the run folder cannot be read.
@@ -64,36 +66,27 @@ def write_reports(
         raise ConfigurationError(
             "The text of licensed data sets is read from the data: give --data DIR with --text."
         )
-    with Progress(transient=True, console=Console(stderr=True)) as progress:
-        board = _board(read_run(run), progress)
+    with _progress() as progress:
+        board = _board(run, progress)
         write_text(run / "leaderboard.md", make_markdown(board))
         write_text(run / "leaderboard.csv", make_csv(board))
-        written = [run / "leaderboard.md", run / "leaderboard.csv"]
-        for name, with_text in ((PAGE, False), (PAGE_WITH_TEXT, True)):
-            if with_text and not text:
-                continue
+        for name in (PAGE, PAGE_WITH_TEXT) if text else (PAGE,):
             task = progress.add_task(f"{name}: episodes", total=len(board.cells))
             write_page(
                 run / name,
                 board,
                 data=data,
-                with_licensed_text=with_text,
+                with_licensed_text=name == PAGE_WITH_TEXT,
                 max_episodes=max_episodes,
                 advance=functools.partial(progress.advance, task),
             )
-            written.append(run / name)
-    return written
 
 
 def print_table(run: Path, console: Console | None = None) -> None:
-    """Print the leaderboard.
-
-    Args:
-        run: The run folder.
-        console: Where to; standard output if not given.
-    """
+    """Print the leaderboard of a run folder, to standard output if no console is given."""
     console = console or _console()
-    board = _board_with_progress(run)
+    with _progress() as progress:
+        board = _board(run, progress)
     for environment in board.environments:
         console.print(_environment_table(board, environment))
         console.print()
@@ -103,49 +96,36 @@ def print_table(run: Path, console: Console | None = None) -> None:
 def print_comparison(run: Path, first: str, second: str, console: Console | None = None) -> None:
     """Print how two agents compare on every environment that both played.
 
-    Args:
-        run: The run folder.
-        first: Name of an agent.
-        second: Name of another.
-        console: Where to; standard output if not given.
-
     Raises:
-        UnknownNameError: If the run has no such agent.
+        UnknownNameError: If the run has no agent of such a name.
     """
     console = console or _console()
-    board = _board_with_progress(run)
-    slugs = {record.slug: record.slug for record in board.run.manifest.agents}
-    slugs |= {record.name: record.slug for record in board.run.manifest.agents}
+    with _progress() as progress:
+        board = _board(run, progress)
+    agents = board.run.manifest.agents
+    slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
     one, other = (lookup(slugs, name, kind="agent of this run") for name in (first, second))
     table = Table(title=Text(f"{visible(first)} less {visible(second)}"), box=box.SIMPLE_HEAD)
-    for heading in ("environment", "difference", f"{CONFIDENCE:.0%} interval", "better", "equal",
-                    "worse", "p bootstrap", "p sign test"):  # fmt: skip
-        is_name = heading == "environment"
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
+    table.add_column("environment")
+    for heading in ("difference", f"{CONFIDENCE:.0%} interval", "better", "equal", "worse",
+                    "p bootstrap", "p sign test"):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
     for environment in board.environments:
         if (comparison := board.compare(environment, one, other)) is None:
             continue
         difference = comparison.difference
         is_sure = difference.low > 0 or difference.high < 0
+        counts = (comparison.num_better, comparison.num_equal, comparison.num_worse)
         table.add_row(
             Text(environment),
             Text(f"{100 * difference.mean:+.1f}", style="bold" if is_sure else ""),
             f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
-            str(comparison.num_better),
-            str(comparison.num_equal),
-            str(comparison.num_worse),
+            *map(str, counts),
             p_value(comparison.p_bootstrap),
             p_value(comparison.p_sign),
         )
     console.print(table)
-    console.print(
-        Text(
-            "Difference of success in points, on the tasks that both played: paired bootstrap over "
-            "tasks, and the exact sign test, which is McNemar's where a task is played once. The "
-            "p-values are not corrected for the number of rows.",
-            style="dim",
-        )
-    )
+    console.print(Text(COMPARISON_RULE, style="dim"))
 
 
 def p_value(value: float) -> str:
@@ -197,13 +177,8 @@ def make_markdown(board: Board) -> str:
         ),
     ]
     if manifest.left_out:
-        parts.append("Left out:")
-        parts.append(
-            "\n".join(
-                f"- {markdown_cell(one.id)}: {markdown_cell(one.reason)}"
-                for one in manifest.left_out
-            )
-        )
+        lines = (f"- {markdown_cell(o.id)}: {markdown_cell(o.reason)}" for o in manifest.left_out)
+        parts += ["Left out:", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -218,15 +193,15 @@ def make_csv(board: Board) -> str:
 
 
 def _matrix(board: Board) -> str:
-    names = [markdown_cell(record.name) for record in board.run.manifest.agents]
-    lines = [_row(["environment", *names]), "|---" + "|---:" * len(names) + "|"]
+    rows = []
     for environment in board.environments:
         cells = [board.cells.get((environment, agent)) for agent in board.agents]
         mark = "" if is_verifiable(board.run.manifest.environment(environment)) else NOT_VERIFIED
-        lines.append(_row([f"`{environment}`{mark}", *map(_matrix_cell, cells)]))
+        rows.append([f"`{environment}`{mark}", *map(_matrix_cell, cells)])
     overall = [board.overall[agent] for agent in board.agents]
-    lines.append(_row(["**mean**", *(percent(one) if one else "" for one in overall)]))
-    return "\n".join(lines)
+    rows.append(["**mean**", *(percent(one) if one else "" for one in overall)])
+    names = [markdown_cell(shown_name(record)) for record in board.run.manifest.agents]
+    return markdown_table(["environment", *names], rows)
 
 
 def _matrix_cell(cell: Cell | None) -> str:
@@ -241,7 +216,7 @@ def _matrix_cell(cell: Cell | None) -> str:
 def _costs(board: Board) -> str:
     headings = ["environment", "agent", "return", "turns", "calls", "tokens read",
                 "tokens written", "money", "faults"]  # fmt: skip
-    lines = [_row(headings), "|---|---" + "|---:" * (len(headings) - 2) + "|"]
+    rows = []
     for environment, cell in _ordered(board):
         cost = cell.cost
         assert cost is not None  # noqa: S101 - a cell has episodes
@@ -249,7 +224,7 @@ def _costs(board: Board) -> str:
         currency = record.prices.currency if record.prices else ""
         values = [
             f"`{environment}`",
-            markdown_cell(record.name),
+            markdown_cell(shown_name(record)),
             "" if cell.return_ is None else f"{cell.return_.mean:.3f}",
             f"{cell.num_steps:.1f}",
             f"{cost.calls:.1f}",
@@ -258,12 +233,8 @@ def _costs(board: Board) -> str:
             "" if cost.money is None else f"{cost.money:.6f} {markdown_cell(currency)}",
             str(cell.num_faults),
         ]
-        lines.append(_row(values))
-    return "\n".join(lines)
-
-
-def _row(values: Sequence[str]) -> str:
-    return "| " + " | ".join(values) + " |"
+        rows.append(values)
+    return markdown_table(headings, rows, names=2)
 
 
 def percent(interval: Interval) -> str:
@@ -274,7 +245,6 @@ def percent(interval: Interval) -> str:
 def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
     record = board.run.manifest.environment(environment)
     agent = board.run.manifest.agent(cell.agent)
-    cost = cell.cost
     row: dict[str, Any] = {
         "environment": environment,
         "environment_id": csv_cell(record.id),
@@ -292,16 +262,14 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
         row[f"{name}_low"] = interval and interval.low
         row[f"{name}_high"] = interval and interval.high
     largest = max(cell.pass_at, default=None)
+    costs = ("calls", "prompt_tokens", "completion_tokens", "money")
     return row | {
         "num_tasks": cell.success and cell.success.num_tasks,
         "k": largest,
         "pass_at_k": None if largest is None else cell.pass_at[largest],
         "pass_hat_k": None if largest is None else cell.pass_hat[largest],
         "turns": cell.num_steps,
-        "calls": cost and cost.calls,
-        "prompt_tokens": cost and cost.prompt_tokens,
-        "completion_tokens": cost and cost.completion_tokens,
-        "money": cost and cost.money,
+        **{name: cell.cost and getattr(cell.cost, name) for name in costs},
     }
 
 
@@ -329,7 +297,7 @@ def _environment_table(board: Board, environment: str) -> Table:
         cost = cell.cost
         table.add_row(
             rank_mark(cell),
-            Text(visible(board.run.manifest.agent(cell.agent).name)),
+            Text(visible(shown_name(board.run.manifest.agent(cell.agent)))),
             Text("-" if cell.success is None else percent(cell.success)),
             Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
             "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",
@@ -357,11 +325,11 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=_MIN_WIDTH)
 
 
-def _board_with_progress(run: Path) -> Board:
-    with Progress(transient=True, console=Console(stderr=True)) as progress:
-        return _board(read_run(run), progress)
+def _progress() -> Progress:
+    return Progress(transient=True, console=Console(stderr=True))
 
 
-def _board(run: PlayedRun, progress: Progress) -> Board:
+def _board(path: Path, progress: Progress) -> Board:
+    run = read_run(path)
     task = progress.add_task("Statistics", total=len(run.lines))
-    return summarise(run, advance=lambda: progress.advance(task))
+    return summarise(run, advance=functools.partial(progress.advance, task))

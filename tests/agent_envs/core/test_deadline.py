@@ -1,24 +1,24 @@
 import threading
 import time
 
-from agent_trainers.policies.worker_pool import WorkerPool
+from agent_envs.core.deadline import CallSession
 
 
-def test_calls_run_side_by_side_and_are_heard_as_they_end():
-    session = WorkerPool().session()
+def test_calls_run_side_by_side_and_are_reported_as_they_end():
+    session = CallSession()
     for key, seconds in ((0, 0.3), (1, 0.01), (2, 0.1)):
         session.submit(key, lambda seconds=seconds: time.sleep(seconds) or seconds)
-    heard = []
+    reported = []
     while session:
-        heard += [(outcome.key, outcome.value) for outcome in session.wait(1.0)]
-    assert heard == [(1, 0.01), (2, 0.1), (0, 0.3)]
+        reported += [(outcome.key, outcome.value) for outcome in session.wait(1.0)]
+    assert reported == [(1, 0.01), (2, 0.1), (0, 0.3)]
 
 
 def test_what_a_call_raises_is_its_outcome_even_an_exit():
     def leave():
         raise SystemExit(3)
 
-    session = WorkerPool().session()
+    session = CallSession()
     session.submit(0, leave)
     (outcome,) = session.wait(5.0)
     assert isinstance(outcome.error, SystemExit)
@@ -26,7 +26,7 @@ def test_what_a_call_raises_is_its_outcome_even_an_exit():
 
 
 def test_a_call_that_hangs_is_given_up_at_its_own_deadline():
-    session = WorkerPool().session()
+    session = CallSession()
     never = threading.Event()
     session.submit(0, never.wait, timeout=0.2)
     session.submit(1, lambda: "done", timeout=0.2)
@@ -41,8 +41,8 @@ def test_a_call_that_hangs_is_given_up_at_its_own_deadline():
     never.set()
 
 
-def test_an_outcome_that_comes_after_its_call_was_given_up_is_not_heard():
-    session = WorkerPool().session()
+def test_an_outcome_that_comes_after_its_call_was_given_up_is_not_reported():
+    session = CallSession()
     gate = threading.Event()
     session.submit(0, gate.wait, timeout=0.05)
     assert isinstance(session.wait(5.0)[0].error, TimeoutError)
@@ -54,22 +54,21 @@ def test_an_outcome_that_comes_after_its_call_was_given_up_is_not_heard():
 
 def test_waiting_for_nothing_returns_at_once():
     started = time.monotonic()
-    assert WorkerPool().session().wait(5.0) == []
+    assert CallSession().wait(5.0) == []
     assert time.monotonic() - started < 1.0
 
 
-def test_threads_are_used_again():
-    pool = WorkerPool()
+def test_threads_end_with_their_calls():
     before = threading.active_count()
     for _ in range(20):
-        session = pool.session()
+        session = CallSession()
         session.submit(0, lambda: None)
         session.wait(5.0)
     assert threading.active_count() - before <= 2
 
 
 def test_a_call_that_ended_in_time_counts_however_late_somebody_looks():
-    session = WorkerPool().session()
+    session = CallSession()
     session.submit(1, lambda: "done", timeout=0.05)
     time.sleep(0.3)  # as long as a policy may take to generate
     (outcome,) = session.wait(1.0)

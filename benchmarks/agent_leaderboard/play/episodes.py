@@ -10,26 +10,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 
-from agent_leaderboard.agents.agent import AGENTS, Agent, PlayedEpisode, build_agent
-from agent_leaderboard.play.config import fill_in
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    LineUsage,
-    Protocol,
-    ResultLine,
-    TaskEntry,
-)
+from agent_leaderboard.agents.agent import Agent, PlayedEpisode, acts_by_rules, build_agent
+from agent_leaderboard.play.config import EnvironmentConfig, fill_in
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
+from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
-_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
+FAULTS: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +60,9 @@ def episode_seed(protocol: Protocol, task: int, sample: int) -> int:
 
 
 def environment_maker(
-    environment: EnvironmentRecord, tool_format: str | None, data: Path | None
+    environment: EnvironmentRecord | EnvironmentConfig, tool_format: str | None, data: Path | None
 ) -> Callable[[], TextEnv]:
-    """Return what makes an environment of a run.
-
-    Args:
-        environment: Which.
-        tool_format: The agent's, instead of the environment's own.
-        data: The data folder.
+    """Return what makes an environment of a run, in an agent's tool format or its own.
 
     Raises:
         ConfigurationError: If the environment reads data and there is no data folder.
@@ -100,33 +89,31 @@ def play_chunk(chunk: Chunk) -> list[TimedLine]:
     Raises:
         ConfigurationError: If the agent cannot play the environment.
     """
-    played, spent = play_episodes(chunk)
     return [
-        TimedLine(_line(chunk, index, episode, usages), _seconds(episode))
-        for index, (episode, usages) in enumerate(zip(played, spent, strict=True))
+        TimedLine(_line(chunk, index, episode, usage), _seconds(episode))
+        for index, (episode, usage) in enumerate(play_episodes(chunk))
     ]
 
 
-def play_episodes(chunk: Chunk) -> tuple[list[PlayedEpisode], list[list[Usage]]]:
+def play_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
     """Play the episodes of a chunk; see `play_chunk`.
 
     Returns:
-        Each episode, and what each of its tries cost.
+        Each episode, and what all of its tries cost.
     """
     make_env = environment_maker(chunk.environment, chunk.agent.tool_format, chunk.data)
     agent = _agent(chunk.agent.kind, json.dumps(chunk.agent_settings, sort_keys=True))
-    played: dict[int, PlayedEpisode] = {}
-    spent: list[list[Usage]] = [[] for _ in chunk.episodes]
+    played: dict[int, tuple[PlayedEpisode, Usage]] = {}
     waiting = list(range(len(chunk.episodes)))
     for _ in range(1 + chunk.protocol.max_retries):
         episodes = agent.play(make_env, [_spec(chunk, index) for index in waiting])
         for index, episode in zip(waiting, episodes, strict=True):
-            played[index] = episode
-            spent[index].append(episode.usage)
-        waiting = [i for i in waiting if played[i].trajectory.stop_reason in _FAULTS]
+            spent = played[index][1] if index in played else Usage()
+            played[index] = episode, spent + episode.usage
+        waiting = [i for i in waiting if played[i][0].trajectory.stop_reason in FAULTS]
         if not waiting:
             break
-    return [played[index] for index in range(len(chunk.episodes))], spent
+    return [played[index] for index in range(len(chunk.episodes))]
 
 
 def withholds_actions(environment: EnvironmentRecord, agent: AgentRecord) -> bool:
@@ -135,8 +122,7 @@ def withholds_actions(environment: EnvironmentRecord, agent: AgentRecord) -> boo
     What an agent without a model writes are words of the task: its question, its answer. Where
     those may not be published, whoever has the data can ask the agent again.
     """
-    kind = AGENTS.get(agent.kind)
-    return kind is not None and not kind.needs_model and not environment.is_text_public
+    return acts_by_rules(agent.kind) and not environment.is_text_public
 
 
 def digest(action: str) -> str:
@@ -160,13 +146,12 @@ def _spec(chunk: Chunk, index: int) -> EpisodeSpec:
     )
 
 
-def _line(chunk: Chunk, index: int, episode: PlayedEpisode, spent: Sequence[Usage]) -> ResultLine:
+def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> ResultLine:
     entry, sample = chunk.episodes[index]
-    trajectory = episode.trajectory
-    steps = trajectory.transitions
-    actions = [step.action for step in steps]
-    is_withheld = withholds_actions(chunk.environment, chunk.agent)
-    is_fault = trajectory.stop_reason in _FAULTS
+    trajectory, prices = episode.trajectory, chunk.agent.prices
+    steps, actions = trajectory.transitions, episode.actions
+    if withholds_actions(chunk.environment, chunk.agent):
+        actions = list(map(digest, actions))
     return ResultLine(
         environment=chunk.environment.slug,
         agent=chunk.agent.slug,
@@ -175,7 +160,7 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, spent: Sequence[Usag
         task_sha256=entry.sha256,
         sample=sample,
         seed=episode_seed(chunk.protocol, entry.task, sample),
-        actions=[digest(action) for action in actions] if is_withheld else actions,
+        actions=actions,
         rewards=[float(step.reward) for step in steps],
         reward_terms=[_floats(step.reward_terms) for step in steps],
         errors=[step.info.get("action", {}).get("error") for step in steps],
@@ -183,9 +168,16 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, spent: Sequence[Usag
         return_=trajectory.return_,
         success=trajectory.success,
         stop_reason=trajectory.stop_reason,
-        error=_fault(trajectory) if is_fault else None,
+        error=_fault(trajectory) if trajectory.stop_reason in FAULTS else None,
         attempts=[[step.action for step in a.transitions] for a in episode.attempts],
-        usage=_usage(chunk.agent, spent),
+        usage=LineUsage(
+            calls=usage.calls,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            money=None
+            if prices is None
+            else prices.cost(usage.prompt_tokens, usage.completion_tokens),
+        ),
         labels=dict(entry.labels),
     )
 
@@ -198,19 +190,6 @@ def _fault(trajectory: Trajectory) -> str:
     """Return what failed: the last line of the traceback, which names no file of this machine."""
     lines = (trajectory.error or "").strip().splitlines()
     return lines[-1] if lines else str(trajectory.stop_reason)
-
-
-def _usage(agent: AgentRecord, spent: Sequence[Usage]) -> LineUsage:
-    prompt, completion = (
-        sum(usage.prompt_tokens for usage in spent),
-        sum(usage.completion_tokens for usage in spent),
-    )
-    return LineUsage(
-        calls=sum(usage.calls for usage in spent),
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        money=None if agent.prices is None else agent.prices.cost(prompt, completion),
-    )
 
 
 def _seconds(episode: PlayedEpisode) -> float:

@@ -1,6 +1,5 @@
 """What a run consists of: task lists and manifest, made from its configuration."""
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import platform
@@ -10,9 +9,8 @@ from typing import Final
 
 from tqdm.auto import tqdm
 
-import agent_trainers
 from agent_envs.errors import MissingExtraError
-from agent_leaderboard.agents.agent import AGENTS
+from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import (
     DATA_PLACEHOLDER,
     EMBEDDED,
@@ -22,22 +20,21 @@ from agent_leaderboard.play.config import (
     fill_in,
     texts_in,
 )
-from agent_leaderboard.play.playing import environment_maker
+from agent_leaderboard.play.episodes import environment_maker
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.play.training import trained_model
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
     DataFile,
     EnvironmentRecord,
     LeftOut,
     Manifest,
-    TaskEntry,
-    file_sha256,
-    tasks_text,
 )
+from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.results import TaskEntry, tasks_text
+from agent_trainers import TINY_POLICY
 
-TINY_POLICY: Final = Path(agent_trainers.__file__).parent / "tiny_policy"
 _PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 _MODEL_PACKAGES: Final = ("torch", "transformers")
 _OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
@@ -47,9 +44,7 @@ _OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
 def find_model(agent: AgentConfig, work: Path) -> str | None:
     """Return the model as it is loaded, a folder or a name; None for an agent without one.
 
-    Args:
-        agent: Whose model; it is trained if the run is to do so.
-        work: Where the run keeps models.
+    It is trained into the folder `work`, if the run is to do so.
     """
     if agent.train is not None:
         return str(trained_model(agent, work))
@@ -75,14 +70,12 @@ def prepare(
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
         try:
-            record, entries = _environment(environment, config.protocol.seed, data)
+            record, tasks[environment.slug] = _environment(environment, config.protocol.seed, data)
+            environments.append(record)
         except MissingExtraError as error:
             if not environment.optional:
                 raise
             left_out.append(LeftOut(id=environment.id, reason=str(error)))
-            continue
-        environments.append(record)
-        tasks[record.slug] = entries
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,
@@ -96,31 +89,23 @@ def prepare(
 def _environment(
     config: EnvironmentConfig, seed: int, data: Path | None
 ) -> tuple[EnvironmentRecord, list[TaskEntry]]:
+    files = list(_data_files(config, data))
+    env, max_turns = open_tool_env(environment_maker(config, None, data))
+    entries = list_tasks(env, draw_tasks(env, config.tasks, seed))
+    is_public = config.is_text_public
     record = EnvironmentRecord(
         slug=config.slug,
         id=config.id,
         kwargs=config.kwargs,
-        max_turns=None,
-        reward_terms={},
-        outcome_terms=[],
-        num_tasks=0,
-        tasks_path=f"tasks/{config.slug}.json",
-        tasks_sha256="",
-        data=list(_data_files(config, data)),
-        contamination=config.contamination,
-        is_text_public=(
-            not config.reads_data if config.is_text_public is None else config.is_text_public
-        ),
-    )
-    env = open_tool_env(environment_maker(record, None, data))
-    entries = list_tasks(env, draw_tasks(env, config.tasks, seed))
-    record = dataclasses.replace(
-        record,
-        max_turns=env.max_turns,
+        max_turns=max_turns,
         reward_terms=dict(env.reward_weights),
         outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
         num_tasks=len(entries),
+        tasks_path=f"tasks/{config.slug}.json",
         tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
+        data=files,
+        contamination=config.contamination,
+        is_text_public=not config.reads_data if is_public is None else is_public,
     )
     env.close()
     return record, entries
@@ -138,17 +123,16 @@ def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFi
 
 
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
-    kind = AGENTS[config.kind]
+    kind = find_kind(config.kind_name)
     settings = {k: v for k, v in config.settings.items() if k not in _OF_THIS_MACHINE}
     packages = _PACKAGES + (_MODEL_PACKAGES if kind.needs_model else ())
-    is_folder = model is not None and Path(model).is_dir()
-    name = None if model is None else (Path(model).name if is_folder else model)
-    weights = sorted(Path(model).glob("*.safetensors")) if model is not None and is_folder else []
+    folder = Path(model) if model is not None and Path(model).is_dir() else None
+    weights = sorted(folder.glob("*.safetensors")) if folder else []
     return AgentRecord(
         slug=config.slug,
         name=config.name,
-        kind=config.kind,
-        model=name,
+        kind=config.kind_name,
+        model=folder.name if folder else model,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),
         settings=settings,

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.inspect_logs import inspect_log
+from agent_leaderboard.inspect_logs import convert
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.report.report import make_csv, make_markdown
 from agent_leaderboard.report.summary import is_verifiable, read_run, summarise
+from agent_leaderboard.report.tables import make_csv, make_markdown
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.played_runs import LICENSED, PUBLIC, make_run
 
@@ -21,7 +21,7 @@ pytest.importorskip("inspect_ai", reason="the extra inspect is not installed")
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory, run_folder):
     folder = tmp_path_factory.mktemp("logs")
-    inspect_log.export(run_folder, folder)
+    convert.export(run_folder, folder)
     return folder
 
 
@@ -40,7 +40,7 @@ def files(folder):
 
 
 def test_a_run_comes_back_from_its_logs_byte_for_byte(run_folder, logs, tmp_path):
-    inspect_log.import_logs([logs], tmp_path / "back")
+    convert.import_logs([logs], tmp_path / "back")
     assert files(tmp_path / "back") == files(run_folder)
     folder = RunFolder(tmp_path / "back")
     assert set(folder.read_checksums()) == set(folder.expected_files(folder.read_manifest()))
@@ -51,8 +51,8 @@ def test_faults_samples_and_missing_seconds_come_back_too(tmp_path, data_folder)
         tmp_path / "run", data_folder, samples_per_task=2, with_seconds=False,
         faults=[(PUBLIC, "some", 4)],
     )  # fmt: skip
-    inspect_log.export(run, tmp_path / "logs")
-    inspect_log.import_logs([tmp_path / "logs"], tmp_path / "back")
+    convert.export(run, tmp_path / "logs")
+    convert.import_logs([tmp_path / "logs"], tmp_path / "back")
     assert files(tmp_path / "back") == files(run)
 
 
@@ -85,7 +85,7 @@ def test_licensed_text_is_in_a_log_only_with_the_data(run_folder, logs, data_fol
     without = read(logs / name).samples[0]
     assert question not in without.model_dump_json()
     assert "is not published" in without.messages[0].text
-    inspect_log.export(run_folder, tmp_path, data_folder)
+    convert.export(run_folder, tmp_path, data_folder)
     assert question in read(tmp_path / name).samples[0].messages[1].text
 
 
@@ -102,7 +102,7 @@ def test_a_score_that_was_edited_is_refused(logs, tmp_path):
     log.samples[5].scores["success"].value = 1
     write_eval_log(log, str(tmp_path / "edited.json"))
     with pytest.raises(DataError, match=r"edited\.json: sample .* the score is 1, but the run"):
-        inspect_log.import_logs([tmp_path / "edited.json"], tmp_path / "back")
+        convert.import_logs([tmp_path / "edited.json"], tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
@@ -124,16 +124,16 @@ def test_a_record_that_was_tampered_with_is_refused(logs, tmp_path, change, comp
     log.eval.metadata["agent_r1"] = json.dumps(record)
     write_eval_log(log, str(tmp_path / "log.json"))
     with pytest.raises(DataError, match=complaint):
-        inspect_log.import_logs([tmp_path / "log.json"], tmp_path / "back")
+        convert.import_logs([tmp_path / "log.json"], tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
 def test_logs_of_two_protocols_do_not_share_a_table(logs, tmp_path, data_folder):
     other = make_run(tmp_path / "run", data_folder, samples_per_task=2)
-    inspect_log.export(other, tmp_path / "logs")
+    convert.export(other, tmp_path / "logs")
     paths = [logs / f"{PUBLIC}_some.eval", tmp_path / "logs" / f"{PUBLIC}_oracle.eval"]
     with pytest.raises(DataError, match="protocol is not as in the logs before it"):
-        inspect_log.import_logs(paths, tmp_path / "back")
+        convert.import_logs(paths, tmp_path / "back")
 
 
 def test_what_is_no_log_is_refused(logs, tmp_path):
@@ -141,18 +141,18 @@ def test_what_is_no_log_is_refused(logs, tmp_path):
     (tmp_path / "no.json").write_text("{}")
     for name in ("no.eval", "no.json", "missing.eval"):
         with pytest.raises(DataError, match=f"{name}: is no log of inspect_ai"):
-            inspect_log.import_logs([tmp_path / name], tmp_path / "back")
+            convert.import_logs([tmp_path / name], tmp_path / "back")
     with pytest.raises(ConfigurationError, match="is not empty"):
-        inspect_log.import_logs([logs], tmp_path)
+        convert.import_logs([logs], tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match="no log to read"):
-        inspect_log.import_logs([tmp_path / "empty"], tmp_path / "back")
+        convert.import_logs([tmp_path / "empty"], tmp_path / "back")
 
 
 def test_the_same_cell_twice_is_refused(logs, tmp_path):
     twice = [logs / f"{PUBLIC}_some.eval"] * 2
     with pytest.raises(DataError, match="another log holds some on multi-hop already"):
-        inspect_log.import_logs(twice, tmp_path / "back")
+        convert.import_logs(twice, tmp_path / "back")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def foreign(tmp_path_factory):
 
 
 def test_a_log_that_inspect_wrote_becomes_a_run_that_is_marked(foreign, tmp_path):
-    inspect_log.import_logs([foreign], tmp_path / "back")
+    convert.import_logs([foreign], tmp_path / "back")
     board = summarise(read_run(tmp_path / "back"))
     (cell,) = board.cells.values()
     assert (cell.environment, cell.agent) == ("capitals", "mockllm-model")
@@ -226,7 +226,7 @@ def test_errors_and_limits_of_a_foreign_log_are_kept(foreign, tmp_path):
     log.samples[1].limit = EvalSampleLimit(type="token", limit=100)
     log.samples[1].scores["match"].value = "I"
     write_eval_log(log, str(tmp_path / "log.eval"))
-    inspect_log.import_logs([tmp_path / "log.eval"], tmp_path / "back")
+    convert.import_logs([tmp_path / "log.eval"], tmp_path / "back")
     run = read_run(tmp_path / "back")
     (lines,) = run.lines.values()
     assert [line.error for line in lines if line.error] == ["server is down"]

@@ -4,22 +4,13 @@ import dataclasses
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from agent_leaderboard.records.run_folder import (
-    AgentRecord,
-    EnvironmentRecord,
-    Manifest,
-    ResultLine,
-    TaskEntry,
-    line_record,
-    write_line,
-)
-from agent_leaderboard.report.episodes import explain
-from agent_leaderboard.report.summary import named_generator, scored
-from agent_leaderboard.report.uncertainty import bootstrap_interval, mean_by_task
-from agent_leaderboard.verify.replay import ReplayedEpisode, ReplayedStep
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
+from agent_leaderboard.records.results import ResultLine, TaskEntry, line_record, write_line
+from agent_leaderboard.report.episodes import EpisodeView
+from agent_leaderboard.report.summary import named_generator, scored, success_interval
+from agent_leaderboard.verify.replay import ReplayedStep
 from agent_trainers.trajectory import StopReason
 
 RECORD_KEY: Final = "agent_r1"
@@ -32,25 +23,11 @@ _LIMITS: Final[Mapping[StopReason, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedEpisode:
-    """An episode that goes into a log."""
-
-    line: ResultLine
-    """What was recorded."""
-    text: ReplayedEpisode | None
-    """What was said, where it may be written."""
-    note: str | None
-    """Why there is no text."""
-    seconds: float | None
-    """How long it took, if that was kept."""
-
-
 def make_log(
     manifest: Manifest,
     cell: tuple[str, str],
-    tasks: Sequence[TaskEntry],
-    episodes: Sequence[LoggedEpisode],
+    tasks: list[TaskEntry],
+    episodes: Sequence[EpisodeView],
 ) -> Any:
     """Make the ``EvalLog`` of one agent on one environment."""
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec, EvalStats
@@ -80,25 +57,24 @@ def make_log(
         eval=spec,
         results=_results(cell, [episode.line for episode in episodes]),
         stats=EvalStats(started_at=now, completed_at=now),
-        samples=[_sample(episode, environment) for episode in episodes],
+        samples=[_sample(episode) for episode in episodes],
     )
 
 
 def _record(
-    manifest: Manifest,
-    environment: EnvironmentRecord,
-    agent: AgentRecord,
-    tasks: Sequence[TaskEntry],
+    manifest: Manifest, environment: EnvironmentRecord, agent: AgentRecord, tasks: list[TaskEntry]
 ) -> dict[str, Any]:
     """Return what the run folder says besides the result lines, of one cell."""
+    whole = dataclasses.asdict(manifest)
+    # Where they stand in the manifest, so that a run comes back in its order.
+    place = [manifest.environments.index(environment), manifest.agents.index(agent)]
     return {
-        "protocol": dataclasses.asdict(manifest.protocol),
-        "environment": dataclasses.asdict(environment),
-        "agent": dataclasses.asdict(agent),
-        "tasks": [dataclasses.asdict(entry) for entry in tasks],
-        "left_out": [dataclasses.asdict(one) for one in manifest.left_out],
-        # Where they stand in the manifest, so that a run comes back in its order.
-        "position": [manifest.environments.index(environment), manifest.agents.index(agent)],
+        "protocol": whole["protocol"],
+        "environment": whole["environments"][place[0]],
+        "agent": whole["agents"][place[1]],
+        "tasks": list(map(dataclasses.asdict, tasks)),
+        "left_out": whole["left_out"],
+        "position": place,
     }
 
 
@@ -111,29 +87,20 @@ def _results(cell: tuple[str, str], lines: Sequence[ResultLine]) -> Any:
 
     own = scored(lines)
     metrics: dict[str, Any] = {}
-    if own:
-        shares = mean_by_task((line.task, float(line.success)) for line in own)
-        interval = bootstrap_interval(
-            list(shares.values()), named_generator("log", *cell), is_share=True
-        )
+    if interval := success_interval(own, named_generator("log", *cell)):
         values = {"mean": interval.mean, "low_95": interval.low, "high_95": interval.high}
         metrics = {name: EvalMetric(name=name, value=value) for name, value in values.items()}
-    return EvalResults(
-        total_samples=len(lines),
-        completed_samples=len(own),
-        scores=[
-            EvalScore(
-                name=SUCCESS,
-                scorer=SUCCESS,
-                scored_samples=len(own),
-                unscored_samples=len(lines) - len(own),
-                metrics=metrics,
-            )
-        ],
+    score = EvalScore(
+        name=SUCCESS,
+        scorer=SUCCESS,
+        scored_samples=len(own),
+        unscored_samples=len(lines) - len(own),
+        metrics=metrics,
     )
+    return EvalResults(total_samples=len(lines), completed_samples=len(own), scores=[score])
 
 
-def _sample(episode: LoggedEpisode, environment: EnvironmentRecord) -> Any:
+def _sample(episode: EpisodeView) -> Any:
     from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
     from inspect_ai.model import ModelOutput, ModelUsage
 
@@ -146,17 +113,17 @@ def _sample(episode: LoggedEpisode, environment: EnvironmentRecord) -> Any:
         total_cost=line.usage.money,
     )
     limit = _LIMITS.get(line.stop_reason)
-    error = None if line.error is None else _encodable(line.error)
+    error = _encodable(line.error)
     return EvalSample(
         id=line.task_id,
         epoch=line.sample + 1,
         input=messages,
-        target=[] if text is None else [_encodable(answer) for answer in text.answers],
+        target=[] if text is None else _encodable(text.answers),
         messages=[*messages, *_step_messages(episode)],
         output=ModelOutput.from_content(
             _model(line.agent), _encodable(line.actions[-1]) if line.actions else ""
         ),
-        scores=_scores(line, environment) if error is None else None,
+        scores=_scores(episode) if error is None else None,
         metadata={**line.labels, "seed": line.seed, RECORD_KEY: write_line(line_record(line))},
         model_usage={_model(line.agent): usage},
         total_time=episode.seconds,
@@ -165,19 +132,19 @@ def _sample(episode: LoggedEpisode, environment: EnvironmentRecord) -> Any:
     )
 
 
-def _scores(line: ResultLine, environment: EnvironmentRecord) -> dict[str, Any]:
+def _scores(episode: EpisodeView) -> dict[str, Any]:
     from inspect_ai.scorer import Score
 
-    why = "\n".join(explain(line, environment))
+    line = episode.line
     metrics = {name: value for name, value in line.metrics.items() if name != SUCCESS}
     return {
-        SUCCESS: Score(value=int(line.success), explanation=why or None),
+        SUCCESS: Score(value=int(line.success), explanation="\n".join(episode.why) or None),
         "return": Score(value=line.return_),
         **{_encodable(name): Score(value=value) for name, value in metrics.items()},
     }
 
 
-def _first_messages(episode: LoggedEpisode) -> list[Any]:
+def _first_messages(episode: EpisodeView) -> list[Any]:
     from inspect_ai.model import ChatMessageSystem, ChatMessageUser
 
     if episode.text is None:
@@ -189,7 +156,7 @@ def _first_messages(episode: LoggedEpisode) -> list[Any]:
     ]
 
 
-def _step_messages(episode: LoggedEpisode) -> Iterator[Any]:
+def _step_messages(episode: EpisodeView) -> Iterator[Any]:
     from inspect_ai.model import ChatMessageAssistant
 
     line = episode.line
@@ -214,7 +181,7 @@ def _tool_calls(step: ReplayedStep, number: int) -> list[Any] | None:
 
     if step.understood.get("kind") != "tool_call":
         return None
-    arguments = _encodable_arguments(step.understood["arguments"])
+    arguments = _encodable(step.understood["arguments"])
     return [ToolCall(id=f"call_{number}", function=step.understood["name"], arguments=arguments)]
 
 
@@ -234,16 +201,10 @@ def _observation(step: ReplayedStep, number: int) -> Any:
     )
 
 
-def _encodable_arguments(value: Any) -> Any:
+def _encodable(value: Any) -> Any:
+    """Return text, or nested JSON, that UTF-8 can hold: lone surrogates are written out."""
     if isinstance(value, str):
-        return _encodable(value)
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {_encodable(key): _encodable_arguments(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_encodable_arguments(item) for item in value]
-    return value
-
-
-def _encodable(text: str) -> str:
-    """Return text that UTF-8 can hold: lone surrogates are written out."""
-    return text.encode("utf-8", "backslashreplace").decode()
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return list(map(_encodable, value)) if isinstance(value, list | tuple) else value

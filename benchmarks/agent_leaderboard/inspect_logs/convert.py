@@ -8,7 +8,7 @@ they are marked as not verifiable.
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -16,17 +16,20 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from agent_envs.core.extras import require_extra
+from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.inspect_logs.inspect_export import LoggedEpisode, make_log
-from agent_leaderboard.inspect_logs.inspect_import import LogContents, read_contents
-from agent_leaderboard.records.run_folder import FORMAT_VERSION, RunFolder, write_line
-from agent_leaderboard.report.episodes import TextSource, find_text
-from agent_leaderboard.report.summary import PlayedRun, read_run
+from agent_leaderboard.inspect_logs.read_log import LogContents, read_contents
+from agent_leaderboard.inspect_logs.write_log import make_log
+from agent_leaderboard.records.manifest import FORMAT_VERSION
+from agent_leaderboard.records.results import write_line
+from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.report.episodes import TextSource, view_episodes
+from agent_leaderboard.report.summary import read_run
 
 _FEATURE: Final = "Logs of inspect_ai"
 
 
-def export(run: Path, folder: Path, data: Path | None = None) -> list[Path]:
+def export(run: Path, folder: Path, data: Path | None = None) -> None:
     """Write one log for each agent on each environment; look at them with ``inspect view``.
 
     Args:
@@ -34,9 +37,6 @@ def export(run: Path, folder: Path, data: Path | None = None) -> list[Path]:
         folder: Where to; ``<environment>_<agent>.eval``.
         data: Folder of the data sets. With it, logs hold the text of licensed data sets as well:
             they are then for one's own eyes.
-
-    Returns:
-        The logs.
 
     Raises:
         DataError: If the run folder cannot be read.
@@ -47,17 +47,13 @@ def export(run: Path, folder: Path, data: Path | None = None) -> list[Path]:
 
     played = read_run(run)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     with closing(TextSource(played.manifest, data)) as source:
         for cell in tqdm(played.lines, desc="logs", unit="log"):
-            environment = played.manifest.environment(cell[0])
-            is_shown = environment.is_text_public or data is not None
-            episodes = _episodes(played, cell, source if is_shown else None)
-            tasks = RunFolder(run).read_tasks(environment.slug)
-            path = folder / f"{cell[0]}_{cell[1]}.eval"
-            write_eval_log(make_log(played.manifest, cell, tasks, episodes), str(path))
-            paths.append(path)
-    return paths
+            is_shown = played.manifest.environment(cell[0]).is_text_public or data is not None
+            episodes = list(view_episodes(played, cell, source if is_shown else None))
+            tasks = RunFolder(run).read_tasks(cell[0])
+            log = make_log(played.manifest, cell, tasks, episodes)
+            write_eval_log(log, str(folder / f"{cell[0]}_{cell[1]}.eval"))
 
 
 def import_logs(logs: Sequence[Path], out: Path) -> None:
@@ -88,19 +84,6 @@ def import_logs(logs: Sequence[Path], out: Path) -> None:
         made.rename(out)
 
 
-def _episodes(
-    played: PlayedRun, cell: tuple[str, str], source: TextSource | None
-) -> list[LoggedEpisode]:
-    lines = played.lines[cell]
-    seconds: list[float | None] = list(played.seconds.get(cell, ()))
-    seconds += [None] * (len(lines) - len(seconds))
-    episodes = []
-    for line, took in zip(lines, seconds, strict=False):
-        text, note = find_text(line, source)
-        episodes.append(LoggedEpisode(line=line, text=text, note=note, seconds=took))
-    return episodes
-
-
 def _log_files(given: Path) -> list[Path]:
     if given.is_dir():
         return sorted(path for path in given.iterdir() if path.suffix in (".eval", ".json"))
@@ -110,45 +93,40 @@ def _log_files(given: Path) -> list[Path]:
 def _write_run(contents: Sequence[tuple[Path, LogContents]], folder: Path) -> None:
     """Write a run folder, and read it back: what is wrong in a log is found there."""
     run = RunFolder(folder)
-    environments: dict[str, Any] = {}
-    agents: dict[str, Any] = {}
-    tasks: dict[str, Any] = {}
-    protocol: dict[str, Any] = {}
+    known: dict[str, dict[str, Any]] = {k: {} for k in ("run", "environment", "agent", "tasks")}
     for path, log in contents:
         environment, agent = log.environment["slug"], log.agent["slug"]
-        _agree(protocol, "protocol", log.protocol, path)
-        _agree(environments, environment, log.environment, path)
-        _agree(tasks, environment, log.tasks, path)
-        _agree(agents, agent, log.agent, path)
+        _agree(known["run"], "protocol", log.protocol, path)
+        _agree(known["environment"], environment, log.environment, path)
+        _agree(known["tasks"], environment, log.tasks, path)
+        _agree(known["agent"], agent, log.agent, path)
         results = run.results_path(environment, agent)
         if results.exists():
             raise DataError(f"{path}: another log holds {agent} on {environment} already.")
-        _write_lines(results, log.lines)
-        if None not in log.seconds:
-            _write_lines(run.seconds_path(environment, agent), log.seconds_records())
+        write_text(results, "".join(map(write_line, log.lines)))
+        if all(line["seconds"] is not None for line in log.seconds):
+            write_text(run.seconds_path(environment, agent), "".join(map(write_line, log.seconds)))
+    # In the order of the run they came from; without one, as they were read.
+    places = {log.environment["slug"]: log.position[:1] for _, log in contents}
+    seats = {log.agent["slug"]: log.position[1:] for _, log in contents}
     manifest = {
         "format_version": FORMAT_VERSION,
-        "protocol": protocol["protocol"],
-        "environments": _in_order(
-            environments, {log.environment["slug"]: log.position[:1] for _, log in contents}
-        ),
-        "agents": _in_order(agents, {log.agent["slug"]: log.position[1:] for _, log in contents}),
+        "protocol": known["run"]["protocol"],
+        "environments": [
+            known["environment"][slug] for slug in sorted(places, key=lambda slug: places[slug])
+        ],
+        "agents": [known["agent"][slug] for slug in sorted(seats, key=lambda slug: seats[slug])],
         "left_out": contents[0][1].left_out,
     }
-    _write_json(run.manifest_path, manifest)
-    for environment, entries in tasks.items():
-        _write_json(run.tasks_path(environment), entries)
+    write_text(run.manifest_path, json.dumps(manifest, indent=2) + "\n")
+    for environment, entries in known["tasks"].items():
+        write_text(run.tasks_path(environment), json.dumps(entries, indent=2) + "\n")
     read_run(folder)
     checked = run.read_manifest()
     for record in checked.environments:
         run.read_tasks(record.slug)
     if all(run.results_path(e.slug, a.slug).exists() for e, a in checked.cells):
         run.write_checksums(checked)
-
-
-def _in_order(records: Mapping[str, Any], positions: Mapping[str, list[int]]) -> list[Any]:
-    """Return records in the order of the run they came from; without one, as they were read."""
-    return [records[slug] for slug in sorted(records, key=lambda slug: positions[slug])]
 
 
 def _agree(known: dict[str, Any], name: str, value: Any, path: Path) -> None:
@@ -158,13 +136,3 @@ def _agree(known: dict[str, Any], name: str, value: Any, path: Path) -> None:
             f"{path}: {name} is not as in the logs before it, so their results cannot stand in one "
             "table. Import them into a run of their own."
         )
-
-
-def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(map(write_line, records)), encoding="utf-8")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ import jinja2
 
 from agent_envs.data.files import write_text
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
-from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, is_verifiable
+from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, is_verifiable, shown_name
 from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Comparison, Interval
 from agent_leaderboard.report.visible_text import visible
 from agent_leaderboard.verify.replay import ReplayedEpisode
@@ -38,22 +38,17 @@ def write_page(
     max_episodes: int,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the page.
+    """Write the page of a board; `advance` is called after each cell, for a progress bar.
 
-    Args:
-        path: The file to write.
-        board: What to show.
-        data: Folder of the data sets, where they are at hand.
-        with_licensed_text: Whether to show the text of licensed data sets too.
-        max_episodes: How many episodes of a cell to show at most.
-        advance: Called after each cell, for a progress bar.
+    It shows at most `max_episodes` of a cell. What was said in them is found with the data sets
+    below the folder `data`, and shown of licensed ones only on request.
     """
     episodes: dict[str, list[dict[str, Any]]] = {}
     with closing(TextSource(board.run.manifest, data)) as source:
         for cell in board.cells:
             is_public = board.run.manifest.environment(cell[0]).is_text_public
             own = source if is_public or with_licensed_text else None
-            views = view_episodes(board.run, cell, limit=max_episodes, source=own)
+            views = view_episodes(board.run, cell, own, limit=max_episodes)
             episodes["/".join(cell)] = list(map(_episode, views))
             advance()
     shown = _fit(episodes, max_episodes)
@@ -108,7 +103,7 @@ def _payload(board: Board) -> dict[str, Any]:
         "agents": [
             {
                 "slug": record.slug,
-                "name": visible(record.name),
+                "name": visible(shown_name(record)),
                 "isUpperBound": is_upper_bound(record),
                 "currency": visible(record.prices.currency) if record.prices else "",
             }

@@ -10,23 +10,25 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import DataError
-from agent_leaderboard.inspect_logs.inspect_export import RECORD_KEY, SUCCESS
-from agent_leaderboard.records.run_folder import (
+from agent_leaderboard.inspect_logs.write_log import RECORD_KEY, SUCCESS
+from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
-    LineUsage,
     Protocol,
+    is_slug,
+    make_slug,
+)
+from agent_leaderboard.records.results import (
+    LineUsage,
     ResultLine,
     TaskEntry,
-    is_slug,
     line_record,
-    make_slug,
     tasks_text,
 )
 from agent_leaderboard.report.summary import IMPORTED
@@ -60,19 +62,12 @@ class LogContents:
     """The task list."""
     lines: list[dict[str, Any]]
     """Result lines."""
-    seconds: list[float | None]
-    """Seconds of each episode."""
+    seconds: list[dict[str, Any]]
+    """Lines of the file of seconds."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
     """What the run left out."""
     position: list[int] = field(default_factory=list)
     """Where environment and agent stood in the run's manifest, if it came from one."""
-
-    def seconds_records(self) -> list[dict[str, Any]]:
-        """Return the lines of the run folder's file of seconds."""
-        return [
-            {"task": line["task"], "sample": line["sample"], "seconds": seconds}
-            for line, seconds in zip(self.lines, self.seconds, strict=True)
-        ]
 
 
 def read_contents(path: Path) -> LogContents:
@@ -100,7 +95,7 @@ def read_contents(path: Path) -> LogContents:
         return LogContents(
             **{key: record[key] for key in _RECORDED},
             lines=[line for line, _ in both],
-            seconds=[sample.total_time for _, sample in both],
+            seconds=[_seconds(line, sample) for line, sample in both],
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, DataError):
@@ -108,6 +103,10 @@ def read_contents(path: Path) -> LogContents:
         raise DataError(
             f"{path}: its record of the run is malformed ({type(error).__name__}: {error})."
         ) from None
+
+
+def _seconds(line: Mapping[str, Any], sample: Any) -> dict[str, Any]:
+    return {"task": line["task"], "sample": line["sample"], "seconds": sample.total_time}
 
 
 def _json(text: str) -> Any:
@@ -167,52 +166,37 @@ def _foreign(log: Any) -> LogContents:
     by_id = {entry.task_id: entry for entry in entries}
     name = f"{spec.model} {spec.solver}" if spec.solver else spec.model
     agent = make_slug(name) or "agent"
-    samples = sorted(log.samples, key=lambda one: (by_id[_plain(str(one.id))].task, one.epoch))
-    lines = [_line(one, by_id[_plain(str(one.id))], slug, agent) for one in samples]
+    pairs = [(by_id[_plain(str(sample.id))], sample) for sample in log.samples]
+    pairs.sort(key=lambda pair: (pair[0].task, pair[1].epoch))
+    lines = [line_record(_line(sample, entry, slug, agent)) for entry, sample in pairs]
     temperature = spec.model_generate_config.temperature
     protocol = Protocol(
-        samples_per_task=max(sample.epoch for sample in samples),
+        samples_per_task=max(sample.epoch for sample in log.samples),
         temperature=1.0 if temperature is None else temperature,
     )
-    return LogContents(
-        protocol=dataclasses.asdict(protocol),
-        environment=dataclasses.asdict(_environment(spec, slug, entries)),
-        agent=dataclasses.asdict(_agent(spec, agent, name)),
-        tasks=[dataclasses.asdict(entry) for entry in entries],
-        lines=[line_record(line) for line in lines],
-        seconds=[sample.total_time for sample in samples],
-    )
-
-
-def _environment(spec: Any, slug: str, entries: Sequence[TaskEntry]) -> EnvironmentRecord:
-    return EnvironmentRecord(
+    environment = EnvironmentRecord(
         slug=slug,
         id=f"{IMPORTED}{_plain(spec.task)}",
-        kwargs={},
-        max_turns=None,
-        reward_terms={},
-        outcome_terms=[],
         num_tasks=len(entries),
         tasks_path=f"tasks/{slug}.json",
         tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
-        data=[],
         contamination=NOT_VERIFIABLE,
         is_text_public=False,
     )
-
-
-def _agent(spec: Any, slug: str, name: str) -> AgentRecord:
-    return AgentRecord(
-        slug=slug,
+    record = AgentRecord(
+        slug=agent,
         name=_plain(name),
         kind="inspect_ai",
         model=_plain(spec.model),
-        weights_sha256={},
-        tool_format=None,
-        settings={},
-        train=None,
-        prices=None,
         packages={_plain(key): _plain(value) for key, value in spec.packages.items()},
+    )
+    return LogContents(
+        protocol=dataclasses.asdict(protocol),
+        environment=dataclasses.asdict(environment),
+        agent=dataclasses.asdict(record),
+        tasks=[dataclasses.asdict(entry) for entry in entries],
+        lines=lines,
+        seconds=[_seconds(line, one) for line, (_, one) in zip(lines, pairs, strict=True)],
     )
 
 

@@ -1,0 +1,171 @@
+"""How an environment is made and played to check it, with right, wrong and hostile actions."""
+
+import contextlib
+import itertools
+import json
+import math
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+import agent_envs  # noqa: F401 - registers our ids, also in a process that begins here
+from agent_envs.core.actions import example_arguments
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.errors import ConfigurationError
+
+TextEnv = gym.Env[str, str]
+Outcome = tuple[str, float, bool, bool, dict[str, Any]]
+
+HOSTILE_ACTIONS: Final = (
+    "", " ", "\x00\ud800é漢字🙂", "<tool_call>", "<tool_call>{", "<tool_call>" * 5_000,
+    "x" * 100_000,
+    '<tool_call>{"name": "search", "arguments": ' + "[" * 10_000,
+    '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"unknown": 1}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"query": ""}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>',
+    '<tool_call>{"name": 1e999999, "arguments": NaN}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"query": ' + "9" * 5000 + "}}</tool_call>",
+    "<answer></answer>", "<answer>a</answer><answer>b</answer>", "<think><answer>a</answer>",
+)  # fmt: skip
+"""None is an answer in any format but ``openai``, where every text without a call is one."""
+MAX_FEEDBACK_CHARS: Final = 50_000
+_NASTY: Final = ("", "\x00", '"', "{", "}}", "\\", "</tool_call>", "<answer>", "9" * 400, "\ud800")
+NOT_MADE: Final = 3
+
+
+class NotOffered(Exception):
+    """Why there is nothing to check."""
+
+
+class Problem(Exception):
+    """What is wrong, in a sentence for the environment's author."""
+
+
+def expect(is_right: bool, problem: str) -> None:
+    """Raise `problem` unless the environment is right."""
+    if not is_right:
+        raise Problem(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The environment that is checked, in one tool format."""
+
+    make_env: Callable[[], TextEnv]
+    spec: EnvSpec | None
+    """How ``gym.make`` made it, if that did."""
+    tool_format: str | None
+    """None for the only one, and where it has none."""
+    episodes: int
+    seed: int
+
+    def make(self, **changes: Any) -> TextEnv:
+        """Make the environment; with changes, if ``gym.make`` can."""
+        if self.tool_format is not None:
+            changes["tool_format"] = self.tool_format
+        if self.spec is None or not changes:
+            return self.make_env()
+        return self.spec.make(**changes)
+
+
+def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> list[Subject]:
+    """Return the environment as it is, and in every other tool format that it takes."""
+    env = make_env()
+    if not isinstance(env, gym.Env):
+        raise ConfigurationError(f"{type(env).__name__} is no Gymnasium environment.")
+    with env:
+        own = getattr(env.unwrapped, "tool_format", None)
+        subject = Subject(
+            make_env=make_env, spec=env.spec, tool_format=None, episodes=episodes, seed=seed
+        )
+    subjects = [subject]
+    for name in TOOL_FORMATS if own and env.spec else ():
+        other = replace(subject, tool_format=name)
+        with contextlib.suppress(TypeError, ValueError):  # no such argument, or a refusal
+            other.make().close()
+            subjects += [other] if name != own else []
+    return subjects
+
+
+def record(env: TextEnv, seed: int) -> dict[str, str]:
+    """Play one episode; return all it showed as text, by place (step 0 is the reset)."""
+    observation, info = env.reset(seed=seed)
+    shown: dict[str, str] = {}
+    for number, outcome in enumerate([(observation, 0.0, False, False, info), *play(env, seed)]):
+        names = ("observation", "reward", "terminated", "truncated")
+        pieces = dict(zip(names, outcome[:4], strict=True))
+        pieces |= {f"info[{key!r}]": value for key, value in outcome[4].items()}
+        shown |= {f"step {number}: {name}": repr(value) for name, value in pieces.items()}
+    return shown
+
+
+def play_in_child() -> None:
+    """Play what the parent process pickled, and print what was shown; see `check_processes`."""
+    try:
+        make_env, seed = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
+        env = make_env()
+    except Exception as error:  # noqa: BLE001 - the parent says it
+        sys.stderr.write(" ".join(f"{type(error).__name__}: {error}".split()))
+        sys.exit(NOT_MADE)
+    sys.stdout.write("\n" + json.dumps(record(env, seed)))
+
+
+def play(env: TextEnv, seed: int) -> Iterator[Outcome]:
+    """Go on from a reset: a mistake, the reference actions, and broken ones before the last."""
+    *first, last = reference_actions(env) or [mistake(env)]
+    broken = itertools.islice(broken_actions(env, seed), 3)
+    for action in [mistake(env), *first, *broken, last]:
+        outcome = step(env, action)
+        yield outcome
+        if outcome[2] or outcome[3]:
+            return
+
+
+def step(env: TextEnv, action: str) -> Outcome:
+    """Take a step, which must go through whatever the text, and check its reward."""
+    place = f"step({action[:80]!r})"
+    try:
+        observation, reward, terminated, truncated, info = env.step(action)
+    except Exception as error:
+        raise Problem(f"{place} raises {type(error).__name__}: {error}") from error
+    expect(isinstance(observation, str), f"{place}: the observation is no str")
+    expect(math.isfinite(reward), f"{place}: the reward is {reward}")
+    if not info.get("tool_result"):  # what a tool says has a limit of its own
+        expect(len(observation) <= MAX_FEEDBACK_CHARS, f"{place}: {len(observation)} characters")
+    total = sum(info["reward_terms"].values()) if "reward_terms" in info else reward
+    expect(total == reward, f"{place}: reward_terms sum to {total}, the reward is {reward}")
+    return observation, float(reward), terminated, truncated, info
+
+
+def mistake(env: TextEnv) -> str:
+    """Return an action that runs no tool and, in a `ToolEnv` of any format, is no answer."""
+    base = env.unwrapped
+    return base.write_call("no_such_tool") if isinstance(base, ToolEnv) else "hm"
+
+
+def reference_actions(env: TextEnv) -> list[str]:
+    """Return what solves the current task; nothing where that is not known."""
+    with contextlib.suppress(NotImplementedError):
+        return list(getattr(env.unwrapped, "reference_actions", list)())
+    return []
+
+
+def broken_actions(env: TextEnv, seed: int) -> Iterator[str]:
+    """Yield right actions with a piece cut out, or with something nasty in its place."""
+    rng = np.random.default_rng(seed)
+    actions = [*reference_actions(env), mistake(env)]
+    if isinstance(base := env.unwrapped, ToolEnv):
+        calls = (base.write_call(t.name, **example_arguments(t)) for t in base.tools.values())
+        actions += [*calls, base.write_answer("an answer")]
+    while True:
+        action = actions[rng.integers(len(actions))]
+        start, stop = sorted(rng.integers(0, len(action) + 1, size=2))
+        yield action[:start] + _NASTY[rng.integers(len(_NASTY))] + action[stop:]

@@ -1,0 +1,181 @@
+"""The manifest of a run: how it measures, in which environments, and whom."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator
+
+from agent_leaderboard.records.reading import Record
+
+FORMAT_VERSION: Final = 1
+_LEAST: Final = {
+    "samples_per_task": 1, "temperature": 0, "seed": 0, "max_retries": 0, "concurrency": 1,
+}  # fmt: skip
+
+
+def is_slug(text: str) -> bool:
+    """Return whether `text` may name an agent or an environment, and so a file."""
+    return re.fullmatch(r"^[a-z0-9][a-z0-9._-]{0,79}$", text) is not None
+
+
+def make_slug(name: str) -> str:
+    """Return the file name of what is called `name`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
+
+
+def _check_slug(text: str) -> str:
+    if not is_slug(text):
+        raise ValueError(f"slug {text!r} is no plain name")
+    return text
+
+
+Slug = Annotated[str, AfterValidator(_check_slug)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol(Record):
+    """How every agent is measured."""
+
+    samples_per_task: int = 1
+    """Episodes of each task."""
+    temperature: float = 1.0
+    """Sampling temperature of the agents on a model, unless their settings say otherwise."""
+    seed: int = 0
+    """What every episode's seed is derived from, and which tasks are drawn."""
+    max_retries: int = 2
+    """How often an episode is played again after an infrastructure fault, never a wrong answer."""
+    concurrency: int = 64
+    """Episodes at once."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are too small."""
+        for name, limit in _LEAST.items():
+            if getattr(self, name) < limit:
+                raise ValueError(f"{name} must be at least {limit}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile(Record):
+    """A file that tasks or passages come from."""
+
+    name: str
+    """Its path below the data folder."""
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRecord(Record):
+    """An environment of a run."""
+
+    slug: Slug
+    """Its name in the run, and in file names."""
+    id: str
+    """Gymnasium's id; ends with the environment's version."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments; ``${data}`` stands for the data folder."""
+    max_turns: int | None = None
+    reward_terms: dict[str, float] = field(default_factory=dict)
+    """Weight of each reward term that is on."""
+    outcome_terms: list[str] = field(default_factory=list)
+    """Which of them reward the outcome; the others reward the way."""
+    num_tasks: int
+    tasks_path: str
+    tasks_sha256: str
+    """Of the task list."""
+    data: list[DataFile] = field(default_factory=list)
+    contamination: str
+    """Whether models may have seen the tasks."""
+    is_text_public: bool
+    """Whether questions and observations may be published: true of generated tasks."""
+
+    def __post_init__(self) -> None:
+        """Refuse a task list in another place."""
+        if self.tasks_path != f"tasks/{self.slug}.json":
+            raise ValueError(f"'tasks_path' of {self.slug!r} is wrong")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices(Record):
+    """What a model's tokens cost."""
+
+    prompt: float
+    """Of a million prompt tokens."""
+    completion: float
+    """Of a million completion tokens."""
+    currency: str = "USD"
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Return what these tokens cost."""
+        return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRecord(Record):
+    """An agent of a run."""
+
+    slug: Slug
+    """Its name in file names."""
+    name: str
+    """Its name in tables."""
+    kind: str
+    """A key of `agent_leaderboard.agents.agent.AGENTS`."""
+    model: str | None = None
+    """The model's name; None where there is no model."""
+    weights_sha256: dict[str, str] = field(default_factory=dict)
+    """Of the weights files of a local model, by name."""
+    tool_format: str | None = None
+    """The tool format it acts in; None for the environment's own."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Its settings, without the model."""
+    train: dict[str, Any] | None = None
+    """Arguments of ``agent-r1-train``, where the run trained the model itself."""
+    prices: Prices | None = None
+    packages: dict[str, str]
+    """Versions it was run with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut(Record):
+    """An environment that was not run."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(Record):
+    """What a run consists of."""
+
+    format_version: int
+    protocol: Protocol
+    environments: list[EnvironmentRecord]
+    agents: list[AgentRecord]
+    left_out: list[LeftOut]
+
+    def __post_init__(self) -> None:
+        """Refuse a name that stands for two things."""
+        for kind, records in (("environments", self.environments), ("agents", self.agents)):
+            slugs = [record.slug for record in records]
+            if twice := [slug for slug in slugs if slugs.count(slug) > 1]:
+                raise ValueError(f"{kind}: there are two of the slug {twice[0]!r}")
+
+    def environment(self, slug: str) -> EnvironmentRecord:
+        """Return the environment of that name."""
+        return next(record for record in self.environments if record.slug == slug)
+
+    def agent(self, slug: str) -> AgentRecord:
+        """Return the agent of that name."""
+        return next(record for record in self.agents if record.slug == slug)
+
+    @property
+    def cells(self) -> list[tuple[EnvironmentRecord, AgentRecord]]:
+        """Every environment with every agent."""
+        return [(environment, agent) for environment in self.environments for agent in self.agents]
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return the manifest's file."""
+    return json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"

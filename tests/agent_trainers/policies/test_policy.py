@@ -1,0 +1,159 @@
+"""A policy of one's own, and wrappers around policies."""
+
+import threading
+import time
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.slots import SlotStream
+from agent_trainers.policies.streams import WaveStream
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.trajectory import StopReason
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def play(policy, count=6):
+    specs = [
+        EpisodeSpec(task=i, seed=0, group_id=str(i), rng=np.random.default_rng([7, i]))
+        for i in range(count)
+    ]
+    return Rollout(lambda: gym.make(ID), policy).collect(specs)
+
+
+class Shouting(Policy):
+    def generate(self, requests):
+        return [Generation(text=r.messages[-1]["content"].upper()) for r in requests]
+
+
+def test_a_policy_of_ones_own_needs_nothing_but_generate():
+    for trajectory in play(Shouting()):
+        assert trajectory.stop_reason is StopReason.TURN_LIMIT
+        first = trajectory.transitions[0]
+        assert first.action == first.messages[-1]["content"].upper()
+
+
+def test_a_policy_says_with_one_number_that_it_is_asked_by_many_threads():
+    class Server(Shouting):
+        max_concurrency = 3
+
+        def generate(self, requests):
+            names.add(threading.current_thread().name)
+            sizes.append(len(requests))
+            time.sleep(0.01)
+            return super().generate(requests)
+
+    names, sizes = set(), []
+    play(Server())
+    assert set(sizes) == {1}
+    assert threading.current_thread().name not in names
+
+
+class Quoting(PolicyWrapper):
+    """Answers the first turn itself, and shouts what the policy says afterwards."""
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.forgotten = []
+
+    def before(self, request):
+        if request.previous is None:
+            return Generation(text="by myself", usage=Usage())
+        messages = [*request.messages, {"role": "user", "content": "Hurry."}]
+        return replace(request, messages=messages)
+
+    def after(self, request, generation):
+        assert request.messages[-1]["content"] != "Hurry."
+        return replace(generation, text=generation.text.upper())
+
+    def forget(self, episode_id):
+        self.forgotten.append(episode_id)
+
+
+@pytest.mark.parametrize("max_concurrency", [None, 4])
+def test_a_wrapper_changes_what_is_asked_and_what_is_said(max_concurrency):
+    asked = []
+
+    def act(request):
+        asked.append(request.messages[-1]["content"])
+        return "hm"
+
+    policy = ScriptedPolicy(act)
+    policy.max_concurrency = max_concurrency
+    wrapper = Quoting(policy)
+    for trajectory in play(wrapper):
+        actions = [step.action for step in trajectory.transitions]
+        assert actions == ["by myself", *["HM"] * (len(actions) - 1)]
+        assert trajectory.usage["calls"] == len(actions) - 1
+    assert set(asked) == {"Hurry."}
+    assert sorted(wrapper.forgotten) == list(range(6))
+
+
+def test_what_a_wrapper_says_is_the_same_without_a_stream():
+    requests = []
+
+    class Noting(PolicyWrapper):
+        def before(self, request):
+            requests.append(request)
+            return request
+
+    play(Noting(ScriptedPolicy(lambda request: "hm")), 2)
+    first, *_, last = sorted(requests, key=lambda request: request.previous is not None)
+    generations = Quoting(ScriptedPolicy(lambda request: "hm")).generate([last, first, last])
+    assert [generation.text for generation in generations] == ["HM", "by myself", "HM"]
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_a_wrapper_that_fails_costs_one_episode(hook):
+    class Broken(PolicyWrapper):
+        pass
+
+    def fail(self, request, *generation):
+        if request.episode_id == 2:
+            raise KeyError("my own mistake")
+        return generation[0] if generation else request
+
+    setattr(Broken, hook, fail)
+    reasons = [t.stop_reason for t in play(Broken(ScriptedPolicy(lambda request: "hm")), 4)]
+    assert [reason is StopReason.POLICY_ERROR for reason in reasons] == [False, False, True, False]
+
+
+def test_a_wrapped_policy_generates_in_slots_as_it_does_alone(model, tokenizer, monkeypatch):
+    def in_waves(self):
+        raise AssertionError("generated in waves")
+
+    monkeypatch.setattr(WaveStream, "advance", in_waves)
+    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
+    assert isinstance(policy.open_stream(), SlotStream)
+    alone, wrapped = play(policy), play(PolicyWrapper(PolicyWrapper(policy)))
+    assert [t.transitions for t in wrapped] == [t.transitions for t in alone]
+
+
+def test_an_episode_keeps_a_number_that_no_other_episode_has():
+    seen = []
+
+    def act(request):
+        seen.append((request.episode_id, request.rng))
+        return "hm"
+
+    play(ScriptedPolicy(act), 3)
+    numbers = {number for number, _ in seen}
+    assert numbers == {0, 1, 2}
+    assert len(seen) > len(numbers)
+    assert len({(number, id(rng)) for number, rng in seen}) == 3
+
+
+def test_a_trajectory_says_what_its_actions_took(model, tokenizer):
+    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
+    for trajectory in play(policy):
+        steps = trajectory.transitions
+        assert trajectory.usage == {
+            "calls": len(steps),
+            "prompt_tokens": sum(len(step.prompt_ids) for step in steps),
+            "completion_tokens": sum(len(step.completion_ids) for step in steps),
+        }
