@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - mkdocs loads it by its path
 """What the site takes from the code when it is built, so that it cannot go stale.
 
 Pages: one for each family of environments, their overview, and the root's CHANGELOG.md and
@@ -41,7 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code and from the root's documents."""
     pages = {f"{FAMILY_FOLDER}/{name}.md": family_page(name) for name in families()}
     for page, document in FROM_THE_ROOT.items():
-        pages[page] = (ROOT / document).read_text(encoding="utf-8")
+        text = (ROOT / document).read_text(encoding="utf-8")
+        pages[page] = text.replace("](docs/", "](../")
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -92,17 +94,11 @@ def environment_table() -> str:
 
 
 def settings_table(kind: str, names: str | None) -> str:
-    """Return a table of a dataclass' fields: those named, else those that its base has not."""
+    """Return a table of a dataclass' fields: those named, else those of its own."""
     module, _, name = kind.partition(":")
     settings = getattr(importlib.import_module(module), name)
     fields = {field.name: field for field in dataclasses.fields(settings)}
-    inherited = {
-        name
-        for base in settings.__mro__[1:]
-        if dataclasses.is_dataclass(base)
-        for name in (field.name for field in dataclasses.fields(base))
-    }
-    chosen = names.split() if names else [name for name in fields if name not in inherited]
+    chosen = names.split() if names else [*inspect.get_annotations(settings)]
     return table(("setting", "default", "what it does"), _setting_rows(fields, chosen))
 
 
