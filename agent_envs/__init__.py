@@ -8,9 +8,14 @@ Importing the package registers the ids of `agent_envs.registration.ENVIRONMENTS
     env = gym.make("AgentR1/HotpotQA-v0", data="hotpotqa.jsonl.gz")
 """
 
+from agent_envs.core.actions import ParsedAction, ToolFormat
+from agent_envs.core.contexts import History, View
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult, tool
-from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_env import NewConversation, ToolEnv
+from agent_envs.data.dataset_env import DatasetEnv
+from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import (
     AgentEnvsError,
     ConfigurationError,
@@ -25,13 +30,25 @@ __all__ = [
     "AgentEnvsError",
     "ConfigurationError",
     "DataError",
+    "DatasetEnv",
+    "DatasetSpec",
+    "History",
+    "Hub",
     "MissingExtraError",
+    "NewConversation",
+    "ParsedAction",
+    "RewardFunction",
+    "StepEvent",
     "Task",
     "Tool",
     "ToolEnv",
     "ToolError",
+    "ToolFormat",
     "ToolResult",
     "UnknownNameError",
+    "View",
+    "format_term",
+    "text_field",
     "tool",
 ]
 

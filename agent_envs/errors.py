@@ -9,6 +9,7 @@
     ├── CheckpointError (OSError)        a checkpoint that cannot be written, found or used
     ├── MissingExtraError (ImportError)  an optional library that is not installed
     ├── ActionTypeError (TypeError)      an action that is not text
+    ├── ConformanceError (AssertionError)  an environment that breaks the contract; from the kit
     ├── ServerError (RuntimeError)       a model's server that failed, after all retries
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
         └── SandboxUnavailableError      a level of isolation that this machine does not offer
@@ -48,6 +49,10 @@ class MissingExtraError(AgentEnvsError, ImportError):
 
 class ActionTypeError(AgentEnvsError, TypeError):
     """An action that is not a string: a programming error, not a model's mistake."""
+
+
+class ConformanceError(AgentEnvsError, AssertionError):
+    """An environment that does not keep the contract; one line for each check that failed."""
 
 
 class ServerError(AgentEnvsError, RuntimeError):

@@ -3,11 +3,7 @@
 from typing import Any, Final
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, WrapperSpec
-
-_WRAPPERS: Final = (
-    WrapperSpec("KnownTurnLimit", "agent_envs.wrappers.turn_limit:KnownTurnLimit", {}),
-)
+from gymnasium.envs.registration import EnvSpec
 
 
 def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
@@ -16,7 +12,6 @@ def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
         f"agent_envs.envs.{entry_point}",
         max_episode_steps=turns,
         kwargs=kwargs,
-        additional_wrappers=_WRAPPERS,
     )
 
 
@@ -53,5 +48,4 @@ def register_all() -> None:
                 spec.entry_point,
                 max_episode_steps=spec.max_episode_steps,
                 kwargs=spec.kwargs,
-                additional_wrappers=spec.additional_wrappers,
             )

@@ -50,7 +50,7 @@ def make_trl_trainer(
         reward_funcs=environment_return,
         args=GRPOConfig(
             max_completion_length=MAX_COMPLETION_TOKENS,
-            max_tool_calling_iterations=probe.unwrapped.max_turns - 1,  # type: ignore[attr-defined]
+            max_tool_calling_iterations=probe.spec.max_episode_steps - 1,  # type: ignore[union-attr,operator]
             **{name: getattr(config, name) for name in _SHARED},
         ),
         # the same tasks as ours

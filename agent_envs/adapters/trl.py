@@ -31,7 +31,6 @@ from agent_envs.adapters.signatures import describe_as_function
 from agent_envs.core.lookup import unknown_name_message
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.errors import ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -312,13 +311,13 @@ def _check_playable(id: str, env: gym.Env[Any, Any]) -> None:
     """Refuse what TRL's loop would silently do otherwise than the environment means it."""
     if not isinstance(env.unwrapped, ToolEnv):
         raise ConfigurationError(f"{id} is no environment with tools (a ToolEnv).")
-    kwargs = env.spec.kwargs if env.spec is not None else {}
-    tool_format, context = kwargs.get("tool_format", "hermes"), kwargs.get("context", "full")
-    if not TOOL_FORMATS[tool_format].is_native:
+    if not env.unwrapped.action_format.is_native:
         raise ConfigurationError(
-            f"tool_format={tool_format!r} tells the model to write calls that TRL does not read. "
-            "Leave it out: the chat template says how to call."
+            f"tool_format={env.unwrapped.tool_format!r} tells the model to write calls that TRL "
+            "does not read. Leave it out: the chat template says how to call."
         )
+    spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
+    context = spec.kwargs.get("context", "full") if spec is not None else "full"
     if (context.get("name") if isinstance(context, Mapping) else context) != "full":
         raise ConfigurationError(
             f"context={context!r} does nothing in TRL's loop, whose contexts only grow. Leave it "

@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
@@ -70,43 +70,36 @@ class ParsedAction:
         return members
 
 
-class ToolFormat(Protocol):
-    """One way of writing actions."""
+class ToolFormat(ABC):
+    """One way of writing actions; ``tool_format=`` takes an object of any subclass.
+
+    The formats here never raise in `parse`, whatever the text: what is no action is `invalid`.
+    """
 
     name: str
-    """The name under which `TOOL_FORMATS` lists it."""
-    is_native: bool
+    """What ``info["tool_format"]`` says."""
+    is_native: bool = False
     """Whether chat templates write the tool schemas into the prompt themselves."""
 
+    @abstractmethod
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Read one model turn. Never raises, whatever the text."""
+        """Read one model turn."""
 
+    @abstractmethod
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
 
+    @abstractmethod
     def write_answer(self, answer: str) -> str:
         """Write an answer the way `parse` reads it."""
 
+    @abstractmethod
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Tell a model how to act; part of the system prompt."""
 
+    @abstractmethod
     def result_message(self, name: str, content: str) -> Message:
-        """Wrap a tool's result as a chat message."""
-
-
-class ActionFormat(ABC):
-    """What all formats share: checking a call against its tool, and feedback on mistakes."""
-
-    name: str
-    is_native: bool
-
-    @abstractmethod
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way the format reads it."""
-
-    @abstractmethod
-    def write_answer(self, answer: str) -> str:
-        """Write an answer the way the format reads it."""
+        """Wrap the result of tool `name` as a chat message."""
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
         """Show how to write each call and an answer; part of every feedback."""

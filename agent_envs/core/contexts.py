@@ -140,6 +140,10 @@ def make_context(context: str | Mapping[str, Any] | ContextPolicy) -> ContextPol
     """
     if callable(context):
         return context
+    if not isinstance(context, str | Mapping):
+        raise ConfigurationError(
+            f"context= takes a name, a name with options, or a callable, not {context!r}."
+        )
     options = {"name": context} if isinstance(context, str) else dict(context)
     if "name" not in options:
         raise ConfigurationError(f'context={options} has no "name"; known: {", ".join(CONTEXTS)}.')

@@ -16,8 +16,8 @@ from agent_envs.core.actions import (
     EMPTY_ANSWER_TEXT,
     MULTIPLE_ACTIONS_TEXT,
     STRICT_JSON,
-    ActionFormat,
     ParsedAction,
+    ToolFormat,
     without_thoughts,
 )
 from agent_envs.core.messages import Message
@@ -75,7 +75,7 @@ def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
     return content if isinstance(content, str) else "", kept if is_whole else None
 
 
-class OpenAIFormat(ActionFormat):
+class OpenAIFormat(ToolFormat):
     """Structured calls; a message without one is the answer."""
 
     name = "openai"

@@ -12,8 +12,8 @@ from agent_envs.core.actions import (
     MULTIPLE_ACTIONS_TEXT,
     NO_ACTION_TEXT,
     STRICT_JSON,
-    ActionFormat,
     ParsedAction,
+    ToolFormat,
     example_arguments,
     skip_space,
     without_thoughts,
@@ -27,14 +27,13 @@ _HEADING: Final = re.compile(
 )
 
 
-class JsonFormat(ActionFormat):
+class JsonFormat(ToolFormat):
     """One JSON object in a turn: ``{"name": …, "arguments": …}`` or ``{"answer": …}``.
 
     Other text may stand around it.
     """
 
     name = "json"
-    is_native = False
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
@@ -93,7 +92,7 @@ class JsonFormat(ActionFormat):
         return ParsedAction(kind="answer", answer=text.strip())
 
 
-class ReactFormat(ActionFormat):
+class ReactFormat(ToolFormat):
     """``Thought: … Action: … Action Input: …`` and ``Final Answer: …`` (arXiv 2210.03629).
 
     The input is a JSON object, or plain text where the tool takes one string. What a model writes
@@ -101,7 +100,6 @@ class ReactFormat(ActionFormat):
     """
 
     name = "react"
-    is_native = False
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
@@ -173,7 +171,7 @@ def _sections(text: str) -> list[tuple[str, str]]:
     return [(heading, body.strip()) for heading, body in zip(headings, bodies, strict=False)]
 
 
-def _description(form: ActionFormat, tool: Tool) -> str:
+def _description(form: ToolFormat, tool: Tool) -> str:
     """Describe a tool by an example of a call and the schema of its arguments."""
     example = form.write_call(tool.name, example_arguments(tool)).replace("\n", " ")
     schema = json.dumps(tool.parameters.get("properties", {}), ensure_ascii=False)

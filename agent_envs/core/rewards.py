@@ -6,14 +6,14 @@ into a contribution. Only terms with a weight other than 0 are computed. The con
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_envs.core.lookup import unknown_name_message
+from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_formats import ParsedAction
-from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +29,39 @@ class StepEvent:
 
 
 RewardFunction = Callable[[Any, StepEvent], float]
+"""Takes the environment and the step; returns the term's value before its weight."""
+Rewards = Mapping[str, float | tuple[RewardFunction, float]]
+"""Weight of each term, or function and weight of a term of one's own."""
 
 
-def check_weights(
-    weights: Mapping[str, float], functions: Mapping[str, RewardFunction]
-) -> dict[str, float]:
-    """Return the weights that are not 0, as floats.
+def choose_terms(
+    rewards: Rewards, functions: Mapping[str, RewardFunction]
+) -> dict[str, tuple[RewardFunction, float]]:
+    """Return function and weight of each term whose weight is not 0.
+
+    Args:
+        rewards: What an environment's ``rewards=`` asks for.
+        functions: The terms that have a name.
 
     Raises:
         UnknownNameError: If a term has no function; the message suggests the nearest.
         ConfigurationError: If a weight is not a finite number.
     """
-    checked: dict[str, float] = {}
-    for name, weight in weights.items():
-        if name not in functions:
-            raise UnknownNameError(unknown_name_message(name, functions, kind="reward term"))
+    chosen: dict[str, tuple[RewardFunction, float]] = {}
+    for name, given in rewards.items():
+        if isinstance(given, Sequence) and len(given) == 2 and callable(given[0]):
+            function, weight = given
+        else:
+            function, weight = lookup(functions, name, kind="reward term"), given
         if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise ConfigurationError(f"rewards[{name!r}] must be a number, not {weight!r}.")
+            raise ConfigurationError(
+                f"rewards[{name!r}] must be a number, or a function and a number, not {given!r}."
+            )
         if not math.isfinite(weight):
             raise ConfigurationError(f"rewards[{name!r}] must be finite, not {weight}.")
         if weight:
-            checked[name] = float(weight)
-    return checked
+            chosen[name] = (function, float(weight))
+    return chosen
 
 
 def format_term(_: Any, event: StepEvent) -> float:

@@ -2,12 +2,12 @@
 
 One step is one model turn. The tool says what happened; the environment says what that means: the
 next state, the reward term by term, and whether the episode is over. A subclass provides tasks
-(`num_tasks`, `get_task`), tools, reward functions and metrics.
+(`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -22,20 +22,37 @@ from agent_envs.core.contexts import (
 )
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message, copy_messages
-from agent_envs.core.rewards import RewardFunction, StepEvent, check_weights, format_term
+from agent_envs.core.rewards import RewardFunction, Rewards, StepEvent, choose_terms, format_term
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
-from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction
-from agent_envs.core.transcript import Entry, format_entries
+from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
+from agent_envs.core.transcript import Transcript
+from agent_envs.core.turn_limit import find_turn_limit
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 ENDLESS = 2**31
 """Tasks are drawn from this many where a family has no end."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewConversation:
+    """What `ToolEnv.on_answer` returns to ask on without what has been said before."""
+
+    question: str
+    """The first message of the user."""
+
+
 class ToolEnv(gym.Env[str, str]):
-    """Base of every environment with tools; see the module docstring."""
+    """Base of every environment with tools: `get_task` is all that a subclass must provide.
+
+    `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
+    context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
+    ``is_native_format`` (whether a chat template is to describe the tools) and ``task_id``; after a
+    step also ``action`` (what was understood: tool and arguments, the answer, or the mistake),
+    ``tool_result``, ``reward_terms`` (name -> weighted contribution; they sum to the reward) and
+    ``metrics``; and ``context`` where the state leaves something out.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "render_modes": ["ansi", "human"],
@@ -54,9 +71,9 @@ class ToolEnv(gym.Env[str, str]):
         default_tools: Sequence[Tool] = (),
         optional_tools: Mapping[str, Sequence[Tool]] | None = None,
         tools: Sequence[Tool | str] | None = None,
-        tool_format: str = "hermes",
+        tool_format: str | ToolFormat = "hermes",
         context: str | Mapping[str, Any] | ContextPolicy = "full",
-        rewards: Mapping[str, float] | None = None,
+        rewards: Rewards | None = None,
         system_prompt: str | None = None,
         render_mode: str | None = None,
     ) -> None:
@@ -68,10 +85,11 @@ class ToolEnv(gym.Env[str, str]):
                 stand for several.
             tools: More tools: names of optional ones, and `Tool` objects, which are added, or put
                 in the place of the one with the same name.
-            tool_format: How actions are written, a key of `TOOL_FORMATS`.
+            tool_format: How actions are written: a key of `TOOL_FORMATS`, or a `ToolFormat`.
             context: Which part of the history the model sees; see `make_context`.
             rewards: Weight of each reward term, instead of the defaults; terms that are not named
-                are off.
+                are off. A term of your own is a pair of function and weight: ``{"exact_match": 1.0,
+                "short": (my_function, 0.1)}``.
             system_prompt: Instead of the default one; ``""`` for none.
             render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
                 ``"human"``: it is printed as it goes on.
@@ -87,37 +105,54 @@ class ToolEnv(gym.Env[str, str]):
         every_tool = (*default_tools, *_chosen(tools, self.optional_tools))
         self._tools = {tool.name: tool for tool in every_tool}
         self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
-        self._format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
+        self._format = (
+            tool_format
+            if isinstance(tool_format, ToolFormat)
+            else lookup(TOOL_FORMATS, tool_format, kind="tool format")
+        )
         self._context = make_context(context)
-        weights = self.default_rewards if rewards is None else rewards
-        self._weights = check_weights(weights, self.reward_functions)
+        chosen = self.default_rewards if rewards is None else rewards
+        self._terms = choose_terms(chosen, self.reward_functions)
         self._system_prompt = self._full_prompt() if system_prompt is None else system_prompt
         self._count_tokens: TokenCounter = estimate_tokens
-        self.max_turns: int | None = None  # gym.make's max_episode_steps; see wrappers.turn_limit
+        self.max_turns: int | None = None
+        """The turn limit that Gymnasium keeps around this environment; known from `reset` on."""
         self._task: Task | None = None
         self._is_over = True
         self.render_mode = render_mode
-        self._transcript: list[Entry] = []
+        self._transcript = Transcript(render_mode)
 
     # What a subclass provides
 
     @property
     def num_tasks(self) -> int | None:
-        """How many tasks there are; None where they are endless."""
-        raise NotImplementedError
+        """How many tasks there are, at least 1; None, as here, where they are endless."""
+        return None
 
     def get_task(self, index: int) -> Task:
-        """Return task `index`; `index` is valid."""
-        raise NotImplementedError
+        """Return task `index`, from 0; `index` is valid."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define get_task(self, index) and return a Task: an id, "
+            "the question that the model is asked, and the right answers."
+        )
 
     def reference_actions(self) -> list[str]:
         """Return actions that solve the current task, where the data allow it."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define reference_actions(self): actions that solve "
+            "the current task, written with write_call and write_answer."
+        )
 
-    def next_question(self) -> str | None:
-        """Return what is asked after the answer just given; None, as here, ends the episode.
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note what a tool call brought about; the step is rewarded afterwards."""
 
-        The next question begins a new conversation: what came before is not part of the state.
+    def on_answer(self, answer: str) -> str | NewConversation | None:
+        """Judge an answer, and say whether the episode goes on; the step is rewarded afterwards.
+
+        Returns:
+            None, as here, to end the episode. A text to go on: the user's reply, in the same
+            conversation. A `NewConversation` to go on with a question of its own, where what was
+            said before is not part of the state.
         """
         return None
 
@@ -159,12 +194,13 @@ class ToolEnv(gym.Env[str, str]):
             options: ``{"task": index}`` for one given task.
 
         Returns:
-            The first observation (the question) and the info of DESIGN: messages, tools, task_id.
+            The first observation (the question), and `info` as the class describes it.
 
         Raises:
             ConfigurationError: If an option is unknown or the task does not exist.
         """
         super().reset(seed=seed)
+        self.max_turns = find_turn_limit(self)
         self._task = self.get_task(self._task_index(options or {}))
         self._is_over = False
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
@@ -172,8 +208,7 @@ class ToolEnv(gym.Env[str, str]):
         self.begin_episode()
         self.begin_step()
         self._begin_conversation(self._task.question)
-        self._transcript.clear()
-        self._show(Entry(speaker="task", text=self._task.question))
+        self._transcript.begin(self._task.question)
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -184,7 +219,7 @@ class ToolEnv(gym.Env[str, str]):
 
         Returns:
             What the environment says to it, the reward, whether the task is over, ``False`` (the
-            turn limit is Gymnasium's own), and the info of DESIGN section 3.
+            turn limit is Gymnasium's own), and `info` as the class describes it.
 
         Raises:
             ResetNeeded: If the episode is over or none has begun.
@@ -200,32 +235,21 @@ class ToolEnv(gym.Env[str, str]):
         self.begin_step()
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)
-        following = self.next_question() if parsed.kind == "answer" else None
-        is_answered = parsed.kind == "answer" and following is None
-        self._is_over = is_answered or self.is_finished()
-        event = StepEvent(
-            action=parsed,
-            result=result,
-            is_last=self._is_over or self.num_turns == self.max_turns,
-        )
+        self._is_over = reply is None or self.is_finished()
+        is_last = self._is_over or self.num_turns == self.max_turns
+        event = StepEvent(action=parsed, result=result, is_last=is_last)
         terms = {
-            name: weight * float(self.reward_functions[name](self, event))
-            for name, weight in self._weights.items()
+            name: weight * float(function(self, event))
+            for name, (function, weight) in self._terms.items()
         }
-        self._turns.append(({"role": "assistant", "content": action}, *reply))
-        observation = reply[0]["content"] if reply else ""
-        if following is not None:
-            self._begin_conversation(following)
-            observation = following
+        observation = self._continue(action, reply)
         info = self._info(parsed, result, terms)
-        self._show_step(action, observation, info)
+        self._transcript.add_step(action, observation, info, is_last=is_last)
         return observation, float(sum(terms.values())), self._is_over, False, info
 
     def render(self) -> str | None:
         """Return the episode so far as coloured text, in the mode ``"ansi"``; see `__init__`."""
-        if self.render_mode == "ansi":
-            return format_entries(self._transcript)
-        return None
+        return self._transcript.text if self.render_mode == "ansi" else None
 
     # Helpers for subclasses and policies
 
@@ -256,9 +280,14 @@ class ToolEnv(gym.Env[str, str]):
         return self._format.name
 
     @property
+    def action_format(self) -> ToolFormat:
+        """The format in which actions are written."""
+        return self._format
+
+    @property
     def reward_weights(self) -> Mapping[str, float]:
         """The weight of each reward term that is on."""
-        return self._weights
+        return {name: weight for name, (_, weight) in self._terms.items()}
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""
@@ -272,28 +301,7 @@ class ToolEnv(gym.Env[str, str]):
         """Let the context policy count with a policy's own tokenizer instead of an estimate."""
         self._count_tokens = count_tokens
 
-    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a tool call brought about; rewards are computed afterwards."""
-
     # Insides
-
-    def _show_step(self, action: str, observation: str, info: Mapping[str, Any]) -> None:
-        if self.render_mode is None:
-            return
-        terms, error = info["reward_terms"], info["action"].get("error")
-        self._show(Entry(speaker="agent", text=action, reward_terms=terms, error=error))
-        if observation:
-            self._show(Entry(speaker="environment", text=observation))
-        if self._is_over or self.num_turns == self.max_turns:
-            figures = "  ".join(f"{name} {value:g}" for name, value in info["metrics"].items())
-            self._show(Entry(speaker="end", text=figures))
-
-    def _show(self, entry: Entry) -> None:
-        if self.render_mode is not None:
-            self._transcript.append(entry)
-        if self.render_mode == "human":
-            sys.stdout.write(format_entries([entry], is_coloured=sys.stdout.isatty()))
-            sys.stdout.flush()
 
     def _full_prompt(self) -> str:
         instructions = self._format.instructions(list(self._tools.values()))
@@ -302,7 +310,12 @@ class ToolEnv(gym.Env[str, str]):
     def _task_index(self, options: Mapping[str, Any]) -> int:
         if unknown := sorted(set(options) - {"task"}):
             raise ConfigurationError(f"reset() knows the option 'task' only, not {unknown}.")
-        limit = self.num_tasks or ENDLESS
+        limit = ENDLESS if self.num_tasks is None else self.num_tasks
+        if limit < 1:
+            raise ConfigurationError(
+                f"{type(self).__name__}.num_tasks is {limit}, so there is nothing to play. Return "
+                "at least 1, or None where tasks are endless."
+            )
         if (index := options.get("task")) is None:
             return int(self.np_random.integers(limit))
         if isinstance(index, bool) or not hasattr(index, "__index__"):
@@ -318,19 +331,31 @@ class ToolEnv(gym.Env[str, str]):
         self._initial = (*system, Message(role="user", content=question))
         self._turns: list[tuple[Message, ...]] = []
 
-    def _act(self, parsed: ParsedAction) -> tuple[tuple[Message, ...], ToolResult | None]:
-        """Carry the action out; return what the environment says to it, and the tool's result."""
+    def _act(
+        self, parsed: ParsedAction
+    ) -> tuple[Message | NewConversation | None, ToolResult | None]:
+        """Carry an action out; return what follows it (None: the end), and the tool's result."""
         if parsed.kind == "answer":
-            self.answer = parsed.answer
-            return (), None
+            self.answer = parsed.answer or ""
+            said = self.on_answer(self.answer)
+            return (Message(role="user", content=said) if isinstance(said, str) else said), None
         if parsed.kind == "invalid":
             self.num_invalid_actions += 1
-            return (Message(role="user", content=parsed.message or ""),), None
+            return Message(role="user", content=parsed.message or ""), None
         name = parsed.name or ""
         self.num_tool_calls += 1
         result = self._tools[name].run(**(parsed.arguments or {}))
         self.on_result(parsed, result)
-        return (self._format.result_message(name, result.content),), result
+        return self._format.result_message(name, result.content), result
+
+    def _continue(self, action: str, reply: Message | NewConversation | None) -> str:
+        """Make a turn part of the conversation; return what the environment says to it."""
+        if isinstance(reply, NewConversation):
+            self._begin_conversation(reply.question)
+            return reply.question
+        said = () if reply is None else (reply,)
+        self._turns.append((Message(role="assistant", content=action), *said))
+        return "" if reply is None else reply["content"]
 
     def _info(
         self,
@@ -343,6 +368,7 @@ class ToolEnv(gym.Env[str, str]):
             "messages": copy_messages(view.messages),
             "tools": json.loads(self._tools_json),
             "tool_format": self._format.name,
+            "is_native_format": self._format.is_native,
             "task_id": self.task.id,
         }
         if view.reason is not None:

@@ -17,7 +17,6 @@ from agent_envs.core.actions import (
     NO_ACTION_TEXT,
     STRICT_JSON,
     UNCLOSED_TEXT,
-    ActionFormat,
     ParsedAction,
     ToolFormat,
     example_arguments,
@@ -34,7 +33,7 @@ __all__ = ["TOOL_FORMATS", "HermesFormat", "ParsedAction", "TagsFormat", "ToolFo
 ANSWER_EXAMPLE: Final = "<answer>your answer</answer>"
 
 
-class _MarkupFormat(ActionFormat):
+class _MarkupFormat(ToolFormat):
     """What the formats with tags share: reading from left to right, and answers."""
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
@@ -136,7 +135,6 @@ class TagsFormat(_MarkupFormat):
     """
 
     name = "tags"
-    is_native = False
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""

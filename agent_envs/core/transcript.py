@@ -1,9 +1,10 @@
 """An episode as people read it: who said what, and what each step earned."""
 
 import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Speaker = Literal["task", "agent", "environment", "end"]
 _STYLES: Final[Mapping[Speaker, str]] = {
@@ -24,6 +25,44 @@ class Entry:
     """What the step earned, if it is one."""
     error: str | None = None
     """The code of the mistake, if it was one."""
+
+
+class Transcript:
+    """Keeps an episode for `ToolEnv.render`, or prints it as it goes on."""
+
+    def __init__(self, mode: str | None) -> None:
+        """Begin with nothing; `mode` is the environment's ``render_mode``."""
+        self._mode = mode
+        self._entries: list[Entry] = []
+
+    @property
+    def text(self) -> str:
+        """The episode so far as coloured text."""
+        return format_entries(self._entries)
+
+    def begin(self, question: str) -> None:
+        """Begin an episode."""
+        self._entries.clear()
+        self._add(Entry(speaker="task", text=question))
+
+    def add_step(
+        self, action: str, observation: str, info: Mapping[str, Any], *, is_last: bool
+    ) -> None:
+        """Add a step, and the metrics after the last one."""
+        terms, error = info["reward_terms"], info["action"].get("error")
+        self._add(Entry(speaker="agent", text=action, reward_terms=terms, error=error))
+        if observation:
+            self._add(Entry(speaker="environment", text=observation))
+        if is_last:
+            figures = "  ".join(f"{name} {value:g}" for name, value in info["metrics"].items())
+            self._add(Entry(speaker="end", text=figures))
+
+    def _add(self, entry: Entry) -> None:
+        if self._mode is not None:
+            self._entries.append(entry)
+        if self._mode == "human":
+            sys.stdout.write(format_entries([entry], is_coloured=sys.stdout.isatty()))
+            sys.stdout.flush()
 
 
 def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True, width: int = 100) -> str:

@@ -1,19 +1,20 @@
 """Where rows come from: a file, a data set on the hub, or a ``datasets.Dataset``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from agent_envs.core.tasks import Task
 from agent_envs.data.records import read_records
 from agent_envs.errors import DataError
 
 if TYPE_CHECKING:
     import datasets
 
+Row = TypeVar("Row")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
     """A public data set."""
 
@@ -22,6 +23,8 @@ class Hub:
     path: str
     """Its name on the hub."""
     configuration: str | None = None
+    split: str = "test"
+    """The split to play where nobody asks for another."""
     licence: str = "see the hub's card"
 
 
@@ -124,28 +127,49 @@ def text_field(row: Mapping[str, Any], field: str, place: str) -> str:
     return value
 
 
-def some_tasks(tasks: Sequence[Task], source: Source) -> tuple[Task, ...]:
-    """Return `tasks`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSpec(Generic[Row]):
+    """A data set: where it is, and how its rows are read."""
+
+    read: Callable[[Mapping[str, Any], str, int], Row | None]
+    """Takes a row, its place for error messages, and its number from 0; returns None for a row to
+    leave out.
 
     Raises:
-        DataError: If there are none.
+        DataError: If the row is malformed; names place and field.
     """
-    if not tasks:
-        raise DataError(f"{source}: there are no rows.")
-    return tuple(tasks)
+    form: str
+    """What a row must look like, in a sentence."""
+    hub: Hub | None = None
+    """The public data set, if there is one."""
 
+    def find(self, data: "str | Path | datasets.Dataset | None", split: str | None) -> Source:
+        """Return where the rows are.
 
-def find_source(data: "str | Path | datasets.Dataset | None", split: str, hub: Hub) -> Source:
-    """Return where the rows are.
+        Args:
+            data: A file, a ``datasets.Dataset``, or None for the public data set.
+            split: The split of the public data set; None for the one it names.
 
-    Args:
-        data: A file, a ``datasets.Dataset``, or None for the hub's data set.
-        split: The split of the hub's data set.
-        hub: The hub's data set.
+        Raises:
+            DataError: If the file cannot be read, or there is no public data set.
+        """
+        if data is not None:
+            return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)
+        if self.hub is None:
+            raise DataError(f"There is no public data set; pass data= with a file. {self.form}")
+        return HubSplit(self.hub, split or self.hub.split)
 
-    Raises:
-        DataError: If the file cannot be read.
-    """
-    if data is None:
-        return HubSplit(hub, split)
-    return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)
+    def read_all(self, source: Source) -> list[Row]:
+        """Read every row.
+
+        Raises:
+            DataError: If one is malformed, or there are none; names source, row and field.
+        """
+        rows = [
+            row
+            for index, record in enumerate(source.rows())
+            if (row := self.read(record, f"{source}, row {index + 1}", index)) is not None
+        ]
+        if not rows:
+            raise DataError(f"{source}: there are no rows to play. {self.form}")
+        return rows

@@ -12,7 +12,11 @@ MAX_SUGGESTIONS: Final = 5
 class PageReader:
     """Reads pages sentence by sentence; remembers which one is open."""
 
-    def __init__(self, pages: Mapping[str, Sequence[Page]]) -> None:
+    def __init__(self) -> None:
+        """Begin without pages."""
+        self.take({})
+
+    def take(self, pages: Mapping[str, Sequence[Page]]) -> None:
         """Read from `pages`, which has those of each title."""
         self._pages = pages
         self._by_folded_title = {_fold(title): title for title in pages}

@@ -58,6 +58,9 @@ class PotentialShaping(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def found_gold(env: gym.Env[str, str]) -> float:
-    """Return the share of the gold passages found so far: a potential for question answering."""
+    """Return the share of the gold passages found so far: a potential for question answering.
+
+    It is 0 throughout for a question whose gold passages are not known.
+    """
     metrics: dict[str, float] = env.metrics()  # type: ignore[attr-defined]
-    return metrics["gold_passage_recall"]
+    return metrics.get("gold_passage_recall", 0.0)

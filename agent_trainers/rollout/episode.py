@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_trainers.policies.policy import Generation, GenerationRequest
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
@@ -137,6 +136,5 @@ class Episode:
 
 def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools that the chat template is to describe; None where the state does."""
-    is_native = TOOL_FORMATS[info["tool_format"]].is_native if "tool_format" in info else True
     tools: list[dict[str, Any]] = info.get("tools") or []
-    return tools if is_native else None
+    return tools if info.get("is_native_format", True) else None

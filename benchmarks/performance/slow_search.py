@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import WrapperSpec
 
 from agent_envs.core.tool import Tool
 from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
@@ -85,9 +84,4 @@ class SlowSearchEnv(SyntheticMultiHopEnv):
 def register() -> None:
     """Make the environment known to Gymnasium."""
     if ENVIRONMENT not in gym.registry:
-        limit = WrapperSpec(
-            "KnownTurnLimit", "agent_envs.wrappers.turn_limit:KnownTurnLimit", kwargs={}
-        )
-        gym.register(
-            ENVIRONMENT, f"{__name__}:{SlowSearchEnv.__name__}", additional_wrappers=(limit,)
-        )
+        gym.register(ENVIRONMENT, f"{__name__}:{SlowSearchEnv.__name__}")

@@ -1,22 +1,286 @@
+import json
+import math
+import re
+import time
+from typing import ClassVar
+
 import gymnasium as gym
 import pytest
 
-from agent_envs import ENVIRONMENTS
-from agent_envs.core.tool_formats import TOOL_FORMATS
-from tests.conformance import check_conformance
+from agent_envs import ENVIRONMENTS, Task, Tool, ToolEnv
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.testing import ConformanceError, check, run_checks
+from agent_envs.testing.checks import CHECKS
+from agent_envs.testing.episodes import TextEnv
 
 
 @pytest.mark.parametrize("env_id", [spec.id for spec in ENVIRONMENTS])
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
-def test_every_environment_conforms(env_id, tool_format, data_files, request):
+def test_every_environment_conforms(env_id, data_files, request):
     kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
     if env_id in ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"):
         pytest.skip("needs games or a server; see test_text_world and test_web_shop")
     if env_id == "AgentR1/TextWorld-v0":  # to generate a game takes seconds
         kwargs = {"game": request.getfixturevalue("text_world_game")}
-    check_conformance(env_id, tool_format=tool_format, **kwargs)
+    results = check(env_id, kwargs=kwargs, episodes=1)
+    assert [result.name for result in results if result.status == "ok"] == [c[0] for c in CHECKS]
 
 
 def test_an_id_can_be_made_with_its_module_in_front():
     env = gym.make("agent_envs:AgentR1/SyntheticMultiHop-v0")
     assert env.spec.id == "AgentR1/SyntheticMultiHop-v0"
+
+
+class Echo(TextEnv):
+    """The least that keeps the contract: no ToolEnv, and nothing in info but the messages."""
+
+    observation_space = action_space = gym.make("AgentR1/SyntheticTable-v0").action_space
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, reply="{}"):
+        self._reply = reply
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._draw = int(self.np_random.integers(1000))
+        return str(self._draw), self._info(str(self._draw))
+
+    def step(self, action):
+        if not isinstance(action, str):
+            raise TypeError(action)
+        observation = self._reply.format(len(action))
+        return observation, self._reward(action), False, False, self._info(observation)
+
+    def _reward(self, action):
+        return 0.0
+
+    def _info(self, text):
+        return {"messages": [{"role": "user", "content": text}]}
+
+
+def result_of(make_env, name, **options):
+    return next(result for result in run_checks(make_env, **options) if result.name == name)
+
+
+@pytest.fixture
+def register():
+    def register(kind, **options):
+        gym.register("Kit/Tried-v0", f"{__name__}:{kind.__name__}", **options)
+        return "Kit/Tried-v0"
+
+    yield register
+    del gym.registry["Kit/Tried-v0"]
+
+
+def test_an_environment_that_is_no_tool_env_is_asked_for_what_it_offers(register):
+    env_id = register(Echo, max_episode_steps=3)
+    results = check(env_id, kwargs={"reply": "You wrote {} characters."})
+    # the id is registered in this process only
+    skipped = {"tasks", "reference actions", "processes"}
+    assert {result.name for result in results if result.status == "skipped"} == skipped
+    assert next(result.detail for result in results if result.name == "turn limit") == "3 turns"
+
+
+class Square(ToolEnv):
+    """A small ToolEnv that keeps the contract; each class below breaks it in one place."""
+
+    reward_functions: ClassVar = {"correct": lambda env, event: float(env.is_correct)}
+    default_rewards: ClassVar = {"correct": 1.0}
+    num_tasks = 10
+
+    def __init__(self, **shared):
+        super().__init__(default_tools=[Tool(self.multiply, timeout=None)], **shared)
+
+    def multiply(self, a: int, b: int) -> int:
+        """Multiply two numbers."""
+        return a * b
+
+    def get_task(self, index):
+        return Task(id=f"square-{index}", question=f"{index}²?", answers=(str(index**2),))
+
+    def begin_episode(self):
+        self.is_correct = False
+
+    def on_answer(self, answer):
+        self.is_correct = answer in self.task.answers
+
+    def metrics(self):
+        return {"success": float(self.is_correct), **super().metrics()}
+
+    def reference_actions(self):
+        root = int(self.task.id.removeprefix("square-"))
+        return [self.write_call("multiply", a=root, b=root), self.write_answer(str(root**2))]
+
+
+def change_step(change):
+    """Return a Square whose steps go through `change`, which takes env, action and outcome."""
+
+    class Changed(Square):
+        def step(self, action):
+            return change(self, action, list(super().step(action)))
+
+    return Changed
+
+
+def put(place, value):
+    """Return a Square that shows something else in a place of its outcomes or its info."""
+
+    def change(env, action, outcome):
+        (outcome if isinstance(place, int) else outcome[4])[place] = value
+        return tuple(outcome)
+
+    return change_step(change)
+
+
+class Leaks(Square):
+    episodes = 0
+
+    def get_task(self, index):
+        self.episodes += 1
+        return Task(id=f"square-{index}", question=f"Episode {self.episodes}", answers=("",))
+
+
+class Hashes(Square):
+    def get_task(self, index):
+        question = " ".join({"red", "green", "blue", "black", "white", "yellow", "pink"})
+        return Task(id=f"square-{index}", question=question, answers=(str(index**2),))
+
+
+class IgnoresTask(Square):
+    def _task_index(self, options):
+        return super()._task_index({})
+
+
+class WrongReference(Square):
+    def reference_actions(self):
+        return [self.write_answer("-1")]
+
+
+class LongReference(Square):
+    def reference_actions(self):
+        return [self.write_answer(self.task.answers[0])] * 2
+
+
+class AnythingGoes(Square):
+    def step(self, action):
+        return super().step(f"<answer>{action} </answer>" if "search" in action else action)
+
+
+class Fragile(Square):
+    def step(self, action):
+        json.dumps(action, ensure_ascii=False).encode()
+        return super().step(action)
+
+
+class TakesNumbers(Square):
+    def step(self, action):
+        return super().step(str(action))
+
+
+class NeedsNoReset(Square):
+    def step(self, action):
+        if self._task is None:
+            self.reset()
+        return super().step(action)
+
+
+class EndsItself(Square):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, True, info
+
+
+class Warns(Square):
+    def reset(self, *, seed=1, options=None):
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "name", "detail"),
+    [
+        (Warns, "gymnasium", "default seed argument"),
+        (put("messages", [{"role": "bot", "content": "x"}]), "info", r"step 1: info\['messages'\]"),
+        (put("messages", [{"role": "user", "content": None}]), "info", r"info\['messages'\]"),
+        (put("messages", []), "info", r"info\['messages'\]"),
+        (put("tools", [{"name": "multiply"}]), "info", "no OpenAI schemas"),
+        (put("task_id", 3), "info", "task_id"),
+        (put("seen", {1, 2}), "info", "info is not JSON"),
+        (put("metrics", {"success": math.nan}), "info", "'success'"),
+        (Leaks, "replay", "step 0: observation differs when an environment is played again"),
+        (Hashes, "processes", "step 0: observation differs in a process with other hashes"),
+        (IgnoresTask, "tasks", "task 0 changes with the seed"),
+        (WrongReference, "reference actions", r"success=0\.0"),
+        (LongReference, "reference actions", "action 1 of 2: terminated=True"),
+        (put(1, math.nan), "any text", "the reward is nan"),
+        (put(1, 0.5), "reference actions", "reward_terms sum to 0.0, the reward is 0.5"),
+        (put(0, "x" * 60_000), "any text", "60000 characters"),
+        (put(0, b"x"), "any text", "no str"),
+        (AnythingGoes, "any text", "taken for an answer"),
+        (Fragile, "any text", r"step\(.* raises UnicodeEncodeError"),
+        (put("metrics", {"success": 1.0}), "any text", "is a success"),
+        (TakesNumbers, "misuse", r"step\(7\) raises nothing"),
+        (NeedsNoReset, "misuse", "step before reset raises None"),
+    ],
+)  # fmt: skip
+def test_what_breaks_the_contract_is_named(make_env, name, detail):
+    result = result_of(make_env, name)
+    assert result.status == "failed"
+    assert re.search(detail, result.detail)
+
+
+def test_an_environment_must_leave_the_turn_limit_to_gymnasium(register):
+    result = result_of(register(EndsItself, max_episode_steps=5), "turn limit")
+    assert (result.status, result.detail) == (
+        "failed", "max_episode_steps=2: truncated=True when is_last=False",
+    )  # fmt: skip
+
+
+def test_an_id_without_a_turn_limit_is_a_warning(register):
+    detail = result_of(register(Square), "turn limit").detail
+    assert detail == "warning: there is none; register max_episode_steps="
+
+
+def test_a_spec_with_objects_is_no_json_and_one_with_a_class_should_name_it(register):
+    result = result_of(register(Square), "spec", kwargs={"context": len})
+    assert result.status == "skipped"
+    assert result.detail.startswith("an argument is no JSON: Object of type builtin_function")
+    gym.registry["Kit/Tried-v0"].entry_point = Square
+    result = result_of("Kit/Tried-v0", "spec")
+    assert result.status == "failed"
+    assert result.detail.startswith("ValueError: Callable found")
+
+
+def test_a_class_is_checked_in_another_process_and_a_closure_is_not():
+    assert result_of(Square, "processes").status == "ok"
+    assert result_of(lambda: Square(), "processes").status == "skipped"
+
+
+class ForgetsJson(Square):
+    def step(self, action):
+        return super().step("" if self.tool_format == "json" else action)
+
+
+def test_a_failure_in_another_tool_format_names_the_format(register):
+    detail = result_of(register(ForgetsJson), "reference actions").detail
+    assert detail.startswith("tool_format='json': seed 0, action 2 of 2: terminated=False")
+
+
+def test_an_environment_that_slows_down_is_a_warning(monkeypatch):
+    def wait(env, action, outcome):
+        time.sleep(0.02 * (env.num_turns > 40))
+        return tuple(outcome)
+
+    result = result_of(change_step(wait), "time")
+    assert result.status == "ok"
+    assert result.detail.startswith("warning: steps slow down")
+
+
+def test_all_failures_are_raised_at_once_a_line_each():
+    with pytest.raises(ConformanceError) as raised:
+        check(WrongReference)
+    assert isinstance(raised.value, AssertionError)
+    assert isinstance(raised.value, AgentEnvsError)
+    assert str(raised.value) == (
+        "reference actions: seed 0: after the reference actions success=0.0"
+    )
+    with pytest.raises(ConfigurationError, match="int is no Gymnasium environment"):
+        check(int)

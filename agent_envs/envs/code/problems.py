@@ -4,23 +4,17 @@ import ast
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool_env import ToolEnv
-from agent_envs.data.sources import Hub, Source, find_source, some_tasks, text_field
+from agent_envs.data.dataset_env import DatasetEnv
+from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import DataError
 from agent_envs.sandbox import Level, Result, Verdict
 from agent_envs.scoring.public_examples import parse_quietly, public_examples
 from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_tool, shared_sandbox
 
-if TYPE_CHECKING:
-    import datasets
-
-HUMANEVAL_HUB: Final = Hub("HumanEval", "openai/openai_humaneval", licence="MIT")
-MBPP_HUB: Final = Hub("MBPP", "google-research-datasets/mbpp", "full", "CC BY 4.0")
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -39,7 +33,7 @@ def repair_term(env: "CodeEnv", event: StepEvent) -> float:
     return float(env.has_repaired)
 
 
-class CodeEnv(ToolEnv):
+class CodeEnv(DatasetEnv):
     """Write a Python program; hidden tests decide.
 
     Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests alone, both in the
@@ -64,30 +58,17 @@ class CodeEnv(ToolEnv):
         "Write the Python program that is asked for. Run it and test it, repair what fails, then "
         "give the whole program as the answer."
     )
-    hub: ClassVar[Hub]
 
-    def __init__(
-        self,
-        *,
-        data: "str | datasets.Dataset | None" = None,
-        split: str = "test",
-        sandbox: Level = "strong",
-        **shared: Any,
-    ) -> None:
+    def __init__(self, *, sandbox: Level = "strong", **shared: Any) -> None:
         """Load the problems and open the sandbox, which all environments of a process share.
 
         Args:
-            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
-                the public data set on the hub if not given.
-            split: The split of the hub's data set.
             sandbox: How programs are isolated; see `agent_envs.sandbox.open_sandbox`.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: What every environment over a data set takes; see `DatasetEnv`.
 
         Raises:
-            DataError: If the source is missing or malformed; names file, row and field.
             SandboxUnavailableError: If this machine does not offer the isolation.
         """
-        self._tasks = self._load(find_source(data, split, self.hub))
         self._sandbox = shared_sandbox(sandbox)
         super().__init__(
             default_tools=[
@@ -96,19 +77,6 @@ class CodeEnv(ToolEnv):
             ],
             **shared,
         )
-
-    @staticmethod
-    def _load(source: Source) -> tuple[Task, ...]:
-        raise NotImplementedError
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of problems."""
-        return len(self._tasks)
-
-    def get_task(self, index: int) -> Task:
-        """Return problem `index`."""
-        return self._tasks[index]
 
     def begin_episode(self) -> None:
         """Forget what was run."""
@@ -122,9 +90,9 @@ class CodeEnv(ToolEnv):
         self.new_share = 0.0
         self.has_repaired = False
 
-    def next_question(self) -> None:
-        """Run the hidden tests against the answer; there is one question."""
-        program = self.program(self.answer or "")
+    def on_answer(self, answer: str) -> None:
+        """Run the hidden tests against the answer."""
+        program = self.program(answer)
         self.is_correct = self._passes(program, self.task.data["tests"]).passed
 
     def _passes(self, program: str, tests: str) -> Verdict:
@@ -168,6 +136,24 @@ class CodeEnv(ToolEnv):
             self._has_passed = True
 
 
+def _read_humaneval(row: Mapping[str, Any], place: str, index: int) -> Task:
+    prompt, solution, test, entry_point = (
+        text_field(row, field, place)
+        for field in ("prompt", "canonical_solution", "test", "entry_point")
+    )
+    return Task(
+        id=str(row.get("task_id", f"row-{index}")),
+        question=prompt,
+        answers=(prompt + solution,),
+        data={
+            "solution": prompt + solution,
+            "entry_point": entry_point,
+            "public_tests": public_examples(prompt, entry_point),
+            "tests": f"{test}\n\ncheck({entry_point})\n",
+        },
+    )
+
+
 class HumanEvalEnv(CodeEnv):
     """HumanEval (Chen et al., 2021, arXiv 2107.03374) as an environment.
 
@@ -179,7 +165,11 @@ class HumanEvalEnv(CodeEnv):
     Version history: v0, first version.
     """
 
-    hub: ClassVar[Hub] = HUMANEVAL_HUB
+    dataset = DatasetSpec(
+        hub=Hub(name="HumanEval", path="openai/openai_humaneval", licence="MIT"),
+        read=_read_humaneval,
+        form="A HumanEval row needs 'prompt', 'canonical_solution', 'test' and 'entry_point'.",
+    )
 
     def program(self, answer: str) -> str:
         """Return the program; a function's body alone is put below the signature that was given.
@@ -191,9 +181,25 @@ class HumanEvalEnv(CodeEnv):
             return f"{prompt}    pass\n\n{code}"
         return prompt + _indented(code)
 
-    @staticmethod
-    def _load(source: Source) -> tuple[Task, ...]:
-        return _load_humaneval(source)
+
+def _read_mbpp(row: Mapping[str, Any], place: str, index: int) -> Task:
+    tests, more = row.get("test_list"), row.get("challenge_test_list") or []
+    if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
+        raise DataError(f"{place}: field 'test_list' must be a list of assertions.")
+    tests = [str(test).strip() for test in tests]
+    solution = text_field(row, "code", place).replace("\r\n", "\n")
+    setup = str(row.get("test_setup_code") or "").replace("\r\n", "\n")
+    text = text_field(row, "text" if "text" in row else "prompt", place).strip()
+    return Task(
+        id=f"mbpp-{row.get('task_id', index)}",
+        question=f"{text}\nYour program must pass this test:\n{tests[0]}",
+        answers=(solution,),
+        data={
+            "solution": solution,
+            "public_tests": ("\n".join(filter(None, [setup, tests[0]])),),
+            "tests": "\n".join([setup, *tests, *map(str, more)]),
+        },
+    )
 
 
 class MBPPEnv(CodeEnv):
@@ -207,64 +213,16 @@ class MBPPEnv(CodeEnv):
     Version history: v0, first version.
     """
 
-    hub: ClassVar[Hub] = MBPP_HUB
-
-    @staticmethod
-    def _load(source: Source) -> tuple[Task, ...]:
-        return _load_mbpp(source)
-
-
-@lru_cache(maxsize=4)
-def _load_humaneval(source: Source) -> tuple[Task, ...]:
-    tasks = []
-    for index, row in enumerate(source.rows()):
-        place = f"{source}, row {index + 1}"
-        prompt, solution, test, entry_point = (
-            text_field(row, field, place)
-            for field in ("prompt", "canonical_solution", "test", "entry_point")
-        )
-        tasks.append(
-            Task(
-                id=str(row.get("task_id", f"row-{index}")),
-                question=prompt,
-                answers=(prompt + solution,),
-                data={
-                    "solution": prompt + solution,
-                    "entry_point": entry_point,
-                    "public_tests": public_examples(prompt, entry_point),
-                    "tests": f"{test}\n\ncheck({entry_point})\n",
-                },
-            )
-        )
-    return some_tasks(tasks, source)
-
-
-@lru_cache(maxsize=4)
-def _load_mbpp(source: Source) -> tuple[Task, ...]:
-    tasks = []
-    for index, row in enumerate(source.rows()):
-        place = f"{source}, row {index + 1}"
-        tests, more = row.get("test_list"), row.get("challenge_test_list") or []
-        if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
-            raise DataError(f"{place}: field 'test_list' must be a list of assertions.")
-        tests = [str(test).strip() for test in tests]
-        solution = text_field(row, "code", place).replace("\r\n", "\n")
-        setup = str(row.get("test_setup_code") or "").replace("\r\n", "\n")
-        hidden = "\n".join([setup, *tests, *map(str, more)])
-        text = text_field(row, "text" if "text" in row else "prompt", place).strip()
-        tasks.append(
-            Task(
-                id=f"mbpp-{row.get('task_id', index)}",
-                question=f"{text}\nYour program must pass this test:\n{tests[0]}",
-                answers=(solution,),
-                data={
-                    "solution": solution,
-                    "public_tests": ("\n".join(filter(None, [setup, tests[0]])),),
-                    "tests": hidden,
-                },
-            )
-        )
-    return some_tasks(tasks, source)
+    dataset = DatasetSpec(
+        hub=Hub(
+            name="MBPP",
+            path="google-research-datasets/mbpp",
+            configuration="full",
+            licence="CC BY 4.0",
+        ),
+        read=_read_mbpp,
+        form="An MBPP row needs 'text' (or 'prompt'), 'code' and 'test_list'.",
+    )
 
 
 def _names_tested(solution: str, tests: str) -> list[str]:

@@ -2,30 +2,24 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
-from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
-from agent_envs.data.sources import Hub, Source, find_source, some_tasks, text_field
+from agent_envs.data.dataset_env import DatasetEnv
+from agent_envs.data.sources import DatasetSpec, Hub, Source, text_field
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.sandbox import Level
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 from agent_envs.tools.calculator import make_calculator_tool
 from agent_envs.tools.code import PythonSession, shared_sandbox
 
-if TYPE_CHECKING:
-    import datasets
-
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
-GSM8K_HUB: Final = Hub("GSM8K", "openai/gsm8k", "main", "MIT")
-MATH_HUB: Final = Hub("MATH", "HuggingFaceH4/MATH-500", licence="MIT")
 
 
 def correct_term(env: "MathEnv", event: StepEvent) -> float:
@@ -43,7 +37,7 @@ def intermediate_value_term(env: "MathEnv", event: StepEvent) -> float:
     return env.new_value_share
 
 
-class MathEnv(ToolEnv):
+class MathEnv(DatasetEnv):
     """Problems with one final answer, judged by math-verify.
 
     Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
@@ -59,25 +53,24 @@ class MathEnv(ToolEnv):
         "format": format_term,
     }
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
-    hub: ClassVar[Hub]
     default_system_prompt: ClassVar[str] = (
         "Solve the problem. Calculate with the tool, one step after the other; then give the final "
         "answer alone."
     )
 
-    def __init__(self, *, tasks: Sequence[Task], sandbox: Level = "strong", **shared: Any) -> None:
-        """Pose `tasks`.
+    def __init__(self, *, sandbox: Level = "strong", **shared: Any) -> None:
+        """Load the problems.
 
         Args:
-            tasks: The problems.
             sandbox: How the tool ``python`` is isolated; see `agent_envs.sandbox.open_sandbox`.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: What every environment over a data set takes; see `DatasetEnv`.
 
         Raises:
+            MissingExtraError: Without the extra ``math``.
             SandboxUnavailableError: If the tool is wanted, and this machine does not offer the
                 isolation.
         """
-        self._tasks = tasks
+        require_extra("math", type(self).__name__, "math_verify", "simpleeval")
         self._python = PythonSession(sandbox)
         super().__init__(
             default_tools=[make_calculator_tool()],
@@ -86,15 +79,6 @@ class MathEnv(ToolEnv):
         )
         if "python" in self.tools:
             shared_sandbox(sandbox)  # fails now, not in the middle of an episode
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of problems."""
-        return len(self._tasks)
-
-    def get_task(self, index: int) -> Task:
-        """Return problem `index`."""
-        return self._tasks[index]
 
     def begin_episode(self) -> None:
         """Forget what was calculated."""
@@ -117,10 +101,10 @@ class MathEnv(ToolEnv):
         self._python.close()
         super().close()
 
-    def next_question(self) -> None:
-        """Judge the answer; there is one question."""
-        self._note_use(self.answer or "")
-        self.is_correct = math_equal(self.answer or "", self.task.answers[0])
+    def on_answer(self, answer: str) -> None:
+        """Judge the answer."""
+        self._note_use(answer)
+        self.is_correct = math_equal(answer, self.task.answers[0])
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which numbers the call uses and which ones it finds."""
@@ -161,6 +145,19 @@ class MathEnv(ToolEnv):
         self.num_used_results += len(used)
 
 
+def _read_gsm8k(row: Mapping[str, Any], place: str, index: int) -> Task:
+    question, solution = text_field(row, "question", place), text_field(row, "answer", place)
+    _, mark, answer = solution.rpartition("####")
+    if not mark or not answer.strip():
+        raise DataError(f"{place}: field 'answer' must end with '#### ' and the final answer.")
+    return Task(
+        id=str(row.get("id") or f"row-{index}"),
+        question=question,
+        answers=(answer.strip().replace(",", ""),),
+        data={"steps": tuple(_STEP.findall(solution))},
+    )
+
+
 class GSM8KEnv(MathEnv):
     """GSM8K (Cobbe et al., 2021, arXiv 2110.14168) as an environment.
 
@@ -172,7 +169,11 @@ class GSM8KEnv(MathEnv):
     Version history: v0, first version.
     """
 
-    hub: ClassVar[Hub] = GSM8K_HUB
+    dataset = DatasetSpec(
+        hub=Hub(name="GSM8K", path="openai/gsm8k", configuration="main", licence="MIT"),
+        read=_read_gsm8k,
+        form="A GSM8K row needs 'question', and 'answer': a solution that ends with '#### 42'.",
+    )
     default_rewards: ClassVar[Mapping[str, float]] = {
         "correct": 1.0,
         "intermediate_value": 0.1,
@@ -180,29 +181,30 @@ class GSM8KEnv(MathEnv):
         "format": 0.02,
     }
 
-    def __init__(
-        self, *, data: "str | datasets.Dataset | None" = None, split: str = "test", **shared: Any
-    ) -> None:
-        """Load the problems.
-
-        Args:
-            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
-                the public data set on the hub if not given.
-            split: The split of the hub's data set.
-            shared: What every tool environment takes; see `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``math``.
-            DataError: If the source is missing or malformed; names file, row and field.
-        """
-        require_extra("math", "AgentR1/GSM8K-v0", "math_verify", "simpleeval")
-        super().__init__(tasks=_load_gsm8k(find_source(data, split, GSM8K_HUB)), **shared)
-
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
         official = gsm8k_match(self.answer, self.task.answers[0]) if self.answer else 0.0
         recall = len(self._found) / len(self._values) if self._values else 1.0
         return super().metrics() | {"official_match": official, "intermediate_value_recall": recall}
+
+
+def _read_math(row: Mapping[str, Any], place: str, index: int) -> Task:
+    answer = row.get("answer") or last_boxed(text_field(row, "solution", place))
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataError(
+            f"{place}: there is no answer: neither a field 'answer' nor a \\boxed{{}} in the field "
+            "'solution'."
+        )
+    level = _LEVEL.fullmatch(str(row.get("level", "")))
+    return Task(
+        id=str(row.get("unique_id") or f"row-{index}"),
+        question=text_field(row, "problem", place),
+        answers=(answer.strip(),),
+        data={
+            "level": int(level.group(1)) if level else None,
+            "subject": row.get("subject") or row.get("type"),
+        },
+    )
 
 
 class MATHEnv(MathEnv):
@@ -216,7 +218,12 @@ class MATHEnv(MathEnv):
     Version history: v0, first version.
     """
 
-    hub: ClassVar[Hub] = MATH_HUB
+    dataset = DatasetSpec(
+        hub=Hub(name="MATH", path="HuggingFaceH4/MATH-500", licence="MIT"),
+        read=_read_math,
+        form="A MATH row needs 'problem', and 'answer' or a 'solution' with \\boxed{}; 'level' and "
+        "'subject' (or 'type') are read too.",
+    )
     default_rewards: ClassVar[Mapping[str, float]] = {
         "correct": 1.0,
         "used_result": 0.02,
@@ -226,8 +233,6 @@ class MATHEnv(MathEnv):
     def __init__(
         self,
         *,
-        data: "str | datasets.Dataset | None" = None,
-        split: str = "test",
         levels: int | Sequence[int] | None = None,
         subjects: str | Sequence[str] | None = None,
         **shared: Any,
@@ -235,88 +240,35 @@ class MATHEnv(MathEnv):
         """Load the problems.
 
         Args:
-            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
-                the public data set on the hub if not given.
-            split: The split of the hub's data set.
             levels: Only these levels, 1 to 5.
             subjects: Only these subjects, such as ``"Algebra"``.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: See `MathEnv`.
 
         Raises:
-            MissingExtraError: Without the extra ``math``.
-            DataError: If the source is missing or malformed; names file, row and field.
             ConfigurationError: If no problem has such a level or subject.
         """
-        require_extra("math", "AgentR1/MATH-v0", "math_verify", "simpleeval")
-        tasks = _load_math(find_source(data, split, MATH_HUB))
-        super().__init__(tasks=_chosen(tasks, levels, subjects), **shared)
+        self._levels = (levels,) if isinstance(levels, int) else levels
+        self._subjects = (subjects,) if isinstance(subjects, str) else subjects
+        super().__init__(**shared)
 
-
-@lru_cache(maxsize=8)
-def _load_gsm8k(source: Source) -> tuple[Task, ...]:
-    tasks = []
-    for index, row in enumerate(source.rows()):
-        place = f"{source}, row {index + 1}"
-        question, solution = text_field(row, "question", place), text_field(row, "answer", place)
-        _, mark, answer = solution.rpartition("####")
-        if not mark or not answer.strip():
-            raise DataError(f"{place}: field 'answer' must end with '#### ' and the final answer.")
-        tasks.append(
-            Task(
-                id=str(row.get("id") or f"row-{index}"),
-                question=question,
-                answers=(answer.strip().replace(",", ""),),
-                data={"steps": tuple(_STEP.findall(solution))},
-            )
-        )
-    return some_tasks(tasks, source)
-
-
-@lru_cache(maxsize=8)
-def _load_math(source: Source) -> tuple[Task, ...]:
-    tasks = []
-    for index, row in enumerate(source.rows()):
-        place = f"{source}, row {index + 1}"
-        answer = row.get("answer") or last_boxed(text_field(row, "solution", place))
-        if not isinstance(answer, str) or not answer.strip():
-            raise DataError(
-                f"{place}: there is no answer: neither a field 'answer' nor a \\boxed{{}} in the "
-                "field 'solution'."
-            )
-        level = _LEVEL.fullmatch(str(row.get("level", "")))
-        tasks.append(
-            Task(
-                id=str(row.get("unique_id") or f"row-{index}"),
-                question=text_field(row, "problem", place),
-                answers=(answer.strip(),),
-                data={
-                    "level": int(level.group(1)) if level else None,
-                    "subject": row.get("subject") or row.get("type"),
-                },
-            )
-        )
-    return some_tasks(tasks, source)
+    def load_tasks(self, source: Source) -> Sequence[Task]:
+        """Return the problems of the levels and subjects that are wanted."""
+        tasks = _chosen(super().load_tasks(source), "level", self._levels)
+        return _chosen(tasks, "subject", self._subjects)
 
 
 def _chosen(
-    tasks: Sequence[Task],
-    levels: int | Sequence[int] | None,
-    subjects: str | Sequence[str] | None,
+    tasks: Sequence[Task], field: str, wanted: Sequence[int] | Sequence[str] | None
 ) -> Sequence[Task]:
-    for field, wanted in (
-        ("level", (levels,) if isinstance(levels, int) else levels),
-        ("subject", (subjects,) if isinstance(subjects, str) else subjects),
-    ):
-        if wanted is None:
-            continue
-        known = {task.data[field] for task in tasks}
-        if unknown := set(wanted) - known:
-            raise ConfigurationError(
-                f"{field}s: no problem has {', '.join(map(repr, sorted(unknown, key=str)))}; there "
-                f"are {', '.join(map(repr, sorted(known, key=str)))}."
-            )
-        tasks = [task for task in tasks if task.data[field] in wanted]
-    return tasks
+    if wanted is None:
+        return tasks
+    known = {task.data[field] for task in tasks}
+    if unknown := set(wanted) - known:
+        raise ConfigurationError(
+            f"{field}s: no problem has {', '.join(map(repr, sorted(unknown, key=str)))}; there "
+            f"are {', '.join(map(repr, sorted(known, key=str)))}."
+        )
+    return [task for task in tasks if task.data[field] in wanted]
 
 
 def _numbers(text: str) -> set[float]:

@@ -80,11 +80,6 @@ class ReasoningGymEnv(ToolEnv):
             require_extra("math", "The calculator", "simpleeval")
         super().__init__(optional_tools={"calculator": [make_calculator_tool()]}, **shared)
 
-    @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
-
     def get_task(self, index: int) -> Task:
         """Make task `index` of the split."""
         seed = int(np.random.default_rng([self._config.seed, index]).integers(ENDLESS))
@@ -106,10 +101,10 @@ class ReasoningGymEnv(ToolEnv):
         """Forget the last answer."""
         self.score = 0.0
 
-    def next_question(self) -> None:
-        """Score the answer; there is one question."""
+    def on_answer(self, answer: str) -> None:
+        """Score the answer by the task's own rule."""
         try:
-            score = self._dataset.score_answer(answer=self.answer, entry=self.task.data["entry"])
+            score = self._dataset.score_answer(answer=answer, entry=self.task.data["entry"])
         except Exception:  # noqa: BLE001 - a scorer that stumbles over a model's answer
             score = 0.0
         self.score = min(1.0, max(0.0, float(score)))

@@ -1,8 +1,7 @@
 """Questions that take several passages of Wikipedia: search, hop, answer."""
 
-from typing import Any, ClassVar
+from typing import Any
 
-from agent_envs.envs.qa.datasets import QADataset
 from agent_envs.envs.qa.passages import PassageQAEnv
 from agent_envs.envs.qa.rows import (
     BAMBOOGLE,
@@ -27,7 +26,7 @@ class HotpotQAEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    dataset: ClassVar[QADataset] = HOTPOTQA
+    dataset = HOTPOTQA
 
 
 class TwoWikiMultihopQAEnv(PassageQAEnv):
@@ -41,7 +40,7 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    dataset: ClassVar[QADataset] = TWO_WIKI
+    dataset = TWO_WIKI
 
 
 class MuSiQueEnv(PassageQAEnv):
@@ -54,6 +53,8 @@ class MuSiQueEnv(PassageQAEnv):
 
     Version history: v0, first version.
     """
+
+    dataset = MUSIQUE
 
     def answer_f1(self) -> float:
         """Return the F1 of the answer as SQuAD defines it; 0 without an answer."""
@@ -68,10 +69,9 @@ class MuSiQueEnv(PassageQAEnv):
             rest: See `PassageQAEnv`.
         """
         self._plays_unanswerable = unanswerable
+        if unanswerable:
+            self.dataset = FULL_MUSIQUE
         super().__init__(**rest)
-
-    def _dataset(self) -> QADataset:
-        return FULL_MUSIQUE if self._plays_unanswerable else MUSIQUE
 
     def _full_prompt(self) -> str:
         hint = f" If the passages do not hold the answer, answer: {UNANSWERABLE}."
@@ -96,5 +96,4 @@ class BamboogleEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    dataset: ClassVar[QADataset] = BAMBOOGLE
-    default_split: ClassVar[str] = "test"
+    dataset = BAMBOOGLE

@@ -4,17 +4,12 @@ The data sets have no passages: pass ``corpus=``. A file that mixes data sets is
 whose ``data_source`` is another one are left out.
 """
 
-from typing import ClassVar
-
-from agent_envs.envs.qa.datasets import QADataset
 from agent_envs.envs.qa.passages import PassageQAEnv
 from agent_envs.envs.qa.rows import NATURAL_QUESTIONS, POP_QA, TRIVIA_QA
 from agent_envs.scoring import squad_f1
 
 
 class _OpenQAEnv(PassageQAEnv):
-    default_split: ClassVar[str] = "test"
-
     def answer_f1(self) -> float:
         """Return the F1 of the answer as SQuAD defines it; 0 without an answer."""
         return 0.0 if self.answer is None else squad_f1(self.answer, self.task.answers)
@@ -31,7 +26,7 @@ class NaturalQuestionsEnv(_OpenQAEnv):
     Version history: v0, first version.
     """
 
-    dataset: ClassVar[QADataset] = NATURAL_QUESTIONS
+    dataset = NATURAL_QUESTIONS
 
 
 class TriviaQAEnv(_OpenQAEnv):
@@ -45,7 +40,7 @@ class TriviaQAEnv(_OpenQAEnv):
     Version history: v0, first version.
     """
 
-    dataset: ClassVar[QADataset] = TRIVIA_QA
+    dataset = TRIVIA_QA
 
 
 class PopQAEnv(_OpenQAEnv):
@@ -59,4 +54,4 @@ class PopQAEnv(_OpenQAEnv):
     Version history: v0, first version.
     """
 
-    dataset: ClassVar[QADataset] = POP_QA
+    dataset = POP_QA

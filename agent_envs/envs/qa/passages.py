@@ -1,13 +1,16 @@
 """What the question-answering data sets share: passages to search and read, evidence to cite."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from agent_envs.core.rewards import RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
-from agent_envs.envs.qa.datasets import QAData, QADataset, load_qa
+from agent_envs.data.dataset_env import DatasetEnv
+from agent_envs.data.sources import DatasetSpec, FileStamp, Source
+from agent_envs.envs.qa.library import QARow, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
+from agent_envs.retrieval import Retriever
 from agent_envs.scoring import (
     Overlap,
     answer_overlap,
@@ -20,9 +23,6 @@ from agent_envs.tools.notebook import Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
-if TYPE_CHECKING:
-    import datasets
-
 
 def _at_the_end(metric: str) -> RewardFunction:
     def term(env: "PassageQAEnv", event: StepEvent) -> float:
@@ -32,7 +32,7 @@ def _at_the_end(metric: str) -> RewardFunction:
     return term
 
 
-class PassageQAEnv(RetrievalQAEnv):
+class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     """Questions of a data set, over the passages of all its rows and of `corpus` files.
 
     Tool: ``search(query)``. By name in ``tools=``: ``"read"`` (``read(title)``, sentences with
@@ -45,8 +45,7 @@ class PassageQAEnv(RetrievalQAEnv):
     (outcome), which need the tool ``"note"``.
     """
 
-    dataset: ClassVar[QADataset]
-    default_split: ClassVar[str] = "validation"
+    dataset: DatasetSpec[QARow]
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         **RetrievalQAEnv.reward_functions,
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
@@ -60,38 +59,38 @@ class PassageQAEnv(RetrievalQAEnv):
     def __init__(
         self,
         *,
-        data: "str | datasets.Dataset | None" = None,
-        split: str | None = None,
         corpus: str | Sequence[str] = (),
         top_k: int = 5,
-        retriever: str = "auto",
+        retriever: str | Retriever = "auto",
         **shared: Any,
     ) -> None:
         """Load tasks and passages; both are shared between environments of one process.
 
         Args:
-            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
-                the public data set on the hub if not given.
-            split: The split of the hub's data set.
             corpus: Files of more passages (title, text) to search.
             top_k: How many passages a search returns at most.
-            retriever: The search engine; see `agent_envs.retrieval.build_retriever`.
-            shared: What every tool environment takes; see `ToolEnv`.
+            retriever: The search engine over all passages (see
+                `agent_envs.retrieval.build_retriever`), or a `Retriever` of your own, which finds
+                what it likes.
+            shared: What every environment over a data set takes; see `DatasetEnv`.
 
         Raises:
             DataError: If a source is missing or malformed; names file, row and field.
+            UnknownNameError: If no search engine has that name.
             ConfigurationError: If an argument is out of range.
         """
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        files = (corpus,) if isinstance(corpus, str) else tuple(corpus)
-        self._data: QAData = load_qa(
-            self._dataset(), data, split or self.default_split, files, retriever
-        )
-        self._top_k = top_k
-        self._reader, self._notebook = PageReader(self._data.pages), Notebook()
+        if not isinstance(retriever, str) and not callable(getattr(retriever, "search", None)):
+            raise ConfigurationError(
+                "retriever= takes a name, or an object with search(query, top_k), not "
+                f"{retriever!r}."
+            )
+        self._corpus = (corpus,) if isinstance(corpus, str) else tuple(corpus)
+        self._engine, self._top_k = retriever, top_k
+        self._reader, self._notebook = PageReader(), Notebook()
         super().__init__(
-            default_tools=[make_search_tool(self._data.retriever, top_k=top_k)],
+            default_tools=[make_search_tool(self, top_k=top_k)],
             optional_tools={**self._reader.tools, **self._notebook.tools},
             **shared,
         )
@@ -102,17 +101,17 @@ class PassageQAEnv(RetrievalQAEnv):
                     "tools=['note'] as well."
                 )
 
-    def _dataset(self) -> QADataset:
-        return self.dataset
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of rows."""
-        return len(self._data.tasks)
-
-    def get_task(self, index: int) -> Task:
-        """Return the task of row `index`."""
-        return self._data.tasks[index]
+    def load_tasks(self, source: Source) -> Sequence[Task]:
+        """Return the tasks of a source, and take its passages to search and read."""
+        files = tuple(FileStamp.of(path) for path in self._corpus)
+        library = load_library(self.dataset, source, files)
+        self._reader.take(library.pages)
+        self.retriever = (
+            load_index(self.dataset, source, files, self._engine)
+            if isinstance(self._engine, str)
+            else self._engine
+        )
+        return library.tasks
 
     def begin_episode(self) -> None:
         """Forget what was searched, read and noted."""
@@ -190,7 +189,7 @@ class PassageQAEnv(RetrievalQAEnv):
     def _query_for(self, title: str, text: str) -> str:
         key = self._gold_key(title, text)
         for query in (title, f"{title} {text[:200]}", f"{title} {text}"):
-            hits = self._data.retriever.search(query, self._top_k)
+            hits = self.search(query, self._top_k)
             if any(self.passage_key(hit.passage) == key for hit in hits):
                 return query
         return title

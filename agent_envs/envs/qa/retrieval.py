@@ -11,18 +11,20 @@ from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
-from agent_envs.retrieval import Hit, Passage
+from agent_envs.retrieval import Hit, Passage, Retriever
 from agent_envs.scoring import exact_match, f1
 
 
 def exact_match_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
     """Return the official exact match of the answer, 0 or 1; outcome."""
-    return exact_match(env.answer, env.task.answers) if env.answer is not None else 0.0
+    if event.action.kind != "answer":
+        return 0.0
+    return exact_match(event.action.answer or "", env.task.answers)
 
 
 def f1_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
     """Return the official F1 of the answer, 0 to 1; outcome."""
-    return env.answer_f1()
+    return env.answer_f1() if event.action.kind == "answer" else 0.0
 
 
 def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
@@ -54,7 +56,9 @@ class RetrievalQAEnv(ToolEnv):
     """Questions answered with the help of a search tool.
 
     Reward terms: ``exact_match``, ``f1`` and ``format_and_answer`` at the end (outcome);
-    ``new_gold_passage``, ``format`` and ``repeated_query`` on the way (process).
+    ``new_gold_passage``, ``format`` and ``repeated_query`` on the way (process). Where nothing says
+    which passages lead to the answer, ``new_gold_passage`` earns nothing, and there is no metric
+    ``gold_passage_recall``.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -82,6 +86,13 @@ class RetrievalQAEnv(ToolEnv):
         """Return the F1 of the answer by the data set's own rule; 0 without an answer."""
         return 0.0 if self.answer is None else f1(self.answer, self.task.answers)
 
+    retriever: Retriever
+    """Where `search` looks."""
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """Search for the tool of that name; see `Retriever.search`."""
+        return self.retriever.search(query, top_k)
+
     def begin_episode(self) -> None:
         """Forget what was searched and found."""
         self._queries: set[str] = set()
@@ -89,8 +100,8 @@ class RetrievalQAEnv(ToolEnv):
         self.num_repeated_queries = 0
 
     def gold_keys(self) -> tuple[str, ...]:
-        """Return the keys of the passages that lead to the answer, without repetition."""
-        raise NotImplementedError
+        """Return the keys of the passages that lead to the answer, each once; none if unknown."""
+        return ()
 
     def passage_key(self, passage: Passage) -> str:
         """Return what names a passage among the gold ones: its title."""
@@ -120,11 +131,12 @@ class RetrievalQAEnv(ToolEnv):
         """Measure the episode as if it ended now."""
         answer, gold = self.answer, self.gold_keys()
         em = exact_match(answer, self.task.answers) if answer is not None else 0.0
+        recall = {"gold_passage_recall": len(self._found) / len(gold)} if gold else {}
         return {
             "exact_match": em,
             "f1": self.answer_f1(),
             "success": em,
-            "gold_passage_recall": len(self._found) / len(gold) if gold else 1.0,
+            **recall,
             **super().metrics(),
             "num_repeated_queries": float(self.num_repeated_queries),
         }

@@ -4,13 +4,14 @@ Every data set is read in the forms that are in use: the original release's, the
 that hold nested lists as JSON strings.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent_envs.core.tasks import Task
-from agent_envs.data.sources import Hub
-from agent_envs.envs.qa.datasets import QADataset, QARow
+from agent_envs.data.sources import DatasetSpec, Hub
+from agent_envs.envs.qa.library import QARow
 from agent_envs.errors import DataError
 from agent_envs.retrieval import Page
 
@@ -123,7 +124,7 @@ def _read_bamboogle(row: Mapping[str, Any], place: str, index: int) -> QARow:
     )
 
 
-def _search_r1(name: str, hub_configuration: str, sources: tuple[str, ...]) -> QADataset:
+def _search_r1(name: str, hub_configuration: str, sources: tuple[str, ...]) -> DatasetSpec[QARow]:
     """Return a data set in Search-R1's form.
 
     Args:
@@ -144,34 +145,41 @@ def _search_r1(name: str, hub_configuration: str, sources: tuple[str, ...]) -> Q
             )
         )
 
-    hub = Hub(name, "RUC-NLPIR/FlashRAG_datasets", hub_configuration)
-    return QADataset(hub, read, _SEARCH_R1_FORM)
+    hub = Hub(name=name, path="RUC-NLPIR/FlashRAG_datasets", configuration=hub_configuration)
+    return DatasetSpec(hub=hub, read=read, form=_SEARCH_R1_FORM)
 
 
-HOTPOTQA: Final = QADataset(
-    Hub("HotpotQA", "hotpotqa/hotpot_qa", "distractor", "CC BY-SA 4.0"),
-    _read_hotpotqa,
-    _HOTPOTQA_FORM,
+HOTPOTQA: Final = DatasetSpec(
+    hub=Hub(
+        name="HotpotQA",
+        path="hotpotqa/hotpot_qa",
+        configuration="distractor",
+        split="validation",
+        licence="CC BY-SA 4.0",
+    ),
+    read=_read_hotpotqa,
+    form=_HOTPOTQA_FORM,
 )
-TWO_WIKI: Final = QADataset(
-    Hub("2WikiMultihopQA", "xanhho/2WikiMultihopQA", licence="Apache-2.0"),
-    _read_two_wiki,
-    _TWO_WIKI_FORM,
+TWO_WIKI: Final = DatasetSpec(
+    hub=Hub(
+        name="2WikiMultihopQA",
+        path="xanhho/2WikiMultihopQA",
+        split="validation",
+        licence="Apache-2.0",
+    ),
+    read=_read_two_wiki,
+    form=_TWO_WIKI_FORM,
 )
-MUSIQUE: Final = QADataset(
-    Hub("MuSiQue", "dgslibisey/MuSiQue", licence="CC BY 4.0"),
-    _read_answerable_musique,
-    _MUSIQUE_FORM,
+MUSIQUE: Final = DatasetSpec(
+    hub=Hub(name="MuSiQue", path="dgslibisey/MuSiQue", split="validation", licence="CC BY 4.0"),
+    read=_read_answerable_musique,
+    form=_MUSIQUE_FORM,
 )
-FULL_MUSIQUE: Final = QADataset(
-    Hub("MuSiQue", "dgslibisey/MuSiQue", licence="CC BY 4.0"),
-    _read_full_musique,
-    _MUSIQUE_FORM,
-)
-BAMBOOGLE: Final = QADataset(
-    Hub("Bamboogle", "chiayewken/bamboogle"),
-    _read_bamboogle,
-    _BAMBOOGLE_FORM,
+FULL_MUSIQUE: Final = dataclasses.replace(MUSIQUE, read=_read_full_musique)
+BAMBOOGLE: Final = DatasetSpec(
+    hub=Hub(name="Bamboogle", path="chiayewken/bamboogle"),
+    read=_read_bamboogle,
+    form=_BAMBOOGLE_FORM,
 )
 NATURAL_QUESTIONS: Final = _search_r1("Natural Questions", "nq", ("nq",))
 TRIVIA_QA: Final = _search_r1("TriviaQA", "triviaqa", ("triviaqa",))

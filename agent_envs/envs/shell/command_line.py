@@ -92,11 +92,6 @@ class CommandLineEnv(ToolEnv):
         self._sandbox = shared_sandbox(sandbox)
         super().__init__(default_tools=[Tool(self.shell, timeout=None)], **shared)
 
-    @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
-
     def get_task(self, index: int) -> Task:
         """Make task `index` of the split."""
         rng = np.random.default_rng([self._split_seed, index, self._difficulty])

@@ -10,7 +10,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolError
-from agent_envs.core.tool_env import ENDLESS
+from agent_envs.core.tool_env import ENDLESS, NewConversation
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.synthetic.world import (
     MAX_HOPS,
@@ -120,11 +120,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         super().__init__(default_tools=[make_search_tool(self, top_k=top_k)], **shared)
 
     @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
-
-    @property
     def num_questions(self) -> int:
         """How many questions an episode asks."""
         return self._family.questions
@@ -136,7 +131,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     def get_task(self, index: int) -> Task:
         """Make world `index` of the split, and its questions."""
-        world, questions, self._retriever = _episode(self._first_seed + index, self._family)
+        world, questions, self.retriever = _episode(self._first_seed + index, self._family)
         gold = [world.passages[i].text for question in questions for i in question.gold]
         return Task(
             id=f"{self._family.label}-{self._split}-{index}",
@@ -152,14 +147,14 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         self.f1_scores: list[float] = []
         self._num_searches = 0
 
-    def next_question(self) -> str | None:
-        """Mark the answer; return the next question, if there is one."""
+    def on_answer(self, answer: str) -> NewConversation | None:
+        """Judge the answer; ask the next question, if there is one."""
         questions: tuple[Question, ...] = self.task.data["questions"]
-        answer, expected = self.answer or "", (questions[len(self.is_correct)].answer,)
+        expected = (questions[len(self.is_correct)].answer,)
         self.is_correct.append(exact_match(answer, expected) == 1.0)
         self.f1_scores.append(f1(answer, expected))
         number = len(self.is_correct)
-        return questions[number].text if number < len(questions) else None
+        return NewConversation(questions[number].text) if number < len(questions) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """Search the current world.
@@ -170,7 +165,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         if self._max_searches is not None and self._num_searches >= self._max_searches:
             raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
         self._num_searches += 1
-        return self._retriever.search(query, top_k)
+        return super().search(query, top_k)
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the sentences of the facts on the way to the answers."""

@@ -89,11 +89,6 @@ class SyntheticToolEnv(ToolEnv):
         """Return question, calls that lead to its answer (the last result), and what tools need."""
         raise NotImplementedError
 
-    @property
-    def num_tasks(self) -> None:
-        """Endless."""
-        return
-
     def get_task(self, index: int) -> Task:
         """Make task `index` of the split."""
         rng = np.random.default_rng([self._split_seed, index])
@@ -122,9 +117,9 @@ class SyntheticToolEnv(ToolEnv):
             self._found.add(value)
             self.new_value_share = 1 / len(self._wanted)
 
-    def next_question(self) -> None:
-        """Judge the answer; there is one question."""
-        self.is_correct = exact_match(self.answer or "", self.task.answers) == 1.0
+    def on_answer(self, answer: str) -> None:
+        """Judge the answer."""
+        self.is_correct = exact_match(answer, self.task.answers) == 1.0
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""

@@ -119,13 +119,14 @@ class ModelAgent:
                     f"Agent {self._kind!r} plays environments with tools (ToolEnv); {name} is none."
                 )
             if self._strategy is not None:
-                self._check_search(base, name)
+                limit = env.spec.max_episode_steps if env.spec is not None else None
+                self._check_search(base, name, limit)
             self._source.check(base.tool_format)
             return TOOL_FORMATS[base.tool_format]
         finally:
             env.close()
 
-    def _check_search(self, env: ToolEnv, name: str) -> None:
+    def _check_search(self, env: ToolEnv, name: str, max_turns: int | None) -> None:
         search = env.tools.get("search")
         if search is None or set(search.parameters.get("properties", {})) != {"query"}:
             tools = ", ".join(env.tools) or "none"
@@ -133,10 +134,10 @@ class ModelAgent:
                 f"Agent {self._kind!r} needs a tool search(query), which {name} lacks (its tools: "
                 f"{tools}). Leave the agent out of the runs on this environment."
             )
-        if env.max_turns is not None and env.max_turns < self._num_turns_needed:
+        if max_turns is not None and max_turns < self._num_turns_needed:
             raise ConfigurationError(
                 f"Agent {self._kind!r} takes {self._num_turns_needed} turns for a question, and "
-                f"{name} ends after {env.max_turns}. Lower its settings, or raise "
+                f"{name} ends after {max_turns}. Lower its settings, or raise "
                 "max_episode_steps."
             )
 

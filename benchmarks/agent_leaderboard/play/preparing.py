@@ -112,11 +112,11 @@ def _environment(
             not config.reads_data if config.is_text_public is None else config.is_text_public
         ),
     )
-    env = open_tool_env(environment_maker(record, None, data))
+    env, max_turns = open_tool_env(environment_maker(record, None, data))
     entries = list_tasks(env, draw_tasks(env, config.tasks, seed))
     record = dataclasses.replace(
         record,
-        max_turns=env.max_turns,
+        max_turns=max_turns,
         reward_terms=dict(env.reward_weights),
         outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
         num_tasks=len(entries),

@@ -16,19 +16,20 @@ from agent_envs.errors import ConfigurationError
 from agent_leaderboard.records.run_folder import Labels, TaskEntry
 
 
-def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> ToolEnv:
-    """Make an environment whose tasks can be listed.
+def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, int | None]:
+    """Make an environment whose tasks can be listed; return it and its turn limit.
 
     Raises:
         ConfigurationError: If it is no `ToolEnv`, or does not take its arguments.
     """
     try:
-        env = make_env().unwrapped
+        made = make_env()
     except TypeError as error:  # an unknown argument
         raise ConfigurationError(f"An environment could not be made: {error}.") from None
+    env = made.unwrapped
     if not isinstance(env, ToolEnv):
         raise ConfigurationError(f"{env}: the leaderboard plays environments with tools (ToolEnv).")
-    return env
+    return env, None if made.spec is None else made.spec.max_episode_steps
 
 
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:

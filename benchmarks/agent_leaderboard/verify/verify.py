@@ -324,9 +324,9 @@ def _check_environment(
         raise DataError(f"is not played: {text}")
     place = f"manifest.json, environment {environment.slug!r}, field"
     problems = _check_data(environment, data, place)
-    env = open_tool_env(environment_maker(environment, None, data))
+    env, max_turns = open_tool_env(environment_maker(environment, None, data))
     truth = {
-        "max_turns": env.max_turns,
+        "max_turns": max_turns,
         "reward_terms": dict(env.reward_weights),
         "outcome_terms": sorted(env.outcome_terms & env.reward_weights.keys()),
     }

@@ -1,7 +1,7 @@
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_envs.core.contexts import SHORTENED_TEXT, History, make_context
+from agent_envs.core.contexts import SHORTENED_TEXT, History, estimate_tokens, make_context
 
 
 def history(num_turns, result="r" * 100):
@@ -56,6 +56,12 @@ def test_budget_holds_wherever_it_can(tokens):
     view = make_context({"name": "budget", "tokens": tokens})(history(4))
     smallest = len("question") + len("a3") + len(SHORTENED_TEXT)
     assert sum(len(m["content"]) for m in view.messages) <= max(tokens, smallest)
+
+
+def test_tokens_are_estimated_by_bytes_and_messages():
+    # 7 + 2 * 2 + 5 = 16 bytes, so 4 tokens, and 4 more for each message
+    messages = [{"role": "user", "content": "abcdef éé"}, {"role": "tool", "content": "hijkl"}]
+    assert estimate_tokens(messages) == 16 // 4 + 4 * 2
 
 
 def test_an_unknown_context_gets_the_nearest_name():

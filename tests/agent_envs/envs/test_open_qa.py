@@ -22,6 +22,7 @@ def test_of_a_mixed_file_each_environment_plays_its_own_rows(data_files, source)
     _, reward, _, _, info = env.step(env.unwrapped.write_answer(f"the {source} TWO."))
     assert info["metrics"]["success"] == 1.0
     assert reward == pytest.approx(1.02)
+    assert "gold_passage_recall" not in info["metrics"]  # nothing says which passages are gold
 
 
 def test_the_processed_form_is_read_too(tmp_path):

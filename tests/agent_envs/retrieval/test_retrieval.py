@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -36,6 +37,10 @@ class TestEveryBackend:
     def test_case_and_unicode_forms_do_not_matter(self, backend):
         retriever = build_retriever(Corpus(PASSAGES), backend)
         assert titles(retriever.search("CAFE\u0301", 1)) == ["Café"]
+
+    def test_a_query_of_nothing_but_stop_words_is_searched_by_them(self, backend):
+        corpus = Corpus([*PASSAGES, Passage("The Who", "They were who they were.")])
+        assert titles(build_retriever(corpus, backend).search("who were they", 1)) == ["The Who"]
 
     def test_nothing_is_found_for_words_that_are_nowhere(self, backend):
         retriever = build_retriever(Corpus(PASSAGES), backend)
@@ -84,6 +89,13 @@ def test_both_engines_find_the_same_passages_with_the_same_scores(texts, query, 
     assert {hit.index for hit in one if hit.score > one[-1].score + 1e-3} == {
         hit.index for hit in other if hit.score > one[-1].score + 1e-3
     }
+
+
+def test_the_last_bits_of_a_score_decide_no_order():
+    scores = np.array([0.3 + 0.2 + 0.1, 0.1 + 0.2 + 0.3])  # the same weights in another order
+    assert scores[0] < scores[1]
+    retriever = bm25_module.BM25Retriever(Corpus(PASSAGES[:2]), lambda words: scores)
+    assert [hit.index for hit in retriever.search("norway", 2)] == [0, 1]
 
 
 def test_both_engines_agree_on_real_passages(shared_data):

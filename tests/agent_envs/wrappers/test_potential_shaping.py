@@ -57,6 +57,13 @@ def test_whatever_is_done_the_additions_sum_to_the_first_potential(actions, gamm
     assert total == pytest.approx(expected, abs=1e-9)
 
 
+def test_where_no_gold_passages_are_known_nothing_is_added(data_files):
+    nq = "AgentR1/NaturalQuestions-v0"
+    env = PotentialShaping(gym.make(nq, data=data_files[nq]), found_gold)
+    steps = play(env, ["nonsense", "<answer>acme</answer>"], task=0)
+    assert [info["reward_terms"]["shaping"] for *_, info in steps] == [0.0, 0.0]
+
+
 def test_a_discount_out_of_range_is_refused():
     with pytest.raises(ConfigurationError, match="gamma must be in"):
         PotentialShaping(gym.make(ID), found_gold, 1.5)

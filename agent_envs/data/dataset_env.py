@@ -1,0 +1,57 @@
+"""`DatasetEnv`: an environment whose tasks are the rows of a data set."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.data.sources import DatasetSpec, Source
+
+if TYPE_CHECKING:
+    import datasets
+
+
+class DatasetEnv(ToolEnv):
+    """Base of environments whose tasks are rows; a subclass says in `dataset` how one is read."""
+
+    dataset: DatasetSpec[Any]
+
+    def __init__(
+        self,
+        *,
+        data: "str | datasets.Dataset | None" = None,
+        split: str | None = None,
+        **shared: Any,
+    ) -> None:
+        """Load the tasks, which environments of one process over the same source share.
+
+        Args:
+            data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
+                the public data set on the hub if not given.
+            split: The split of the hub's data set, instead of the usual one.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            DataError: If the source is missing or malformed; names file, row and field.
+        """
+        self._tasks = self.load_tasks(self.dataset.find(data, split))
+        super().__init__(**shared)
+
+    def load_tasks(self, source: Source) -> Sequence[Task]:
+        """Return the tasks of a source; here, every row is one."""
+        return _load_tasks(self.dataset, source)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks."""
+        return len(self._tasks)
+
+    def get_task(self, index: int) -> Task:
+        """Return task `index`."""
+        return self._tasks[index]
+
+
+@lru_cache(maxsize=8)
+def _load_tasks(dataset: DatasetSpec[Task], source: Source) -> tuple[Task, ...]:
+    return tuple(dataset.read_all(source))

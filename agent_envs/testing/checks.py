@@ -1,0 +1,276 @@
+"""The checks: each is a function that returns what it saw, in a line, and a row of `CHECKS`."""
+
+import contextlib
+import io
+import itertools
+import json
+import math
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, get_args
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+
+from agent_envs.core.messages import Role
+from agent_envs.core.tool_env import ENDLESS, ToolEnv
+from agent_envs.testing.episodes import (
+    HOSTILE_ACTIONS,
+    NOT_MADE,
+    Outcome,
+    broken_actions,
+    expect,
+    mistake,
+    play,
+    record,
+    reference_actions,
+    step,
+)
+from agent_envs.testing.subject import NotOffered, Subject
+
+NUM_BROKEN_ACTIONS: Final = 25
+NUM_TIMED_STEPS: Final = 200
+MAX_TIMED_SECONDS: Final = 2.0
+MAX_LATE_MICROSECONDS: Final = 5_000
+_CHILD: Final = "from agent_envs.testing.episodes import play_in_child; play_in_child()"
+
+
+def check_gymnasium(subject: Subject) -> str:
+    """Gymnasium's own checker has nothing to say, not even a warning."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("error")
+        if subject.spec is None:
+            warnings.filterwarnings("ignore", ".*alternative render modes.*")
+        with subject.make() as env:
+            check_env(env.unwrapped)
+    return "check_env has no complaint"
+
+
+def check_spec(subject: Subject) -> str:
+    """The spec survives JSON, and what comes back makes the environment."""
+    if subject.spec is None:
+        raise NotOffered("made without gym.make")
+    try:
+        text = subject.spec.to_json()
+    except TypeError as error:
+        raise NotOffered(f"an argument is no JSON: {error}") from None
+    again = EnvSpec.from_json(text)
+    expect(again.to_json() == text, "to_json and from_json give another EnvSpec")
+    again.make().close()
+    return f"{subject.spec.id} survives JSON"
+
+
+def check_info(subject: Subject) -> str:
+    """``info`` holds what a policy and a trainer read, and it is JSON."""
+    with subject.make() as env:
+        _, info = env.reset(seed=subject.seed)
+        _check_info(info, "reset")
+        for number, (*_, info) in enumerate(play(env, subject.seed), 1):
+            _check_info(info, f"step {number}")
+    for name, value in info.get("metrics", {}).items():
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        expect(is_number, f"info['metrics'][{name!r}] is {value!r}, not a number")
+    return ", ".join(info)
+
+
+def check_replay(subject: Subject) -> str:
+    """The same seed and actions give the same bytes: again, and in a new environment."""
+    with subject.make() as env:
+        first = record(env, subject.seed)
+        record(env, subject.seed + 1)
+        _compare(first, record(env, subject.seed), "when an environment is played again")
+    with subject.make() as env:
+        _compare(first, record(env, subject.seed), "in a second environment")
+    return "byte for byte, by seed"
+
+
+def check_processes(subject: Subject) -> str:
+    """A process that hashes strings otherwise gives the same bytes, too."""
+    try:
+        payload = pickle.dumps((subject.make_env, subject.seed))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise NotOffered(f"cannot be sent to another process: {error}") from None
+    other_hashes = {
+        "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
+        "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
+    }
+    child = subprocess.run(  # noqa: S603 - this very interpreter
+        [sys.executable, "-P", "-c", _CHILD],
+        input=payload, capture_output=True, check=False, env={**os.environ, **other_hashes},
+    )  # fmt: skip
+    complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
+    if child.returncode == NOT_MADE:
+        raise NotOffered(f"another process cannot make it: {complaint}")
+    expect(child.returncode == 0, f"fails in another process: {complaint}")
+    with subject.make() as env:
+        here = record(env, subject.seed)
+    _compare(here, json.loads(child.stdout.splitlines()[-1]), "in a process with other hashes")
+    return "byte for byte, with another PYTHONHASHSEED"
+
+
+def check_tasks(subject: Subject) -> str:
+    """``reset(options={"task": n})`` gives task n whatever the seed, and refuses what is none."""
+    with subject.make() as env:
+        if not hasattr(env.unwrapped, "num_tasks"):
+            raise NotOffered("no num_tasks")
+        num_tasks = env.unwrapped.num_tasks
+        limit = ENDLESS if num_tasks is None else num_tasks
+        expect(limit > 0, "there is no task")
+        for task in {0, limit - 1}:
+            starts = [env.reset(seed=seed, options={"task": task}) for seed in (1, 2)]
+            seen = {repr((observation, info.get("task_id"))) for observation, info in starts}
+            expect(len(seen) == 1, f"task {task} changes with the seed")
+        for task in (-1, limit):
+            refusal = _raised(partial(env.reset, options={"task": task}))
+            expect(refusal is not None, f"there is no task {task}, but reset begins it")
+    return "endless tasks" if num_tasks is None else f"{num_tasks} tasks"
+
+
+def check_reference(subject: Subject) -> str:
+    """``reference_actions()`` solve their tasks."""
+    num_solved = 0
+    with subject.make() as env:
+        for seed in range(subject.seed, subject.seed + subject.episodes):
+            env.reset(seed=seed)
+            actions = reference_actions(env)
+            for number, action in enumerate(actions, 1):
+                _, _, terminated, truncated, info = step(env, action)
+                place = f"seed {seed}, action {number} of {len(actions)}"
+                expect(not truncated, f"{place} meets the turn limit")
+                expect(terminated == (number == len(actions)), f"{place}: {terminated=}")
+            if actions:
+                success = info.get("metrics", {}).get("success", 1.0)
+                expect(success == 1, f"seed {seed}: after the reference actions {success=}")
+                num_solved += 1
+    if not num_solved:
+        raise NotOffered("no reference_actions")
+    return f"{num_solved} tasks solved"
+
+
+def check_turn_limit(subject: Subject) -> str:
+    """The turn limit is Gymnasium's own and shows as ``truncated``."""
+    if subject.spec is None:
+        raise NotOffered("made without gym.make")
+    with subject.make(max_episode_steps=2) as env:
+        env.reset(seed=subject.seed)
+        for is_last in (False, True):
+            _, _, terminated, truncated, _ = step(env, mistake(env))
+            if terminated:
+                raise NotOffered("a mistake ends the episode")
+            expect(truncated == is_last, f"max_episode_steps=2: {truncated=} when {is_last=}")
+    limit = subject.spec.max_episode_steps
+    return f"{limit} turns" if limit else "warning: there is none; register max_episode_steps="
+
+
+def check_any_text(subject: Subject) -> str:
+    """No text is an exception or by accident an answer, and the feedback stays short."""
+    with subject.make(max_episode_steps=-1) as env:
+        env.reset(seed=subject.seed)
+        is_strict = isinstance(env.unwrapped, ToolEnv) and env.unwrapped.tool_format != "openai"
+        broken = itertools.islice(broken_actions(env, subject.seed), NUM_BROKEN_ACTIONS)
+        for number, action in enumerate([*HOSTILE_ACTIONS, *broken]):
+            outcome = step(env, action)
+            if is_strict and number < len(HOSTILE_ACTIONS):
+                _check_mistake(action, outcome)
+            if outcome[2] or outcome[3]:
+                env.reset(seed=subject.seed)
+    return f"{number + 1} hostile and broken actions"
+
+
+def check_misuse(subject: Subject) -> str:
+    """A step before reset and an action that is no text are programming errors."""
+    with subject.make() as env:
+        raised = _raised(partial(env.step, "hm"))
+        problem = f"step before reset raises {raised!r}, not gymnasium.error.ResetNeeded"
+        expect(isinstance(raised, gym.error.ResetNeeded), problem)
+        env.reset(seed=subject.seed)
+        number: Any = 7
+        expect(_raised(partial(env.step, number)) is not None, "step(7) raises nothing")
+    return "step before reset raises, and step(7)"
+
+
+def check_time(subject: Subject) -> str:
+    """Steps without tools are quick, late in an episode too; a warning at most."""
+    seconds: list[float] = []
+    with subject.make(max_episode_steps=-1) as env:
+        env.reset(seed=subject.seed)
+        while len(seconds) < NUM_TIMED_STEPS and sum(seconds) < MAX_TIMED_SECONDS:
+            start = time.perf_counter()
+            _, _, terminated, truncated, _ = env.step(mistake(env))
+            seconds.append(time.perf_counter() - start)
+            if terminated or truncated:
+                env.reset(seed=subject.seed)
+    early, late = (1e6 * statistics.median(part) for part in (seconds[:20], seconds[-20:]))
+    text = f"{early:.0f} µs a step, {late:.0f} µs after {len(seconds)}"
+    is_slow = late > max(5 * early, MAX_LATE_MICROSECONDS)
+    return f"warning: steps slow down: {text}" if is_slow else text
+
+
+CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
+    # name, function, whether it plays in every tool format
+    ("gymnasium", check_gymnasium, True),
+    ("spec", check_spec, False),
+    ("info", check_info, True),
+    ("replay", check_replay, True),
+    ("tasks", check_tasks, False),
+    ("reference actions", check_reference, True),
+    ("turn limit", check_turn_limit, False),
+    ("any text", check_any_text, True),
+    ("misuse", check_misuse, False),
+    ("time", check_time, False),
+    ("processes", check_processes, False),
+)
+
+
+def _raised(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - returned
+        return error
+    return None
+
+
+def _compare(first: Mapping[str, str], second: Mapping[str, str], where: str) -> None:
+    for place in [*first, *second]:
+        expect(first.get(place) == second.get(place), f"{place} differs {where}")
+
+
+def _check_mistake(action: str, outcome: Outcome) -> None:
+    observation, _, terminated, _, info = outcome
+    kind = info["action"]["kind"]
+    expect(kind != "answer", f"{action[:80]!r} is taken for an answer")
+    expect(not terminated or kind == "tool_call", f"{action[:80]!r} ends the episode")
+    expect(not info["metrics"].get("success"), f"{action[:80]!r} is a success")
+    last = info["messages"][-1]["content"]
+    expect(last == observation, f"the last message is not the observation after {action[:80]!r}")
+
+
+def _check_info(info: dict[str, Any], place: str) -> None:
+    raised = _raised(partial(json.dumps, info))
+    expect(raised is None, f"{place}: info is not JSON: {raised}")
+    messages, tools = info.get("messages"), info.get("tools", [])
+    form = "a list of {'role': ..., 'content': a str}"
+    expect(_is_chat(messages), f"{place}: info['messages'] must be {form}, not {messages!r:.100}")
+    expect(all(map(_is_schema, tools)), f"{place}: info['tools'] are no OpenAI schemas: {tools}")
+    task_id = info.get("task_id", "")
+    expect(isinstance(task_id, str), f"{place}: info['task_id'] is {task_id!r}, not a str")
+
+
+def _is_chat(messages: Any) -> bool:
+    return bool(messages) and all(
+        message.get("role") in get_args(Role) and isinstance(message.get("content"), str)
+        for message in messages
+    )
+
+
+def _is_schema(schema: Any) -> bool:
+    described = set(schema.get("function", {}))
+    return schema.get("type") == "function" and {"name", "description", "parameters"} <= described
