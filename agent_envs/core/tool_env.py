@@ -62,6 +62,14 @@ class ToolEnv(gym.Env[str, str]):
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
     default_system_prompt: ClassVar[str] = ""
+    tool_signatures: ClassVar[tuple[str, ...]] = ()
+    """The tools it has without further arguments, for the list of environments."""
+    optional_tool_names: ClassVar[tuple[str, ...]] = ()
+    """What ``tools=`` takes by name, for the same list."""
+    metric_names: ClassVar[tuple[str, ...]] = ("num_turns", "num_tool_calls", "num_invalid_actions")
+    """What `metrics` measures, for the same list."""
+    data_source: ClassVar[str] = "generated, endless"
+    """Where its tasks come from, for the same list."""
     computes_only: ClassVar[bool] = False
     """Whether what the family itself does in a step waits for nothing outside of the process."""
 

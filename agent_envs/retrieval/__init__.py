@@ -1,11 +1,12 @@
 """Passages and how to find them."""
 
-from agent_envs.retrieval.bm25 import RETRIEVERS, SMALL_CORPUS, build_retriever
+from agent_envs.retrieval.bm25 import RETRIEVERS, SMALL_CORPUS, STOP_WORDS, build_retriever
 from agent_envs.retrieval.corpus import Corpus, Hit, Page, Passage, Retriever, load_passages
 
 __all__ = [
     "RETRIEVERS",
     "SMALL_CORPUS",
+    "STOP_WORDS",
     "Corpus",
     "Hit",
     "Page",

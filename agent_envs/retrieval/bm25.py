@@ -33,7 +33,7 @@ STOP_WORDS: Final = frozenset(
     whom whose why will with
     """.split()
 )
-"""Left out of queries that hold other words: they say nothing about what is looked for."""
+"""Words that say nothing about what is looked for: left out of queries that hold others."""
 
 _WORD = re.compile(r"\w+")
 

@@ -54,6 +54,10 @@ class CodeEnv(DatasetEnv):
         "format": 0.02,
     }
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"passed"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("run_code(code)", "run_tests(code)")
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "success", "public_test_share", "num_failed_runs", *DatasetEnv.metric_names,
+    )  # fmt: skip
     default_system_prompt: ClassVar[str] = (
         "Write the Python program that is asked for. Run it and test it, repair what fails, then "
         "give the whole program as the answer."

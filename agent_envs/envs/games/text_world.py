@@ -49,6 +49,8 @@ class TextGameEnv(ToolEnv):
     default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"won"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
     default_system_prompt: ClassVar[str] = (
         "You play a text adventure. Reach the objective by acting, one command after the other, "
         "such as: go east, take the key, open the chest with the key, look, inventory."
@@ -235,6 +237,7 @@ class ALFWorldEnv(TextGameEnv):
         "as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, clean mug 1 with sinkbasin 1, "
         "move mug 1 to shelf 2, use desklamp 1, look, inventory."
     )
+    data_source: ClassVar[str] = "what `alfworld-download` fetches; licence: see its repository"
 
     def __init__(
         self,

@@ -53,6 +53,11 @@ class MathEnv(DatasetEnv):
         "format": format_term,
     }
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("calculator(expression)",)
+    optional_tool_names: ClassVar[tuple[str, ...]] = ("python",)
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "success", "num_used_results", *DatasetEnv.metric_names,
+    )  # fmt: skip
     default_system_prompt: ClassVar[str] = (
         "Solve the problem. Calculate with the tool, one step after the other; then give the final "
         "answer alone."
@@ -174,6 +179,9 @@ class GSM8KEnv(MathEnv):
         read=_read_gsm8k,
         form="A GSM8K row needs 'question', and 'answer': a solution that ends with '#### 42'.",
     )
+    metric_names: ClassVar[tuple[str, ...]] = (
+        *MathEnv.metric_names, "official_match", "intermediate_value_recall",
+    )  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {
         "correct": 1.0,
         "intermediate_value": 0.1,

@@ -41,6 +41,8 @@ class ReasoningGymEnv(ToolEnv):
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
+    optional_tool_names: ClassVar[tuple[str, ...]] = ("calculator",)
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
     default_system_prompt: ClassVar[str] = "Answer the question; give the answer alone."
 
     def __init__(

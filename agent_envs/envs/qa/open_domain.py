@@ -10,6 +10,9 @@ from agent_envs.scoring import squad_f1
 
 
 class _OpenQAEnv(PassageQAEnv):
+    # rows do not say which passages are gold
+    metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
+
     def answer_f1(self) -> float:
         """Return the F1 of the answer as SQuAD defines it; 0 without an answer."""
         return 0.0 if self.answer is None else squad_f1(self.answer, self.task.answers)
@@ -22,6 +25,10 @@ class NaturalQuestionsEnv(_OpenQAEnv):
     exact match as in Search-R1 (arXiv 2503.09516). Tools, rewards and metrics: see `PassageQAEnv`.
     The episode ends with an answer, or at the turn limit (5 turns unless ``max_episode_steps=``
     says otherwise). Hub: ``RUC-NLPIR/FlashRAG_datasets``, nq.
+
+    Questions of your own need no other environment: ``data=`` takes a file of rows such as
+    ``{"question": "Who directed Red Harbor?", "golden_answers": ["Ada Holm"]}``, ``corpus=`` one of
+    passages such as ``{"title": "Red Harbor", "text": "A film by Ada Holm."}``.
 
     Version history: v0, first version.
     """

@@ -46,6 +46,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     """
 
     dataset: DatasetSpec[QARow]
+    optional_tool_names: ClassVar[tuple[str, ...]] = ("read", "find_in_page", "note", "plan")
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         **RetrievalQAEnv.reward_functions,
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),

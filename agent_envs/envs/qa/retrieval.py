@@ -77,6 +77,11 @@ class RetrievalQAEnv(ToolEnv):
         "format": 0.02,
         "repeated_query": 0.05,
     }
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "exact_match", "f1", "success", "gold_passage_recall", *ToolEnv.metric_names,
+        "num_repeated_queries",
+    )  # fmt: skip
+    tool_signatures: ClassVar[tuple[str, ...]] = ("search(query)",)
     default_system_prompt: ClassVar[str] = (
         "Answer the question. Search for what you need, one fact after the other; what you find "
         "may tell you what to search for next."

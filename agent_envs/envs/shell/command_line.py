@@ -52,6 +52,8 @@ class CommandLineEnv(ToolEnv):
     }
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("shell(command)",)
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "share_right", *ToolEnv.metric_names)
     default_system_prompt: ClassVar[str] = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "
         "done, answer: done."

@@ -62,6 +62,7 @@ class SyntheticToolEnv(ToolEnv):
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "value_recall", *ToolEnv.metric_names)
     max_steps: ClassVar[int]
 
     def __init__(self, *, steps: int = 2, split: str = "train", **shared: Any) -> None:
@@ -147,6 +148,7 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
     """
 
     max_steps: ClassVar[int] = 8
+    tool_signatures: ClassVar[tuple[str, ...]] = ("calculate(a, operation, b)",)
     default_system_prompt: ClassVar[str] = (
         "Calculate the value, one operation after the other; then answer with the number alone."
     )
@@ -191,6 +193,7 @@ class SyntheticTableEnv(SyntheticToolEnv):
     """
 
     max_steps: ClassVar[int] = 3
+    tool_signatures: ClassVar[tuple[str, ...]] = ("look_up(table, key)",)
     default_system_prompt: ClassVar[str] = (
         "Answer the question with look-ups in the tables, one after the other: the table 'maker' "
         "has the maker of each item, 'city' the city of each maker, 'country' the country of each "

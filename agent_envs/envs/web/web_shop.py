@@ -90,6 +90,9 @@ class WebShopEnv(ToolEnv):
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("search(keywords)", "click(button)")
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
+    data_source: ClassVar[str] = "the goals of a WebShop server; licence: see its repository"
     default_system_prompt: ClassVar[str] = (
         "You are in a web shop. Buy what the instruction asks for: search, click a product, click "
         'the options that fit, then click "Buy Now".'

@@ -9,12 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from agent_envs.retrieval import STOP_WORDS
+
 UNKNOWN: Final = "unknown"
-_STOP_WORDS: Final = frozenset(
-    """a an and are as at be been by did do does for from had has have he her his how in into is it
-    its of on or she than that the their they this to was were what when where which who whom whose
-    why with both same""".split()
-)
+_STOP_WORDS: Final = STOP_WORDS | {"both", "into", "same", "than"}
 _WORD: Final = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _HIT: Final = re.compile(r"^\[\d+\] (.*)$", re.MULTILINE)

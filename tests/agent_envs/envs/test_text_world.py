@@ -7,6 +7,7 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError, DataError, MissingExtraError
+from tests.agent_envs.test_catalogue import check_declarations
 
 ID = "AgentR1/TextWorld-v0"
 
@@ -131,6 +132,7 @@ def test_alfworld_games_are_found_and_played(alfworld_games):
     assert terminated
     assert info["metrics"]["success"] == 1.0
     assert reward == pytest.approx(1.12)
+    check_declarations(env)
     settings = {"data": data, "split": "valid_seen", "kinds": "look_at_obj_in_light"}
     assert gym.make("AgentR1/ALFWorld-v0", **settings).unwrapped.num_tasks == 1
     with pytest.raises(DataError, match="holds no games"):

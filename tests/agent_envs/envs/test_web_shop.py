@@ -11,6 +11,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs import ConfigurationError, DataError, MissingExtraError
+from tests.agent_envs.test_catalogue import check_declarations
 
 ID = "AgentR1/WebShop-v0"
 PRODUCTS = {"B001": "red mug", "B002": "blue mug"}
@@ -128,6 +129,7 @@ def test_giving_up_scores_nothing(env):
 
 
 def test_it_is_a_gymnasium_environment(base_url):
+    check_declarations(gym.make(ID, base_url=base_url))
     check_env(gym.make(ID, base_url=base_url).unwrapped)
 
 
