@@ -5,6 +5,7 @@ and ``Trajectory`` needs no torch.
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from agent_trainers.trajectory import Trajectory, Transition
 
 __all__ = [
+    "TINY_POLICY",
     "Rollout",
     "StepGRPOConfig",
     "StepGRPOTrainer",
@@ -26,6 +28,9 @@ __all__ = [
     "Transition",
     "estimate",
 ]
+
+TINY_POLICY: Final = Path(__file__).parent / "tiny_policy"
+"""The folder of the embedded policy: a model for examples and tests, trained in a minute on CPU."""
 
 _MODULES: Final = {
     "Rollout": "rollout.collector",

@@ -28,10 +28,9 @@ from agent_envs.data.files import write_text
 from agent_envs.envs.synthetic.world import Question, World, make_question, make_world, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
+from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-
-DEFAULT_OUTPUT: Final = Path(__file__).parent / "tiny_policy"
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
@@ -270,7 +269,7 @@ temperature 1, {greedy:.1%} greedy.
 def main() -> None:
     """Make the policy, measure it, and save it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="folder to write")
+    parser.add_argument("--output", type=Path, default=TINY_POLICY, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     options = parser.parse_args()
     torch.manual_seed(options.seed)

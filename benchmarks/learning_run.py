@@ -17,7 +17,8 @@ import gymnasium as gym
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from agent_envs.data.files import write_json
-from agent_trainers.cli.train import TINY_POLICY, make_trainer, parse_arguments
+from agent_trainers import TINY_POLICY
+from agent_trainers.cli.train import make_trainer, parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy

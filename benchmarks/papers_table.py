@@ -128,9 +128,9 @@ class PapersTableArguments:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    (options,) = parse(
+    options = parse(
         arguments,
-        (PapersTableArguments,),
+        PapersTableArguments,
         program="python -m benchmarks.papers_table",
         description="Train the embedded policy by every method and write the papers' tables.",
     )

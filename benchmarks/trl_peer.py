@@ -8,7 +8,7 @@ import gymnasium as gym
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 from agent_trainers.trainers.episode_plan import all_tasks
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 

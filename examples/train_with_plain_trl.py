@@ -4,7 +4,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 
 ENVIRONMENT = "AgentR1/SyntheticMultiHop-v0"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 
 START_SECONDS = 120
 TEXT = {"content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"}}

@@ -1,61 +1,156 @@
 """Parse options and YAML files into dataclasses; a mistyped name gets the nearest right one."""
 
 import argparse
+import dataclasses
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 from transformers import HfArgumentParser
 
 from agent_envs.errors import ConfigurationError
 
+T = TypeVar("T")
 
-def parse(
-    arguments: Sequence[str],
-    kinds: Sequence[Any],
-    *,
-    program: str,
-    description: str,
-    default_config: Path | None = None,
-    presets: Mapping[str, Any] | None = None,
-) -> tuple[Any, ...]:
-    """Parse command-line options into one object per dataclass.
+_TEXT_WIDTH: Final = 92
+_OTHERS: Final = "TRL and transformers"
 
-    Args:
-        arguments: The options, without the program's name.
-        kinds: Dataclasses, as `HfArgumentParser` takes them.
-        program: The program's name, for its help.
-        description: What it does, for its help.
-        default_config: The settings where ``--config`` is not given.
-        presets: Other defaults than the dataclasses' own; settings from a file win over them.
 
-    Raises:
-        SystemExit: On ``--help``, or if an option is unknown; the message has the nearest one.
-        ConfigurationError: If the settings file is wrong.
-    """
-    parser = HfArgumentParser(
-        kinds,
-        prog=program,
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--config", help="YAML file of settings; options on the command line win.")
-    _set_defaults(parser, presets or {}, "presets")
-    if (path := _config_path(arguments, default_config)) is not None:
-        _set_defaults(parser, read_config(path), str(path))
-    try:
-        *parsed, _, unknown = parser.parse_args_into_dataclasses(
-            list(arguments), return_remaining_strings=True
-        )
-    except ConfigurationError as error:
-        parser.error(str(error))
-    if unknown:
-        parser.error(_unknown_option(parser, unknown[0]))
-    return tuple(parsed)
+class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is untyped
+    """transformers' parser, with help that shows what matters first, and errors of two lines."""
+
+    def __init__(
+        self,
+        kinds: Sequence[type],
+        *,
+        program: str,
+        description: str,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        show_all: bool = False,
+    ) -> None:
+        """Make an option of each field.
+
+        Args:
+            kinds: Dataclasses, as `HfArgumentParser` takes them.
+            program: The program's name.
+            description: What it does.
+            groups: Heading -> names of options, for ``--help``; all in one if not given.
+            show_all: Whether the help lists the options that are in no group, too.
+        """
+        super().__init__(kinds, prog=program, description=description, allow_abbrev=False)
+        self.add_argument("--config")
+        self.add_argument("--help_all", action="help")
+        self._fields = {
+            field.name: field for kind in kinds for field in dataclasses.fields(kind) if field.init
+        }
+        groups = groups or {"options": tuple(self._fields)}
+        grouped = {name for names in groups.values() for name in names}
+        others = tuple(name for name in self._fields if name not in grouped)
+        self._groups = dict(groups) | ({_OTHERS: others} if show_all else {})
+        self._num_hidden = 0 if show_all else len(others)
+        self._source = ""
+
+    def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
+        """Make settings the defaults; each is checked and converted as on the command line.
+
+        Args:
+            settings: Names and values; lists and None are taken as they are.
+            source: Where they come from, for messages.
+        """
+        self._source = f"{source}: "
+        values = {}
+        for name, value in settings.items():
+            if name not in self._fields:
+                self.error(self._unknown_option(f"--{name}"))
+            if value is not None and not isinstance(value, list):
+                text = json.dumps(value) if isinstance(value, bool | dict) else str(value)
+                given, _ = self.parse_known_args([f"--{name}={text}"])
+                # some of TRL's options are texts on the command line and take a bool from a file
+                value = value if isinstance(value, bool) else getattr(given, name)
+            values[name] = value
+        self._source = ""
+        self.set_defaults(**values)
+
+    def check(
+        self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse a command line, without making the objects.
+
+        Args:
+            arguments: The command line, without the program's name.
+            others: Given what is no option here, returns what is none elsewhere either.
+
+        Returns:
+            The values by name, and what is no option here.
+
+        Raises:
+            SystemExit: On ``--help``, or if an option is wrong or unknown.
+        """
+        values, left_over = self.parse_known_args(list(arguments))
+        if unknown := others(left_over):
+            self.error(self._unknown_option(unknown[0]))
+        return values, left_over
+
+    def parse(
+        self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
+    ) -> tuple[Any, ...]:
+        """Parse a command line into one object per dataclass; see `check`."""
+        values, _ = self.check(arguments, others)
+        names = [
+            [field.name for field in dataclasses.fields(kind) if field.init]
+            for kind in self.dataclass_types
+        ]
+        try:
+            return tuple(
+                kind(**{name: getattr(values, name) for name in own})
+                for kind, own in zip(self.dataclass_types, names, strict=True)
+            )
+        except ValueError as error:  # ours, TRL's and transformers' own checks
+            self.error(str(error))
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in two lines; argparse would show the whole usage first."""
+        text = f"{self.prog}: {self._source}{message}\nAll options: {self.prog} --help\n"
+        sys.stderr.write(text)
+        sys.exit(2)
+
+    def format_help(self) -> str:
+        """Return the options by group, with their defaults."""
+        parts = [f"usage: {self.prog} [--option value ...]", str(self.description)]
+        for title, names in self._groups.items():
+            options = [self._describe(name) for name in names if name in self._fields]
+            parts += ["\n".join([f"{title}:", *options])] if options else []
+        parts.append("--config FILE: settings in YAML; options on the command line win.")
+        if self._num_hidden:
+            parts.append(f"{self._num_hidden} more options, of {_OTHERS}: {self.prog} --help_all")
+        return "\n\n".join(parts) + "\n"
+
+    def _describe(self, name: str) -> str:
+        default = self.get_default(name)
+        default = str(default).lower() if isinstance(default, bool) else default
+        line = f"  --{name}" if default is None else f"  --{name} (default: {default})"
+        text = self._fields[name].metadata.get("help", "").replace("%%", "%")
+        return "\n".join([line, *(f"{' ' * 8}{part}" for part in textwrap.wrap(text, _TEXT_WIDTH))])
+
+    def _unknown_option(self, option: str) -> str:
+        name = option.split("=")[0]
+        close = difflib.get_close_matches(name, [f"--{known}" for known in self._fields], n=1)
+        return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
+
+
+def parse(arguments: Sequence[str], kind: type[T], *, program: str, description: str) -> T:
+    """Parse a command line, and the file that its ``--config`` names, into one object."""
+    parser = CommandParser((kind,), program=program, description=description)
+    config = parser.check(arguments)[0].config
+    if config is not None:
+        parser.use_settings(read_config(Path(config)), config)
+    parsed: T = parser.parse(arguments)[0]
+    return parsed
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -75,60 +170,16 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def json_object(value: str | Mapping[str, Any] | None, option: str) -> dict[str, Any]:
-    """Return the object that an option holds: JSON text, or a mapping from YAML.
+def json_object(value: str | None, option: str) -> dict[str, Any]:
+    """Return the object that an option holds as JSON text.
 
     Raises:
         ConfigurationError: If it is no JSON object.
     """
-    if value is None or isinstance(value, Mapping):
-        return dict(value or {})
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(value or "{}")
     except ValueError as error:
         raise ConfigurationError(f"{option} is not valid JSON ({error}): {value}") from None
     if not isinstance(parsed, dict):
         raise ConfigurationError(f'{option} must be a JSON object such as {{"hops": 2}}: {value}')
     return parsed
-
-
-def peek(arguments: Sequence[str], option: str, default_config: Path | None = None) -> str | None:
-    """Return what one option is set to, on the command line or in the file, before all are parsed.
-
-    Raises:
-        ConfigurationError: If the settings file is wrong.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{option}")
-    known, _ = parser.parse_known_args(list(arguments))
-    value: str | None = getattr(known, option)
-    if value is None and (path := _config_path(arguments, default_config)) is not None:
-        value = read_config(path).get(option)
-    return value
-
-
-def _config_path(arguments: Sequence[str], default: Path | None) -> Path | None:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, default=default)
-    known, _ = parser.parse_known_args(list(arguments))
-    path: Path | None = known.config
-    return path
-
-
-def _set_defaults(parser: HfArgumentParser, settings: Mapping[str, Any], source: str) -> None:
-    """Make settings the parser's defaults."""
-    for name, value in settings.items():
-        actions = [action for action in parser._actions if action.dest == name]
-        if not actions:
-            parser.error(f"{source}: {_unknown_option(parser, f'--{name}')}")
-        for action in actions:  # a flag that is on by default has two: --name and --no_name
-            action.default = json.dumps(value) if isinstance(value, dict) else value
-            action.required = False
-
-
-def _unknown_option(parser: argparse.ArgumentParser, option: str) -> str:
-    name = option.split("=")[0]
-    options = [string for action in parser._actions for string in action.option_strings]
-    close = difflib.get_close_matches(name, options, n=1)
-    hint = f" Did you mean {close[0]}?" if close else " See --help for all options."
-    return f"unknown option {name}.{hint}"

@@ -1,27 +1,25 @@
 """``agent-r1-eval``: measure a language model in an environment."""
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 from rich.console import Console
 from rich.table import Table
 
-import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import json_object, parse
+from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.model_card import EMBEDDED
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
 from agent_trainers.trajectory import save_trajectories
-
-TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
 
 
 @dataclass
@@ -93,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Measure the model and show how it did."""
-    (options,) = parse(
+    options = parse(
         arguments,
-        (EvaluateArguments,),
+        EvaluateArguments,
         program="agent-r1-eval",
         description="Measure a language model in a Gymnasium environment.",
     )
@@ -105,13 +103,13 @@ def run(arguments: Sequence[str]) -> None:
         env_kwargs = {"split": "test"} | env_kwargs
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
-    make_env = functools.partial(gym.make, options.env, **env_kwargs)
+    make_env = environment_maker(options.env, env_kwargs)
     ks = options.pass_at or sorted({1, options.samples_per_task})
     with _open_policy(options, make_env) as policy:
         evaluation = evaluate_policy(
             make_env,
             policy,
-            _tasks(make_env, options.num_tasks),
+            first_tasks(make_env, options.num_tasks),
             samples_per_task=options.samples_per_task,
             ks=ks,
             seed=options.seed,
@@ -186,18 +184,11 @@ def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Ite
         yield policy
 
 
-def _tasks(make_env: Any, num_tasks: int) -> list[int]:
-    env = make_env()
-    limit = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
-    return list(range(min(num_tasks, limit or num_tasks)))
-
-
 def _as_json(
     options: EvaluateArguments, env_kwargs: dict[str, Any], evaluation: Evaluation
 ) -> dict[str, Any]:
     return {
-        "model": options.model or "embedded policy",
+        "model": options.model or EMBEDDED,
         "base_url": options.base_url,
         "env": options.env,
         "env_kwargs": env_kwargs,
@@ -215,7 +206,7 @@ def _as_json(
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    title = f"{options.model or 'embedded policy'} on {options.env}, {sampling}"
+    title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
     table = Table(title=title, min_width=60)
     table.add_column("metric")
     table.add_column("mean", justify="right")

@@ -1,126 +1,92 @@
 """Start several processes where the options ask for them.
 
 ``accelerate launch`` does it on accelerators. On a CPU it silently starts a single process whatever
-``--num_processes`` says, so ``torchrun`` does it there. ``--accelerate_config`` names a file of
-Accelerate's settings: one in ``recipes/accelerate`` (``ddp``, ``fsdp2``, ``deepspeed_zero3``), or
-one of your own.
+``--num_processes`` says, so ``torchrun`` does it there. The processes get the whole command line
+and pass over what was meant for their launcher.
 """
 
-import argparse
 import gc
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import yaml
 from accelerate import PartialState
 from accelerate.commands.launch import launch_command_parser
 
-from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
+from agent_trainers.checkpointing.interruption import STOP_FILE
+from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
-ACCELERATE_CONFIGS: Final = {
-    path.stem: path
-    for path in sorted((Path(__file__).parent.parent / "recipes" / "accelerate").glob("*.yaml"))
-}
 _CONFIG_OPTION: Final = "--accelerate_config"
 _MAY_RUN_ON_CPU: Final = ("NO", "MULTI_CPU", "MULTI_GPU")
+_SCRIPT: Final = "the script to launch"
 
 
-def split_launch_options(
-    arguments: Sequence[str], own_options: frozenset[str]
-) -> tuple[list[str], list[str]]:
-    """Tell Accelerate's options from the program's own.
+def unknown_to_accelerate(options: Sequence[str]) -> list[str]:
+    """Return which of some options ``accelerate launch`` does not have."""
+    parser = launch_command_parser()
+    parser.usage = "agent-r1-train [--option value ...]"  # its own is 200 lines
+    known, unknown = parser.parse_known_args([*options, _SCRIPT])
+    return unknown if known.training_script == _SCRIPT else [*unknown, known.training_script]
+
+
+def launch_command(
+    num_processes: int | None,
+    accelerate_config: str | None,
+    others: Sequence[str],
+    module: str,
+    arguments: Sequence[str],
+) -> list[str] | None:
+    """Return the command that starts the processes, or None where this process will do.
 
     Args:
-        arguments: The command line.
-        own_options: Options of the program; where both have a name, it is the program's.
-
-    Returns:
-        Accelerate's options with their values, and everything else.
-    """
-    table: dict[str, argparse.Action] = {
-        option: action
-        for action in launch_command_parser()._actions
-        for option in action.option_strings
-        if option.startswith("--") and option not in own_options and option != "--help"
-    }
-    table[_CONFIG_OPTION] = argparse.Action([_CONFIG_OPTION], "accelerate_config")
-    launch: list[str] = []
-    rest: list[str] = []
-    remaining = list(arguments)
-    while remaining:
-        argument = remaining.pop(0)
-        action = table.get(argument.split("=")[0].replace("-", "_").replace("__", "--", 1))
-        if action is None:
-            rest.append(argument)
-            continue
-        launch.append(argument)
-        if action.nargs != 0 and "=" not in argument and remaining:
-            launch.append(remaining.pop(0))
-    return launch, rest
-
-
-def launch_command(options: Sequence[str], module: str, rest: Sequence[str]) -> list[str] | None:
-    """Return the command that starts the processes, or None where this process will do.
+        num_processes: How many.
+        accelerate_config: A file of Accelerate's settings, by name or path.
+        others: Further options of ``accelerate launch``.
+        module: What the processes run.
+        arguments: Its command line.
 
     Raises:
         ConfigurationError: If the options ask for what a CPU cannot do.
     """
-    if not options or "LOCAL_RANK" in os.environ:  # nothing asked for, or already started
+    is_started = "LOCAL_RANK" in os.environ or STOP_FILE in os.environ
+    if is_started or (num_processes, accelerate_config, list(others)) == (None, None, []):
         return None
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(_CONFIG_OPTION, _CONFIG_OPTION.replace("_", "-"))
-    known, others = parser.parse_known_args(list(options))
-    config = None if known.accelerate_config is None else find_config(known.accelerate_config)
+    if num_processes is not None and num_processes < 1:
+        raise ConfigurationError(f"--num_processes must be at least 1, not {num_processes}.")
+    settings = {}
+    launch_options = [*others]
+    if num_processes is not None:
+        launch_options = ["--num_processes", str(num_processes), *others]
+    if accelerate_config is not None:
+        config = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind=_CONFIG_OPTION)
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        launch_options = ["--config_file", str(config), *launch_options]
     import torch
 
     if torch.accelerator.is_available():
-        settings = [] if config is None else ["--config_file", str(config)]
-        start = [sys.executable, "-m", "accelerate.commands.launch", *settings, *others]
-        return [*start, "--module", module, *rest]
-    num_processes = _num_cpu_processes(others, config)
-    if num_processes == 1:
-        return None
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc_per_node", str(num_processes), "--module", module, *rest]
+        start = ["accelerate.commands.launch", *launch_options]
+    else:
+        _check_cpu_can(settings, others)
+        num_processes = num_processes or int(settings.get("num_processes", 1))
+        if num_processes == 1:
+            return None
+        start = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
+    return [sys.executable, "-m", *start, "--module", module, *arguments]
 
 
-def find_config(name_or_path: str) -> Path:
-    """Return the file of Accelerate's settings that is meant.
-
-    Raises:
-        UnknownNameError: If there is none; says which there are.
-    """
-    path = Path(name_or_path)
-    return path if path.is_file() else lookup(ACCELERATE_CONFIGS, name_or_path, kind=_CONFIG_OPTION)
-
-
-def _num_cpu_processes(options: Sequence[str], config: Path | None) -> int:
-    """Return how many processes to start on this CPU.
-
-    Raises:
-        ConfigurationError: If the options or the file ask for what a CPU cannot do.
-    """
-    settings = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8"))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    default = int(settings.get("num_processes", 1))
-    parser.add_argument("--num_processes", "--num-processes", type=int, default=default)
-    known, others = parser.parse_known_args(list(options))
+def _check_cpu_can(settings: dict[str, object], others: Sequence[str]) -> None:
     if others:
         raise ConfigurationError(
             f"{others[0]} needs an accelerator; on a CPU only --num_processes is supported."
         )
     if (kind := settings.get("distributed_type", "NO")) not in _MAY_RUN_ON_CPU:
         raise ConfigurationError(
-            f"{_CONFIG_OPTION} {config}: {kind} needs an accelerator. On a CPU use "
-            f"{_CONFIG_OPTION} ddp, or --num_processes alone."
+            f"{_CONFIG_OPTION}: {kind} needs an accelerator. On a CPU use {_CONFIG_OPTION} ddp, or "
+            "--num_processes alone."
         )
-    if known.num_processes < 1:
-        raise ConfigurationError(f"--num_processes must be at least 1, not {known.num_processes}.")
-    return int(known.num_processes)
 
 
 def leave_process_group() -> None:

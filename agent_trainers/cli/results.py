@@ -100,19 +100,22 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         )
 
 
-def write_results(
+def describe_run(
     trainer: StepGRPOTrainer,
-    collector: SampleCollector,
-    *,
     run: Mapping[str, Any],
+    *,
     before: Mapping[str, float],
     after: Mapping[str, float],
-    seconds: Mapping[str, float],
-) -> None:
-    """Write everything into the output folder and print the table."""
-    folder = Path(trainer.args.output_dir)
-    history = trainer.state.log_history
-    results = {
+) -> dict[str, Any]:
+    """Return what ``results.json`` holds.
+
+    Args:
+        trainer: What has trained, or is about to.
+        run: What was asked for.
+        before: Evaluated ``success`` and ``return`` before training; may be empty.
+        after: The same after training, with ``num_episodes``.
+    """
+    return {
         **run,
         "success_before": before.get("success"),
         "success_after": after.get("success"),
@@ -120,15 +123,27 @@ def write_results(
         "return_after": after.get("return"),
         "num_eval_episodes": after.get("num_episodes", 0),
         "steps": trainer.state.global_step,
-        **seconds,
+        "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},
     }
+
+
+def write_results(
+    trainer: StepGRPOTrainer, collector: SampleCollector, results: Mapping[str, Any]
+) -> None:
+    """Write everything into the output folder and print the table."""
+    folder = Path(trainer.args.output_dir)
     write_json(folder / "results.json", results)
-    plot_learning_curve(folder / "learning_curve.png", history, before=before, after=after)
+    plot_learning_curve(
+        folder / "learning_curve.png",
+        trainer.state.log_history,
+        before=results["success_before"],
+        after=results["success_after"],
+    )
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
     _print_table(results, folder)

@@ -3,15 +3,15 @@
 Without arguments it trains the embedded policy on the synthetic environment, on CPU.
 """
 
+import argparse
 import contextlib
-import functools
 import json
 import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,22 +24,52 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers import TINY_POLICY
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli import dry_run
-from agent_trainers.cli.arguments import json_object, parse, peek, read_config
-from agent_trainers.cli.launch import launch_command, leave_process_group, split_launch_options
+from agent_trainers.cli.arguments import CommandParser, json_object, read_config
+from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.launch import launch_command, leave_process_group, unknown_to_accelerate
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.results import SampleCollector, write_results
+from agent_trainers.cli.model_card import EMBEDDED, model_card
+from agent_trainers.cli.results import SampleCollector, describe_run, write_results
 from agent_trainers.cli.resuming import begin_run, check_output_folder, say, stopped_early
 from agent_trainers.cli.supervision import supervise
 from agent_trainers.monitoring.progress import show_progress
+from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.presets import PRESETS, config_class, has_critic, trainer_class
 
-RECIPES: Final = Path(__file__).parent.parent / "recipes"
-TINY_POLICY: Final = Path(__file__).parent.parent / "tiny_policy"
+PROGRAM: Final = "agent-r1-train"
+HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "environment": ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks"),
+    "model": ("model", "max_prompt_length", "max_completion_length", "bf16", "use_cpu"),
+    "algorithm": (
+        "algorithm", "advantage_estimator", "gamma", "lam", "token_gamma", "token_lam",
+        "step_advantage_weight", "loss_denominator", "loss_mask", "advantage_mask",
+        "importance_sampling_level", "epsilon", "epsilon_high", "beta", "kl_placement",
+        "reward_schedules",
+    ),
+    "critic": (
+        "critic_model", "critic_learning_rate", "critic_warmup_steps", "value_coef",
+        "value_clip_range", "bootstrap_truncated",
+    ),
+    "rollout": (
+        "num_generations", "temperature", "step_timeout", "episode_timeout", "group_quorum",
+        "transformers_generation", "use_vllm", "vllm_mode", "vllm_importance_sampling_mode",
+        "max_logprob_drift",
+    ),
+    "optimisation": (
+        "max_steps", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps",
+        "max_tokens_per_micro_batch", "merge_steps", "seed",
+    ),
+    "processes": ("num_processes", "accelerate_config"),
+    "the run": (
+        "output_dir", "save_steps", "resume", "dry_run", "sample_steps", "report_to", "push_to_hub",
+    ),
+}  # fmt: skip
+"""What ``--help`` shows: our own options, and those of TRL's that most runs set."""
 
 
 @dataclass
@@ -81,6 +111,17 @@ class TrainArguments:
             "anything is updated or saved."
         },
     )
+    num_processes: int | None = field(
+        default=None,
+        metadata={"help": "Processes that share each batch, one on each accelerator or on the CPU; "
+                  "further options of 'accelerate launch' are handed on to it."},
+    )  # fmt: skip
+    accelerate_config: str | None = field(
+        default=None,
+        metadata={
+            "help": f"A file of Accelerate's settings, or one of {', '.join(ACCELERATE_CONFIGS)}."
+        },
+    )
     resume: bool = field(
         default=False,
         metadata={
@@ -96,15 +137,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
     try:
-        launch, rest = split_launch_options(arguments, _own_options())
-        command = launch_command(launch, "agent_trainers.cli.train", rest)
+        given, others = make_parser(arguments).check(arguments, unknown_to_accelerate)
+        command = launch_command(
+            given.num_processes,
+            given.accelerate_config,
+            others,
+            "agent_trainers.cli.train",
+            arguments,
+        )
         if command is not None:
             sys.exit(supervise(command, say))
         with StopRequests(say) as requests:
-            exit_code = run(rest, requests)
+            exit_code = run(arguments, requests)
         leave_process_group()
     except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"agent-r1-train: {error}")
+        sys.exit(f"{PROGRAM}: {error}")
     except Interrupted as interrupted:
         say("Stopped. The same command with --resume goes on from the last checkpoint.")
         sys.exit(interrupted.exit_code)
@@ -142,6 +189,15 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     trainer.add_callback(collector)
     checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
+    run = {
+        "env": options.env,
+        "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
+        "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
+        "model": options.model or EMBEDDED,
+        "algorithm": options.algorithm,
+        "command": shlex.join([PROGRAM, *arguments]),
+    }
+    _describe(trainer, run, before, {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
@@ -150,27 +206,26 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     after = evaluate(trainer)
     close_loggers(trainer)
     collector.collect_evaluated("evaluation, after training")
+    results = _describe(trainer, run, before, after)
+    trainer.create_model_card()
     trainer.save_model()
     if trainer.accelerator.is_main_process:
-        write_results(
-            trainer,
-            collector,
-            run={
-                "env": options.env,
-                "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
-                "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
-                "model": options.model or "embedded policy",
-                "algorithm": options.algorithm,
-                "command": shlex.join(["agent-r1-train", *arguments]),
-            },
-            before=before,
-            after=after,
-            seconds={
-                "seconds": round(trainer.training_seconds, 2),
-                "total_seconds": round(time.perf_counter() - started, 2),
-            },
-        )
+        seconds = round(time.perf_counter() - started, 2)
+        write_results(trainer, collector, results | {"total_seconds": seconds})
     return 0
+
+
+def _describe(
+    trainer: StepGRPOTrainer,
+    run: Mapping[str, Any],
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what is known of a run, and let its model card say so."""
+    results = describe_run(trainer, run, before=before, after=after)
+    args = trainer.args
+    trainer.model_card = model_card(results, args.output_dir, args.hub_model_id)
+    return results
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
@@ -198,29 +253,49 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
-    """Parse the command line and the settings file.
-
-    Without ``--config`` and ``--model``, the settings of the recipe ``default.yaml`` are the
-    defaults, and with a critic those of ``default_critic.yaml``.
-    """
-    names = {f"--{a[2:].split('=')[0].replace('-', '_')}" for a in arguments}
-    is_default = not names & {"--config", "--model"}
-    default_config = RECIPES / "default.yaml" if is_default else None
-    algorithm = peek(arguments, "algorithm", default_config) or TrainArguments.algorithm
-    presets = dict(lookup(PRESETS, algorithm, kind="algorithm"))
-    if is_default and has_critic(algorithm):
-        presets |= read_config(RECIPES / "default_critic.yaml")
-    options, config = parse(
-        arguments,
-        (TrainArguments, config_class(algorithm)),
-        program="agent-r1-train",
-        description="Train a language model in a Gymnasium environment by step-level RL.",
-        default_config=default_config,
-        presets=presets,
-    )
-    if config.num_generations_eval is None:
-        config.num_generations_eval = 1  # each evaluation task once
+    """Parse the command line and the settings file."""
+    options, config = make_parser(arguments).parse(arguments, unknown_to_accelerate)
     return options, config
+
+
+def make_parser(arguments: Sequence[str]) -> CommandParser:
+    """Return the parser of a command line, with its algorithm's options and its file's defaults.
+
+    Without ``--config`` and ``--model``, the file is the recipe ``default``. A file's arguments of
+    an environment are for its own environment only.
+
+    Raises:
+        ConfigurationError: If the file is wrong.
+        UnknownNameError: If there is no such recipe or algorithm.
+    """
+    first = argparse.ArgumentParser(PROGRAM, add_help=False, allow_abbrev=False)
+    for name in ("config", "model", "env", "algorithm"):
+        first.add_argument(f"--{name}")
+    given, _ = first.parse_known_args(list(arguments))
+    path, settings = None, {}
+    if given.config is not None or given.model is None:
+        path = find_settings(RECIPES, given.config or "default", kind="--config")
+        settings = read_config(path)
+    if given.env not in (None, settings.get("env", TrainArguments.env)):
+        of_another = ("env_kwargs", "eval_env_kwargs")
+        settings = {name: settings[name] for name in settings if name not in of_another}
+    algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
+    # each evaluation task is played once
+    presets = {"num_generations_eval": 1} | dict(lookup(PRESETS, algorithm, kind="algorithm"))
+    if path == RECIPES["default"] and has_critic(algorithm):
+        presets |= read_config(FOLDER / "default_critic.yaml")
+    parser = CommandParser(
+        (TrainArguments, config_class(algorithm)),
+        program=PROGRAM,
+        description="Train a language model in a Gymnasium environment by step-level RL.\n"
+        "The defaults shown are those beside what else is on the command line: --model, --config "
+        "and\n--algorithm change some.",
+        groups=HELP_GROUPS,
+        show_all="--help_all" in arguments,
+    )
+    parser.use_settings(presets, algorithm)
+    parser.use_settings(settings, str(path))
+    return parser
 
 
 def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTrainer:
@@ -231,7 +306,8 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTra
     """
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     eval_env_kwargs = env_kwargs | json_object(options.eval_env_kwargs, "--eval_env_kwargs")
-    make_eval_env = functools.partial(gym.make, options.env, **eval_env_kwargs)
+    make_eval_env = environment_maker(options.env, eval_env_kwargs)
+    eval_tasks = first_tasks(make_eval_env, options.num_eval_tasks)
     model = options.model or str(TINY_POLICY)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
@@ -242,21 +318,12 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTra
         ) from error
     return trainer_class(options.algorithm)(
         model=model,
-        env=functools.partial(gym.make, options.env, **env_kwargs),
+        env=environment_maker(options.env, env_kwargs),
         eval_env=make_eval_env,
         args=config,
-        eval_dataset=_eval_tasks(make_eval_env, options.num_eval_tasks),
+        eval_dataset=Dataset.from_dict({"task": eval_tasks}) if eval_tasks else None,
         processing_class=tokenizer,
     )
-
-
-def _eval_tasks(make_env: Callable[[], Any], num_tasks: int) -> Dataset | None:
-    if num_tasks == 0:
-        return None
-    env = make_env()
-    limit = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
-    return Dataset.from_dict({"task": list(range(min(num_tasks, limit or num_tasks)))})
 
 
 def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, float]:
@@ -269,11 +336,6 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
     if trainer.accelerator.is_main_process:
         write_json(path, before)
     return before
-
-
-def _own_options() -> frozenset[str]:
-    names = [entry.name for kind in (TrainArguments, StepPPOConfig) for entry in fields(kind)]
-    return frozenset(f"--{name}" for name in [*names, "config"])
 
 
 if __name__ == "__main__":

@@ -38,16 +38,16 @@ def plot_learning_curve(
     path: str | Path,
     history: Sequence[Mapping[str, Any]],
     *,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: float | None,
+    after: float | None,
 ) -> None:
     """Draw success and return against optimiser steps.
 
     Args:
         path: The PNG file to write.
         history: The trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-        before: Evaluated ``success`` before training; may be empty.
-        after: Evaluated ``success`` after training; may be empty.
+        before: Evaluated success before training, if measured.
+        after: Evaluated success after training, if measured.
     """
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def plot_learning_curve(
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
             axes.plot(steps, _smooth(values), color=colour, linewidth=2, label=label)
     last = max((entry["step"] for entry in entries), default=0)
-    measured = [(s, m["success"]) for s, m in ((0, before), (last, after)) if "success" in m]
+    measured = [(step, value) for step, value in ((0, before), (last, after)) if value is not None]
     if measured:
         steps, values = zip(*measured, strict=True)
         axes.scatter(steps, values, color="#16a34a", zorder=3, s=60, label="success in evaluation")

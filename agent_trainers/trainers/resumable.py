@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors.torch import load_file, save_file
 from trl import GRPOTrainer
 
+from agent_envs.data.files import write_text
 from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.checkpointing import checkpoints
 
@@ -31,6 +32,8 @@ _log = logging.getLogger(__name__)
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     """Writes checkpoints whole or not at all, and goes on from them as if nothing had happened."""
 
+    model_card: str | None = None
+    """What ``README.md`` beside the model is to say; TRL's words where it is not given."""
     _run: str | None = None
     _staging: Path | None = None
     _push_from: str | None = None
@@ -194,6 +197,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         tied = getattr(model, "all_tied_weights_keys", None) or ()
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def create_model_card(self, *arguments: Any, **options: Any) -> None:
+        """Write our card. Relies on: called with each checkpoint and before each upload."""
+        if self.model_card is None:
+            super().create_model_card(*arguments, **options)
+        elif self.args.should_save:
+            write_text(Path(self.args.output_dir) / "README.md", self.model_card)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a reader finds each file whole, and weights only when all is there.

@@ -20,7 +20,7 @@ from transformers import (
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

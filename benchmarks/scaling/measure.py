@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.data.files import write_json
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
-from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.policies.policy import Generation
 from agent_trainers.policies.sampling import Completion
 from agent_trainers.policies.slots import Finish, Prompt

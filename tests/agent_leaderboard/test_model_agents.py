@@ -7,7 +7,7 @@ import pytest
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.agents.agent import AGENTS, build_agent
 from agent_leaderboard.agents.repeated_play import choose_by_majority
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition

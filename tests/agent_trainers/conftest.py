@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def tiny_policy():
     """The folder of the embedded policy."""
-    from agent_trainers.cli.train import TINY_POLICY
+    from agent_trainers import TINY_POLICY
 
     return str(TINY_POLICY)
 

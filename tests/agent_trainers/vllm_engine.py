@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import AutoTokenizer
 
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 
 TOKENIZER = AutoTokenizer.from_pretrained(TINY_POLICY)
 WORDS = TOKENIZER("<answer>", add_special_tokens=False).input_ids

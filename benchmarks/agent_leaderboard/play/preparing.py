@@ -10,7 +10,6 @@ from typing import Final
 
 from tqdm.auto import tqdm
 
-import agent_trainers
 from agent_envs.errors import MissingExtraError
 from agent_leaderboard.agents.agent import AGENTS
 from agent_leaderboard.play.config import (
@@ -36,8 +35,8 @@ from agent_leaderboard.records.run_folder import (
     file_sha256,
     tasks_text,
 )
+from agent_trainers import TINY_POLICY
 
-TINY_POLICY: Final = Path(agent_trainers.__file__).parent / "tiny_policy"
 _PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 _MODEL_PACKAGES: Final = ("torch", "transformers")
 _OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")

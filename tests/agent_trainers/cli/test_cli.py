@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.data.records import read_records
 from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli import evaluate, train
-from agent_trainers.cli.launch import ACCELERATE_CONFIGS, launch_command, split_launch_options
+from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
 from agent_trainers.monitoring.metrics_log import read_metrics
+from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.presets import PRESETS
 from agent_trainers.trajectory import load_trajectories
@@ -42,6 +46,16 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     logged = read_metrics(folder)
     assert [record["step"] for record in logged] == [0, 1, 2, 2, 2]  # with both evaluations
     assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for part in ("| base model | embedded policy |",
+                 "| environment | AgentR1/SyntheticMultiHop-v0 |",
+                 '| its arguments in evaluation | {"split": "test"} |', "| algorithm | grpo_step |",
+                 "| optimiser steps | 2 |", f"| trl | {results['versions']['trl']} |",
+                 f"| success before training | {results['success_before']:.1%} |",
+                 f"| success after training | {results['success_after']:.1%} |",
+                 f"agent-r1-eval --model {folder} --env AgentR1/SyntheticMultiHop-v0"):  # fmt: skip
+        assert part in card
+    assert "None" not in card
     shown = capsys.readouterr().out
     assert "success" in shown
     assert "results.json" in shown.replace("\n", "")
@@ -55,6 +69,21 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     assert measured["env_kwargs"] == {"split": "test"}
     assert len(load_trajectories(episodes)) == 6
     assert "pass@2" in capsys.readouterr().out
+
+
+def test_an_upload_has_the_card_of_the_run(tmp_path, monkeypatch):
+    uploaded = []
+
+    def upload(trainer, **_):
+        trainer.create_model_card(model_name="TRL's")
+        uploaded.append((tmp_path / "README.md").read_text(encoding="utf-8"))
+
+    monkeypatch.setattr(StepGRPOTrainer, "push_to_hub", upload)
+    monkeypatch.setattr(StepGRPOTrainer, "init_hf_repo", lambda trainer: None)
+    run_train(tmp_path, "--push_to_hub", "--hub_model_id", "me/mine", "--save_strategy", "no")
+    assert len(uploaded) == 1
+    assert "agent-r1-eval --model me/mine --env AgentR1/SyntheticMultiHop-v0" in uploaded[0]
+    assert "success after training" in uploaded[0]
 
 
 def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
@@ -126,7 +155,9 @@ def test_a_mistyped_option_gets_the_nearest_right_name(module, option, right, ca
     with pytest.raises(SystemExit) as exit_status:
         module.run([option, "1"])
     assert exit_status.value.code == 2
-    assert f"Did you mean {right}?" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"Did you mean {right}?" in error
+    assert error.count("\n") <= 3
 
 
 def test_a_mistyped_setting_in_a_file_gets_the_nearest_right_name(tmp_path, capsys):
@@ -137,6 +168,100 @@ def test_a_mistyped_setting_in_a_file_gets_the_nearest_right_name(tmp_path, caps
     error = capsys.readouterr().err
     assert "Did you mean --learning_rate?" in error
     assert str(path) in error
+
+
+def test_a_value_in_a_file_is_checked_and_converted_as_on_the_command_line(tmp_path, capsys):
+    path = tmp_path / "settings.yaml"
+    path.write_text("num_generations: 4.5\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        train.parse_arguments(["--config", str(path)])
+    error = capsys.readouterr().err
+    assert f"{path}: argument --num_generations" in error
+    assert "invalid int value: '4.5'" in error
+    path.write_text("max_steps: '3'\nreport_to: [none]\nscale_rewards: false\nbf16: false\n"
+                    "use_cpu: true\ntop_p: null\n")  # fmt: skip
+    _, config = train.parse_arguments(["--config", str(path)])
+    assert (config.max_steps, config.report_to, config.scale_rewards) == (3, [], "none")
+
+
+def test_a_recipe_is_found_by_name_and_a_wrong_name_lists_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    default, _ = train.parse_arguments(["--config", "default", "--algorithm", "ppo"])
+    assert default == train.parse_arguments(["--algorithm", "ppo"])[0]
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'hotpotqa_grpo'.*default, hotpot"):
+        train.parse_arguments(["--config", "hotpotqa_gpro"])
+    assert all(path.is_file() for path in [*RECIPES.values(), *ACCELERATE_CONFIGS.values()])
+
+
+def test_the_arguments_of_an_environment_stay_with_it():
+    options, _ = train.parse_arguments([])
+    assert json.loads(options.eval_env_kwargs) == {"split": "test"}
+    options, _ = train.parse_arguments(["--env", "Mine/Own-v0"])
+    assert (options.env_kwargs, options.eval_env_kwargs) == (None, None)
+
+
+OWN_ENVIRONMENT = """
+import gymnasium as gym
+from agent_envs.core.spaces import UnicodeText
+
+class Own(gym.Env):
+    observation_space = action_space = UnicodeText()
+
+    def __init__(self, target="blue"):
+        self.target = target
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        text = f"Say {self.target}"
+        return text, {"messages": [{"role": "user", "content": text}], "task_id": "0"}
+
+    def step(self, action):
+        is_right = self.target in action
+        messages = [{"role": "user", "content": "Thank you"}]
+        info = {"messages": messages, "metrics": {"success": is_right}, "task_id": "0",
+                "reward_terms": {"right": float(is_right)}, "action": {}}
+        return "Thank you", float(is_right), True, False, info
+
+gym.register("Mine/Own-v0", Own)
+"""
+
+
+def test_an_environment_of_ones_own_is_trained_in_from_the_folder_it_lies_in(tmp_path, monkeypatch):
+    (tmp_path / "my_module.py").write_text(OWN_ENVIRONMENT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    run_train(tmp_path / "run", "--env", "my_module:Mine/Own-v0", "--env_kwargs",
+              '{"target": "red"}')  # fmt: skip
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert (results["env"], results["eval_env_kwargs"]) == ("my_module:Mine/Own-v0", {})
+    for arguments, message in (
+        (["--env_kwargs", '{"split": "test"}'], "--env_kwargs: .*unexpected keyword.*split"),
+        (["--env", "no_module:Mine/Own-v0"], "--env no_module:Mine/Own-v0: No module named"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            run_train(tmp_path / "run2", "--env", "my_module:Mine/Own-v0", *arguments)
+
+
+def test_help_shows_our_own_options_first_with_their_defaults(capsys):
+    def shown(*arguments):
+        with pytest.raises(SystemExit) as exit_status:
+            train.main(arguments)
+        assert exit_status.value.code == 0
+        return capsys.readouterr().out
+
+    text = shown("--help")
+    own = {field.name for field in dataclasses.fields(train.TrainArguments)}
+    own |= set(StepGRPOConfig.__annotations__)
+    assert {name for name in own if f"  --{name}" not in text} == set()
+    assert "--learning_rate (default: 0.003)" in text
+    assert "--critic_model" not in text
+    assert "more options, of TRL and transformers: agent-r1-train --help_all" in text
+    assert text.index("  --env") < text.index("  --algorithm") < text.index("  --learning_rate")
+    changed = shown("--model", "some/model", "--algorithm", "ppo", "--help")
+    assert "--resume (default: false)" in changed
+    assert "--critic_model" in changed
+    assert "--adam_beta1" not in text
+    assert "--adam_beta1 (default: 0.9)" in shown("--help_all")
 
 
 def test_options_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
@@ -194,8 +319,8 @@ def test_a_file_can_name_the_algorithm_and_win_over_its_settings(tmp_path):
 
 
 def test_the_recipe_holds_the_first_papers_settings():
-    path = str(train.RECIPES / "hotpotqa_grpo.yaml")
-    options, config = train.parse_arguments(["--config", path, "--use_cpu", "--bf16", "false"])
+    arguments = ["--config", "hotpotqa_grpo", "--use_cpu", "--bf16", "false"]
+    options, config = train.parse_arguments(arguments)
     assert options.model == "Qwen/Qwen2.5-3B-Instruct"
     assert (config.learning_rate, config.beta, config.num_generations) == (1e-6, 0.001, 5)
     assert config.max_completion_length == 1024
@@ -232,54 +357,66 @@ def test_an_environment_that_does_not_exist_is_one_line_on_the_terminal(tmp_path
 
 
 def test_options_of_accelerate_are_told_from_our_own():
-    own = frozenset({"--learning_rate", "--bf16"})
-    launch, rest = split_launch_options(
-        ["--num_processes", "2", "--learning_rate", "1", "--mixed_precision=bf16", "--bf16"], own
-    )
-    assert launch == ["--num_processes", "2", "--mixed_precision=bf16"]
-    assert rest == ["--learning_rate", "1", "--bf16"]
+    arguments = ["--num_processes", "2", "--learning_rate", "1", "--mixed_precision=bf16",
+                 "--bf16", "true", "--num_machines", "3"]  # fmt: skip
+    given, others = train.make_parser(arguments).check(arguments, unknown_to_accelerate)
+    assert others == ["--mixed_precision=bf16", "--num_machines", "3"]
+    assert (given.num_processes, given.learning_rate, given.bf16) == (2, 1.0, True)
+
+
+@pytest.mark.parametrize("argument", ["--learning_rat", "stray"])
+def test_what_neither_we_nor_accelerate_know_is_refused(argument, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--mixed_precision", "bf16", argument, "1"])
+    error = capsys.readouterr().err
+    assert f"unknown option {argument}" in error
+    assert error.count("\n") <= 3
+
+
+def launch(num_processes=None, config=None, others=()):
+    return launch_command(num_processes, config, others, "module", ["--x"])
 
 
 def test_several_processes_on_a_cpu_are_started_by_torchrun(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    command = launch_command(["--num_processes", "2"], "module", ["--x"])
-    assert command[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-                           "--module", "module", "--x"]  # fmt: skip
-    assert launch_command(["--num_processes", "1"], "module", []) is None
+    assert launch(2)[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+                             "--module", "module", "--x"]  # fmt: skip
+    assert launch(1) is None
+    with pytest.raises(ConfigurationError, match="--num_processes must be at least 1, not 0"):
+        launch(0)
     with pytest.raises(ConfigurationError, match="--use_fsdp needs an accelerator"):
-        launch_command(["--use_fsdp"], "module", [])
+        launch(others=["--use_fsdp"])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert launch(2) is None  # these are the processes
 
 
 def test_several_processes_on_accelerators_are_started_by_accelerate(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    command = launch_command(["--num_processes", "8", "--use_fsdp"], "module", ["--x"])
-    assert command[1:] == ["-m", "accelerate.commands.launch", "--num_processes", "8",
-                           "--use_fsdp", "--module", "module", "--x"]  # fmt: skip
+    assert launch(8, others=["--use_fsdp"])[1:] == [
+        "-m", "accelerate.commands.launch", "--num_processes", "8", "--use_fsdp",
+        "--module", "module", "--x",
+    ]  # fmt: skip
+    assert launch() is None
 
 
 def test_settings_of_accelerate_come_from_a_recipe_or_a_file(monkeypatch, tmp_path):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    launch, rest = split_launch_options(
-        ["--accelerate_config", "fsdp2", "--num_processes=4", "--beta", "0"], frozenset({"--beta"})
-    )
-    assert rest == ["--beta", "0"]
-    command = launch_command(launch, "module", rest)
     path = str(ACCELERATE_CONFIGS["fsdp2"])
-    assert command[1:6] == ["-m", "accelerate.commands.launch", "--config_file", path,
-                            "--num_processes=4"]  # fmt: skip
+    assert launch(4, "fsdp2")[1:7] == ["-m", "accelerate.commands.launch", "--config_file", path,
+                                       "--num_processes", "4"]  # fmt: skip
     own = tmp_path / "own.yaml"
     own.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n", encoding="utf-8")
-    assert str(own) in launch_command(["--accelerate-config", str(own)], "module", [])
+    assert str(own) in launch(config=str(own))
     with pytest.raises(UnknownNameError, match="Did you mean 'ddp'"):
-        launch_command(["--accelerate_config", "dpp"], "module", [])
+        launch(config="dpp")
 
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    assert "3" in launch_command(["--accelerate_config", str(own)], "module", [])
+    assert "3" in launch(config=str(own))
     with pytest.raises(ConfigurationError, match="FSDP needs an accelerator"):
-        launch_command(["--accelerate_config", "fsdp2"], "module", [])
+        launch(config="fsdp2")
 
 
 def test_two_processes_really_train_together(tmp_path):

@@ -143,5 +143,5 @@ def test_an_episode_that_failed_shows_its_error(page):
 )
 def test_the_learning_curve_is_a_picture(tmp_path, history):
     path = tmp_path / "curve.png"
-    plot_learning_curve(path, history, before={"success": 0.05}, after={"success": 0.97})
+    plot_learning_curve(path, history, before=0.05, after=0.97)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from agent_trainers.cli import train
+from agent_trainers.recipes import FOLDER
 from agent_trainers.trainers.generation import equal_shares
 
 REPOSITORY = Path(__file__).parents[3]
@@ -85,11 +86,11 @@ def test_shares_are_equal_and_hold_everything_in_order():
 
 def test_the_recipe_for_a_server_differs_from_the_colocated_one_in_vllm_alone():
     server, colocated = (
-        yaml.safe_load((train.RECIPES / name).read_text(encoding="utf-8"))
+        yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
         for name in ("hotpotqa_grpo_server.yaml", "hotpotqa_grpo.yaml")
     )
-    path = str(train.RECIPES / "hotpotqa_grpo_server.yaml")
-    _, config = train.parse_arguments(["--config", path, "--use_cpu", "--bf16", "false"])
+    arguments = ["--config", "hotpotqa_grpo_server", "--use_cpu", "--bf16", "false"]
+    _, config = train.parse_arguments(arguments)
     assert config.vllm_mode == "server"
     differing = {name for name in server | colocated if server.get(name) != colocated.get(name)}
     assert {name for name in differing if not name.startswith("vllm_")} == {"output_dir"}

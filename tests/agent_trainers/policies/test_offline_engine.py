@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent_envs.errors import MissingExtraError
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 from agent_trainers.policies import GenerationRequest
 from agent_trainers.policies.offline_engine import vllm_policy
 from tests.agent_trainers.vllm_engine import TOKENIZER, WORDS, install_vllm

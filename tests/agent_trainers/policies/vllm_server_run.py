@@ -9,8 +9,8 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import AutoTokenizer
 
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
-from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving, vllm_at_hand

@@ -8,8 +8,8 @@ import gymnasium as gym
 import torch
 from transformers import AutoTokenizer
 
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
-from agent_trainers.cli.train import TINY_POLICY
 from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
 
 

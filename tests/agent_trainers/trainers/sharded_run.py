@@ -18,16 +18,23 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from transformers import AutoTokenizer
 
-from agent_trainers.cli.launch import find_config, leave_process_group
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
+from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.policies.sampling import SamplingSettings, sample
+from agent_trainers.recipes import ACCELERATE_CONFIGS
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 
 def recipe_environment(name):
     """The environment variables by which Accelerate hands a recipe on to the processes."""
-    arguments = ["--config_file", str(find_config(name)), "--mixed_precision", "no", "script.py"]
+    arguments = [
+        "--config_file",
+        str(ACCELERATE_CONFIGS[name]),
+        "--mixed_precision",
+        "no",
+        "script.py",
+    ]
     parsed = launch_command_parser().parse_args(arguments)
     options, defaults, _ = _validate_launch_command(parsed)
     if name == "deepspeed_zero3":

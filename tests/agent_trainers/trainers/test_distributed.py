@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
 from agent_trainers.trainers.presets import PRESETS
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"

@@ -11,8 +11,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from agent_envs import UnknownNameError
-from agent_trainers.cli.launch import ACCELERATE_CONFIGS, find_config
-from agent_trainers.cli.train import TINY_POLICY
+from agent_trainers import TINY_POLICY
+from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 SCRIPT = Path(__file__).parent / "sharded_run.py"
 KINDS = {
@@ -71,4 +71,4 @@ def test_every_recipe_says_what_was_run_and_what_was_not():
 
 def test_a_mistyped_recipe_gets_the_nearest_right_name():
     with pytest.raises(UnknownNameError, match="Did you mean 'fsdp2'"):
-        find_config("fsdp")
+        find_settings(ACCELERATE_CONFIGS, "fsdp", kind="--accelerate_config")
