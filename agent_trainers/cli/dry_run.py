@@ -140,7 +140,6 @@ def _facts(trainer: StepGRPOTrainer, record: BatchRecord, new_logprobs: npt.NDAr
     sampled = tensors["sampling_per_token_logps"].float().cpu().numpy()
     # vLLM gives no number for some tokens
     drift = np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])
-    advantages = trainer.advantages["train"]
     return _Facts(
         episodes=[
             EpisodeLine(
@@ -150,7 +149,7 @@ def _facts(trainer: StepGRPOTrainer, record: BatchRecord, new_logprobs: npt.NDAr
                 success=t.success,
                 is_scorable=t.is_scorable,
                 num_steps=len(t.transitions),
-                has_signal=bool(np.any(advantages[i])),
+                has_signal=bool(np.any(record.advantages[i])),
             )
             for i, t in enumerate(record.trajectories)
         ],

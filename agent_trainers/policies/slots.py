@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from agent_trainers.batching.packing import pack
+from agent_trainers.batching.micro_batch import pack
 from agent_trainers.policies.policy import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
 
@@ -236,13 +236,13 @@ class SlotStream:
                 unread.append(turn)
         unread += [group[0] for group in twins.values()]
         self._reserve(self._reading.values())
-        for piece in pack(
+        for together in pack(
             [0] * len(unread),
             [turn.num_unread for turn in unread],
             max_rows=len(unread),
             max_tokens=_READ_TOKENS,
         ):
-            self._store([unread[i] for i in piece])
+            self._store([unread[i] for i in together])
         for first, *others in twins.values():
             if others:
                 length = len(first.prompt) - 1

@@ -71,8 +71,8 @@ def all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
     return Dataset.from_dict({"task": tasks.tolist()})
 
 
-def check_tasks(name: str, dataset: Any) -> None:
-    """Make sure that a dataset has a column `task`.
+def check_tasks(name: str, dataset: Any) -> Any:
+    """Return a dataset, or None, if it has a column `task`.
 
     Raises:
         ConfigurationError: If it has not; names the dataset and what was found.
@@ -83,6 +83,7 @@ def check_tasks(name: str, dataset: Any) -> None:
             f"{', '.join(dataset.column_names)}). Example: "
             "Dataset.from_dict({'task': list(range(100))})."
         )
+    return dataset
 
 
 def _seed(*entropy: int) -> int:

@@ -14,7 +14,7 @@ from agent_trainers.algorithms.advantages import (
 )
 from agent_trainers.algorithms.losses import RATIO_LEVELS
 from agent_trainers.algorithms.reward_schedules import parse_schedules
-from agent_trainers.batching.rows import DENOMINATORS
+from agent_trainers.batching.per_token import DENOMINATORS
 
 
 class _Refusal(NamedTuple):

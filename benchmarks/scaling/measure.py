@@ -87,8 +87,10 @@ class FixedLengthTrainer(StepGRPOTrainer):
         super().__init__(callbacks=[stopwatch], **options)
         self._stopwatch = stopwatch
         self._end_of_turn: int = self._tokenizer.eos_token_id
-        self.eos_token_ids: list[int] = [_NO_TOKEN]
-        rollout = self._rollouts["train"]
+        self.sampler.settings = dataclasses.replace(
+            self.sampler.settings, eos_token_ids=(_NO_TOKEN,)
+        )
+        rollout = self.player.rollouts["train"]
         play = rollout.collect
 
         def timed(*arguments: Any, **options: Any) -> Any:
