@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 from sybil import Sybil
@@ -14,6 +15,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from agent_envs.errors import UnknownNameError
 from agent_leaderboard import cli as leaderboard
+from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
@@ -26,6 +28,8 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^ *```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 KNOWN_LANGUAGES = {"python", "sh", "text", "yaml"}
+FILE_NAME = re.compile(r"# (\w+\.(?:py|yaml))\n")
+"""The first line of a block that is a file."""
 OTHER_PROGRAMS = {"pip", "vllm", ".ci/run"}
 PYTHON = Sybil([PythonCodeBlockParser()])
 
@@ -74,16 +78,32 @@ def one_thread():
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=name_of)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))  # for the blocks that begin with "# my_module.py"
-    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for block in [*blocks(page, "python"), *blocks(page, "yaml")]:
+        if name := FILE_NAME.match(block):
+            (tmp_path / name[1]).write_text(block, encoding="utf-8")
     for example in PYTHON.parse(page).examples():
-        if module := re.match(r"# (\w+\.py)\n", example.parsed):
-            (tmp_path / module[1]).write_text(example.parsed, encoding="utf-8")
-        else:
+        if not FILE_NAME.match(example.parsed):
             example.evaluate()
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or ".").parent == tmp_path:
+
+
+@pytest.fixture(autouse=True)
+def no_traces():
+    """Forget the modules and environments of a page."""
+    modules, environments = set(sys.modules), dict(gym.registry)
+    yield
+    for name in set(sys.modules) - modules:
+        if "pytest-of" in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+    gym.registry.clear()
+    gym.registry.update(environments)
+
+
+def test_the_leaderboards_page_shows_a_file_that_it_reads(tmp_path):
+    (block,) = blocks(ROOT / "docs" / "leaderboard.md", "yaml")
+    (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+    config = load_configs([tmp_path / "mine.yaml"])
+    assert [agent.kind for agent in config.agents] == ["random", "heuristic", "react"]
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=name_of)

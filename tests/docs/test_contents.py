@@ -31,6 +31,12 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_what_is_to_be_extended_takes_less_than_25_lines():
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        assert len([line for line in block.splitlines() if line.strip()]) < 25, block
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docs_name_everything_that_can_be_chosen(name):
     assert f"`{name}`" in DOCS or f'"{name}"' in DOCS
