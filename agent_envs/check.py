@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{_WORDS[result.status]:5}{result.name}: {result.detail}", flush=True)  # noqa: T201
     except json.JSONDecodeError as error:
         parser.error(f"--kwargs is not valid JSON ({error}).")
-    except (AgentEnvsError, gym.error.Error, ImportError) as error:
+    except (AgentEnvsError, gym.error.Error, ImportError, TypeError) as error:
+        if isinstance(error, TypeError) and "keyword argument" not in str(error):
+            raise  # a mistake of the environment's, for which its author needs the traceback
         sys.exit(f"check: {error}")
     sys.exit(1 if num_failed else 0)
 

@@ -7,12 +7,8 @@ from gymnasium.envs.registration import EnvSpec
 
 
 def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
-    return EnvSpec(
-        f"AgentR1/{name}-v0",
-        f"agent_envs.envs.{entry_point}",
-        max_episode_steps=turns,
-        kwargs=kwargs,
-    )
+    entry_point = f"agent_envs.envs.{entry_point}"
+    return EnvSpec(f"AgentR1/{name}-v0", entry_point, max_episode_steps=turns, kwargs=kwargs)
 
 
 ENVIRONMENTS: Final = (
@@ -42,10 +38,4 @@ ENVIRONMENTS: Final = (
 def register_all() -> None:
     """Put every row of the table into Gymnasium's registry."""
     for spec in ENVIRONMENTS:
-        if spec.id not in gym.registry:
-            gym.register(
-                spec.id,
-                spec.entry_point,
-                max_episode_steps=spec.max_episode_steps,
-                kwargs=spec.kwargs,
-            )
+        gym.registry.setdefault(spec.id, spec)

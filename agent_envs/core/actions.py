@@ -31,16 +31,6 @@ UNCLOSED_TEXT: Final = "The tag <{tag}> is not closed. {examples}"
 CALL_EXAMPLE_TEXT: Final = "To call a tool, write {call}. "
 ANSWER_EXAMPLE_TEXT: Final = "To answer, write {answer}."
 
-ErrorCode = Literal[
-    "no_action",
-    "multiple_actions",
-    "bad_json",
-    "bad_call",
-    "unknown_tool",
-    "bad_arguments",
-    "bad_answer",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
@@ -55,7 +45,8 @@ class ParsedAction:
     answer: str | None = None
     """The answer's text without surrounding white space, for an answer."""
     error: str | None = None
-    """The short code of a mistake."""
+    """The short code of a mistake: ``no_action``, ``multiple_actions``, ``bad_json``, ``bad_call``,
+    ``unknown_tool``, ``bad_arguments``, ``bad_answer``, or one of a format of one's own."""
     message: str | None = None
     """The sentence that tells the model what was wrong and how to write it right."""
 
@@ -97,9 +88,9 @@ class ToolFormat(ABC):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Tell a model how to act; part of the system prompt."""
 
-    @abstractmethod
     def result_message(self, name: str, content: str) -> Message:
-        """Wrap the result of tool `name` as a chat message."""
+        """Wrap the result of tool `name`: here as a ``tool`` message, which templates mark."""
+        return {"role": "tool", "name": name, "content": content}
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
         """Show how to write each call and an answer; part of every feedback."""
@@ -107,10 +98,21 @@ class ToolFormat(ABC):
         text = CALL_EXAMPLE_TEXT.format(call=" or ".join(calls)) if calls else ""
         return text + ANSWER_EXAMPLE_TEXT.format(answer=self.write_answer(ANSWER_PLACEHOLDER))
 
-    def checked_call(
-        self, name: str, arguments: Mapping[str, Any], tools: Mapping[str, Tool]
+    def only_action(
+        self, actions: Sequence[ParsedAction], tools: Mapping[str, Tool]
     ) -> ParsedAction:
-        """Return a call whose arguments fit its tool, or the mistake in it."""
+        """Return the one action of a turn; a mistake if there is none, or several."""
+        if not actions:
+            return self.invalid("no_action", NO_ACTION_TEXT, tools)
+        if len(actions) > 1:
+            count = len(actions)
+            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
+        return actions[0]
+
+    def checked_call(self, name: Any, arguments: Any, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return a call whose arguments fit its tool, or the mistake in it, whatever was read."""
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         if name not in tools:
             return self.invalid("unknown_tool", UNKNOWN_TOOL_TEXT, tools, name=name[:100])
         try:
@@ -127,7 +129,7 @@ class ToolFormat(ABC):
         return self.invalid("bad_json", BAD_JSON_TEXT, tools, reason=reason)
 
     def invalid(
-        self, code: ErrorCode, template: str, tools: Mapping[str, Tool], **fields: object
+        self, code: str, template: str, tools: Mapping[str, Tool], **fields: object
     ) -> ParsedAction:
         """Return a mistake; `template` takes ``{examples}`` and what `fields` hold."""
         message = template.format(examples=self.examples(tools), **fields)

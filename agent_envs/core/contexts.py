@@ -5,7 +5,7 @@ ones here return a `View`, which also says what was left out and so why the pref
 broke.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +33,11 @@ class History:
     @property
     def messages(self) -> list[Message]:
         """The whole history as one list."""
-        return [*self.initial, *(message for turn in self.turns for message in turn)]
+        return self.with_turns(self.turns)
+
+    def with_turns(self, turns: Iterable[Iterable[Message]]) -> list[Message]:
+        """Return the messages of the task, and those of `turns`, as one list."""
+        return [*self.initial, *(message for turn in turns for message in turn)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,8 @@ class Window:
 
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
-        kept = history.turns[-self.turns :]
         dropped = history.turns[: -self.turns]
-        messages = [*history.initial, *(message for turn in kept for message in turn)]
+        messages = history.with_turns(history.turns[-self.turns :])
         if not dropped:
             return View(messages)
         count = sum(len(turn) for turn in dropped)
@@ -102,9 +105,8 @@ class Budget:
         num_shortened = num_dropped = 0
 
         def view() -> View:
-            messages = [*history.initial, *(message for turn in turns for message in turn)]
             reason = f"budget: {self.tokens} tokens" if num_shortened + num_dropped else None
-            return View(messages, num_dropped, num_shortened, reason)
+            return View(history.with_turns(turns), num_dropped, num_shortened, reason)
 
         def is_too_long() -> bool:
             return history.count_tokens(view().messages) > self.tokens

@@ -20,7 +20,6 @@ from agent_envs.core.actions import (
     ToolFormat,
     without_thoughts,
 )
-from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
 
 CALL_FUNCTION_TEXT: Final = "To call a tool, call one of the functions {names}. "
@@ -107,10 +106,6 @@ class OpenAIFormat(ToolFormat):
             "but the answer."
         )
 
-    def result_message(self, name: str, content: str) -> Message:
-        """Wrap a result as a ``tool`` message."""
-        return {"role": "tool", "name": name, "content": content}
-
     def examples(self, tools: Mapping[str, Tool]) -> str:
         """Say how to call and how to answer; no model writes the structure itself."""
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
@@ -120,8 +115,6 @@ class OpenAIFormat(ToolFormat):
             arguments = STRICT_JSON.decode(call.arguments) if call.arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             return self.bad_json(error, tools)
-        if not isinstance(arguments, dict):
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         return self.checked_call(call.name, arguments, tools)
 
     def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:

@@ -46,12 +46,7 @@ class JsonFormat(ToolFormat):
             except (ValueError, RecursionError) as error:
                 return self.bad_json(error, tools)
             actions.append(self._read(value, tools))
-        if not actions:
-            return self.invalid("no_action", NO_ACTION_TEXT, tools)
-        if len(actions) > 1:
-            count = len(actions)
-            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
-        return actions[0]
+        return self.only_action(actions, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -79,10 +74,7 @@ class JsonFormat(ToolFormat):
     def _read(self, value: dict[str, Any], tools: Mapping[str, Tool]) -> ParsedAction:
         if "answer" in value and "name" not in value:
             return self._read_answer(value["answer"], tools)
-        arguments = value.get("arguments", {})
-        if not (isinstance(value.get("name"), str) and isinstance(arguments, dict)):
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
-        return self.checked_call(value["name"], arguments, tools)
+        return self.checked_call(value.get("name"), value.get("arguments", {}), tools)
 
     def _read_answer(self, answer: Any, tools: Mapping[str, Tool]) -> ParsedAction:
         # A number, written as one, is an answer beyond doubt.
@@ -157,7 +149,7 @@ class ReactFormat(ToolFormat):
             arguments, end = STRICT_JSON.raw_decode(body, 0) if body else ({}, 0)
         except (ValueError, RecursionError) as error:
             return self.bad_json(error, tools)
-        if not isinstance(arguments, dict) or skip_space(body, end) < len(body):
+        if skip_space(body, end) < len(body):
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         return self.checked_call(name, arguments, tools)
 

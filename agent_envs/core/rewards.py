@@ -64,6 +64,11 @@ def choose_terms(
     return chosen
 
 
+def correct_term(env: Any, event: StepEvent) -> float:
+    """Return 1 for a right answer, by the environment's ``is_correct``; outcome."""
+    return float(env.is_correct) if event.action.kind == "answer" else 0.0
+
+
 def format_term(_: Any, event: StepEvent) -> float:
     """Return 1 for a well-formed action, -1 for a mistake."""
     return -1.0 if event.action.kind == "invalid" else 1.0

@@ -50,14 +50,6 @@ class UnicodeText(Space[str]):
         """Say that text does not flatten to a numpy array."""
         return False
 
-    def to_jsonable(self, sample_n: Any) -> list[str]:
-        """Return the samples as a list of strings."""
-        return list(sample_n)
-
-    def from_jsonable(self, sample_n: list[Any]) -> list[str]:
-        """Return a list of strings as samples."""
-        return list(sample_n)
-
     def __repr__(self) -> str:
         """Show the length cap."""
         return f"UnicodeText(max_length={self.max_length})"

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.actions import (
-    BAD_CALL_TEXT,
     EMPTY_ANSWER_TEXT,
-    MULTIPLE_ACTIONS_TEXT,
-    NO_ACTION_TEXT,
     STRICT_JSON,
     UNCLOSED_TEXT,
     ParsedAction,
@@ -49,12 +46,7 @@ class _MarkupFormat(ToolFormat):
             read = self._parse_answer if tag == "answer" else self._parse_call
             action, position = read(text, match.end(), tag, tools)
             actions.append(action)
-        if not actions:
-            return self.invalid("no_action", NO_ACTION_TEXT, tools)
-        if len(actions) > 1:
-            count = len(actions)
-            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
-        return actions[0]
+        return self.only_action(actions, tools)
 
     def write_answer(self, answer: str) -> str:
         """Write an answer the way `parse` reads it."""
@@ -100,10 +92,6 @@ class HermesFormat(_MarkupFormat):
             f"as {ANSWER_EXAMPLE}."
         )
 
-    def result_message(self, name: str, content: str) -> Message:
-        """Wrap a result as a ``tool`` message; templates mark it as a tool's words."""
-        return {"role": "tool", "name": name, "content": content}
-
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
         return ["tool_call"]
 
@@ -120,12 +108,8 @@ class HermesFormat(_MarkupFormat):
             end += len("</tool_call>")
         elif end < len(text):  # a tag missing at the very end leaves no doubt; elsewhere it does
             return self.invalid("bad_json", UNCLOSED_TEXT, tools, tag=tag), len(text)
-        if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools), end
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools), end
-        return self.checked_call(call["name"], arguments, tools), end
+        call = call if isinstance(call, dict) else {}
+        return self.checked_call(call.get("name"), call.get("arguments", {}), tools), end
 
 
 class TagsFormat(_MarkupFormat):
@@ -176,8 +160,6 @@ class TagsFormat(_MarkupFormat):
             arguments = STRICT_JSON.decode(body) if body else {}
         except (ValueError, RecursionError) as error:
             return self.bad_json(error, tools), end
-        if not isinstance(arguments, dict):
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools), end
         return self.checked_call(tag, arguments, tools), end
 
 

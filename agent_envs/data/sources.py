@@ -114,16 +114,27 @@ class GivenRows:
 Source = FileStamp | HubSplit | GivenRows
 
 
-def text_field(row: Mapping[str, Any], field: str, place: str) -> str:
+def field(row: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a row.
+
+    Raises:
+        DataError: If there is none, or it is None; names the field and those that were found.
+    """
+    if row.get(name) is None:
+        found = ", ".join(row) or "nothing"
+        raise DataError(f"field {name!r} is missing (found: {found}).")
+    return row[name]
+
+
+def text_field(row: Mapping[str, Any], name: str) -> str:
     """Return a field of a row that must hold text.
 
     Raises:
-        DataError: If it does not; names place and field.
+        DataError: If it does not; names the field.
     """
-    value = row.get(field)
+    value = field(row, name)
     if not isinstance(value, str) or not value.strip():
-        found = ", ".join(row) or "nothing"
-        raise DataError(f"{place}: field {field!r} must be a non-empty string (found: {found}).")
+        raise DataError(f"field {name!r} must be a non-empty string, not {value!r}.")
     return value
 
 
@@ -131,15 +142,14 @@ def text_field(row: Mapping[str, Any], field: str, place: str) -> str:
 class DatasetSpec(Generic[Row]):
     """A data set: where it is, and how its rows are read."""
 
-    read: Callable[[Mapping[str, Any], str, int], Row | None]
-    """Takes a row, its place for error messages, and its number from 0; returns None for a row to
-    leave out.
+    read: Callable[[Mapping[str, Any], int], Row | None]
+    """Takes a row and its number from 0; returns None for a row to leave out.
 
     Raises:
-        DataError: If the row is malformed; names place and field.
+        DataError: If the row is malformed; names the field. `read_all` names source and row.
     """
     form: str
-    """What a row must look like, in a sentence."""
+    """What a row must look like, in a sentence; part of every error."""
     hub: Hub | None = None
     """The public data set, if there is one."""
 
@@ -165,11 +175,14 @@ class DatasetSpec(Generic[Row]):
         Raises:
             DataError: If one is malformed, or there are none; names source, row and field.
         """
-        rows = [
-            row
-            for index, record in enumerate(source.rows())
-            if (row := self.read(record, f"{source}, row {index + 1}", index)) is not None
-        ]
+        rows: list[Row] = []
+        for index, record in enumerate(source.rows()):
+            try:
+                row = self.read(record, index)
+            except DataError as error:
+                raise DataError(f"{source}, row {index + 1}: {error} {self.form}") from None
+            if row is not None:
+                rows.append(row)
         if not rows:
             raise DataError(f"{source}: there are no rows to play. {self.form}")
         return rows

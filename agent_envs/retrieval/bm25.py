@@ -51,10 +51,11 @@ def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
     """
     if backend == "auto":
         backend = "rank_bm25" if len(corpus) <= SMALL_CORPUS else "bm25s"
-    score = lookup(RETRIEVERS, backend, kind="retriever")(
-        [tokenize(f"{passage.title} {passage.text}") for passage in corpus.passages]
-    )
-    return BM25Retriever(corpus, score)
+    index = lookup(RETRIEVERS, backend, kind="retriever")
+    documents = [tokenize(f"{passage.title} {passage.text}") for passage in corpus.passages]
+    if not any(documents):  # which neither engine can index
+        return BM25Retriever(corpus, lambda words: np.zeros(len(documents)))
+    return BM25Retriever(corpus, index(documents))
 
 
 def tokenize(text: str) -> list[str]:
@@ -102,9 +103,6 @@ def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[int]:
 def _rank_bm25(documents: list[list[str]]) -> Scores:
     from rank_bm25 import BM25Okapi
 
-    if not any(documents):
-        return lambda words: np.zeros(len(documents))
-
     class Engine(BM25Okapi):  # type: ignore[misc] # rank-bm25 is untyped
         # Okapi's weight of a word that is in half of the passages or more is not above 0, so in a
         # small corpus nothing would be found. Lucene's is, and both engines can have it.
@@ -137,8 +135,6 @@ def _bm25s(documents: list[list[str]]) -> Scores:
 
     # Its import sets DEBUG, and so logs each index even where the application asked for INFO.
     logging.getLogger("bm25s").setLevel(logging.NOTSET)
-    if not any(documents):
-        return lambda words: np.zeros(len(documents))
     engine = bm25s.BM25(method="lucene", k1=K1, b=B, dtype="float64")
     engine.index(documents, show_progress=False, create_empty_token=False)
 

@@ -58,6 +58,7 @@ def test_a_failure_is_a_line_and_the_exit_code(tmp_path):
         (["AgentR1/Nothing-v0"], "Environment `Nothing` doesn.t exist"),
         (["no_such_module:Own-v0"], "No module named 'no_such_module'"),
         ([ID, "--kwargs", '{"steps": 9}'], "steps must be 1 to 3, not 9"),
+        ([ID, "--kwargs", '{"dat": 1}'], "unexpected keyword argument 'dat'"),
         ([ID, "--kwargs", "[]"], "must be a JSON object"),
     ],
 )

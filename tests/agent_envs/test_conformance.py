@@ -1,6 +1,8 @@
+import itertools
 import json
 import math
 import re
+import sys
 import time
 from typing import ClassVar
 
@@ -131,12 +133,43 @@ def put(place, value):
     return change_step(change)
 
 
-class Leaks(Square):
-    episodes = 0
+class ShowsNothingAtFirst(Square):
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {"messages": []}
+
+
+class Remembers(Square):
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        self.seen = set()
 
     def get_task(self, index):
-        self.episodes += 1
-        return Task(id=f"square-{index}", question=f"Episode {self.episodes}", answers=("",))
+        self.seen.add(index)
+        return Task(id=f"square-{index}", question=f"Of {len(self.seen)}?", answers=(index**2,))
+
+
+class Counts(Square):
+    number = itertools.count()
+
+    def __init__(self, **shared):
+        super().__init__(system_prompt=f"Environment {next(self.number)}")
+
+
+class FailsElsewhere(Square):
+    def begin_step(self):
+        if sys.argv[0] == "-c":
+            raise ValueError("not here")
+
+
+class TakesAnyTask(Square):
+    def _task_index(self, options):
+        return options.get("task", 0)
+
+
+class OverAtOnce(Square):
+    def is_finished(self):
+        return True
 
 
 class Hashes(Square):
@@ -200,20 +233,25 @@ class Warns(Square):
         (Warns, "gymnasium", "default seed argument"),
         (put("messages", [{"role": "bot", "content": "x"}]), "info", r"step 1: info\['messages'\]"),
         (put("messages", [{"role": "user", "content": None}]), "info", r"info\['messages'\]"),
-        (put("messages", []), "info", r"info\['messages'\]"),
+        (ShowsNothingAtFirst, "info", r"reset: info\['messages'\]"),
         (put("tools", [{"name": "multiply"}]), "info", "no OpenAI schemas"),
         (put("task_id", 3), "info", "task_id"),
         (put("seen", {1, 2}), "info", "info is not JSON"),
         (put("metrics", {"success": math.nan}), "info", "'success'"),
-        (Leaks, "replay", "step 0: observation differs when an environment is played again"),
+        (Remembers, "replay", "step 0: observation differs when an environment is played again"),
+        (Counts, "replay", r"step 0: info\['messages'\] differs in a second environment"),
         (Hashes, "processes", "step 0: observation differs in a process with other hashes"),
+        (FailsElsewhere, "processes", "fails in another process: ValueError: not here"),
+        (TakesAnyTask, "tasks", "there is no task -1, but reset begins it"),
         (IgnoresTask, "tasks", "task 0 changes with the seed"),
         (WrongReference, "reference actions", r"success=0\.0"),
         (LongReference, "reference actions", "action 1 of 2: terminated=True"),
-        (put(1, math.nan), "any text", "the reward is nan"),
+        (put(1, math.nan), "any text", r"\): the reward is nan"),
         (put(1, 0.5), "reference actions", "reward_terms sum to 0.0, the reward is 0.5"),
         (put(0, "x" * 60_000), "any text", "60000 characters"),
         (put(0, b"x"), "any text", "no str"),
+        (put(0, "x"), "any text", "the last message is not the observation"),
+        (OverAtOnce, "any text", "ends the episode"),
         (AnythingGoes, "any text", "taken for an answer"),
         (Fragile, "any text", r"step\(.* raises UnicodeEncodeError"),
         (put("metrics", {"success": 1.0}), "any text", "is a success"),
@@ -225,6 +263,22 @@ def test_what_breaks_the_contract_is_named(make_env, name, detail):
     result = result_of(make_env, name)
     assert result.status == "failed"
     assert re.search(detail, result.detail)
+
+
+class OneTurn(Echo):
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, info
+
+
+def test_a_turn_limit_that_no_episode_meets_is_not_checked(register):
+    result = result_of(register(OneTurn), "turn limit")
+    assert (result.status, result.detail) == ("skipped", "a mistake ends the episode")
+
+
+def test_reference_actions_must_fit_into_the_turn_limit(register):
+    result = result_of(register(Square, max_episode_steps=1), "reference actions")
+    assert result.detail == "seed 0, action 1 of 2 meets the turn limit"
 
 
 def test_an_environment_must_leave_the_turn_limit_to_gymnasium(register):

@@ -121,11 +121,11 @@ def test_a_tool_of_ones_own():
     assert env.step(env.unwrapped.write_call("shout", text="hey"))[0] == "HEY"
 
 
-def read_capital(row, place, index):
+def read_capital(row, index):
     return Task(
         id=f"capital-{index}",
-        question=f"What is the capital of {text_field(row, 'country', place)}?",
-        answers=(text_field(row, "capital", place),),
+        question=f"What is the capital of {text_field(row, 'country')}?",
+        answers=(text_field(row, "capital"),),
     )
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
@@ -16,11 +16,6 @@ from agent_envs.scoring.public_examples import parse_quietly, public_examples
 from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_tool, shared_sandbox
 
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-
-
-def passed_term(env: "CodeEnv", event: StepEvent) -> float:
-    """Return 1 if the program that was answered passes every hidden test; outcome."""
-    return float(env.is_correct) if event.action.kind == "answer" else 0.0
 
 
 def public_tests_term(env: "CodeEnv", event: StepEvent) -> float:
@@ -42,7 +37,7 @@ class CodeEnv(DatasetEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "passed": passed_term,
+        "passed": correct_term,
         "public_tests": public_tests_term,
         "repair": repair_term,
         "format": format_term,
@@ -140,10 +135,9 @@ class CodeEnv(DatasetEnv):
             self._has_passed = True
 
 
-def _read_humaneval(row: Mapping[str, Any], place: str, index: int) -> Task:
+def _read_humaneval(row: Mapping[str, Any], index: int) -> Task:
     prompt, solution, test, entry_point = (
-        text_field(row, field, place)
-        for field in ("prompt", "canonical_solution", "test", "entry_point")
+        text_field(row, field) for field in ("prompt", "canonical_solution", "test", "entry_point")
     )
     return Task(
         id=str(row.get("task_id", f"row-{index}")),
@@ -186,14 +180,14 @@ class HumanEvalEnv(CodeEnv):
         return prompt + _indented(code)
 
 
-def _read_mbpp(row: Mapping[str, Any], place: str, index: int) -> Task:
+def _read_mbpp(row: Mapping[str, Any], index: int) -> Task:
     tests, more = row.get("test_list"), row.get("challenge_test_list") or []
     if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
-        raise DataError(f"{place}: field 'test_list' must be a list of assertions.")
+        raise DataError("field 'test_list' must be a list of assertions.")
     tests = [str(test).strip() for test in tests]
-    solution = text_field(row, "code", place).replace("\r\n", "\n")
+    solution = text_field(row, "code").replace("\r\n", "\n")
     setup = str(row.get("test_setup_code") or "").replace("\r\n", "\n")
-    text = text_field(row, "text" if "text" in row else "prompt", place).strip()
+    text = text_field(row, "text" if "text" in row else "prompt").strip()
     return Task(
         id=f"mbpp-{row.get('task_id', index)}",
         question=f"{text}\nYour program must pass this test:\n{tests[0]}",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_formats import ParsedAction
@@ -20,11 +20,6 @@ from agent_envs.tools.code import PythonSession, shared_sandbox
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
-
-
-def correct_term(env: "MathEnv", event: StepEvent) -> float:
-    """Return 1 for a right answer; outcome."""
-    return float(env.is_correct) if event.action.kind == "answer" else 0.0
 
 
 def used_result_term(env: "MathEnv", event: StepEvent) -> float:
@@ -150,11 +145,11 @@ class MathEnv(DatasetEnv):
         self.num_used_results += len(used)
 
 
-def _read_gsm8k(row: Mapping[str, Any], place: str, index: int) -> Task:
-    question, solution = text_field(row, "question", place), text_field(row, "answer", place)
+def _read_gsm8k(row: Mapping[str, Any], index: int) -> Task:
+    question, solution = text_field(row, "question"), text_field(row, "answer")
     _, mark, answer = solution.rpartition("####")
     if not mark or not answer.strip():
-        raise DataError(f"{place}: field 'answer' must end with '#### ' and the final answer.")
+        raise DataError("field 'answer' must end with '#### ' and the final answer.")
     return Task(
         id=str(row.get("id") or f"row-{index}"),
         question=question,
@@ -196,17 +191,16 @@ class GSM8KEnv(MathEnv):
         return super().metrics() | {"official_match": official, "intermediate_value_recall": recall}
 
 
-def _read_math(row: Mapping[str, Any], place: str, index: int) -> Task:
-    answer = row.get("answer") or last_boxed(text_field(row, "solution", place))
+def _read_math(row: Mapping[str, Any], index: int) -> Task:
+    answer = row.get("answer") or last_boxed(text_field(row, "solution"))
     if not isinstance(answer, str) or not answer.strip():
         raise DataError(
-            f"{place}: there is no answer: neither a field 'answer' nor a \\boxed{{}} in the field "
-            "'solution'."
+            "there is no answer: neither a field 'answer' nor a \\boxed{} in the field 'solution'."
         )
     level = _LEVEL.fullmatch(str(row.get("level", "")))
     return Task(
         id=str(row.get("unique_id") or f"row-{index}"),
-        question=text_field(row, "problem", place),
+        question=text_field(row, "problem"),
         answers=(answer.strip(),),
         data={
             "level": int(level.group(1)) if level else None,

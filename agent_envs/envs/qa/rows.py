@@ -5,65 +5,45 @@ that hold nested lists as JSON strings.
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from agent_envs.core.tasks import Task
-from agent_envs.data.sources import DatasetSpec, Hub
+from agent_envs.data.sources import DatasetSpec, Hub, field, text_field
 from agent_envs.envs.qa.library import QARow
 from agent_envs.errors import DataError
 from agent_envs.retrieval import Page
 
+Value = TypeVar("Value")
+
 UNANSWERABLE: Final = "unanswerable"
 """What to answer where the passages do not hold the answer (MuSiQue's full variant)."""
 
-_HOTPOTQA_FORM: Final = (
-    "A HotpotQA row needs 'question', 'answer', 'context' and 'supporting_facts', in the form of "
-    "the hub's hotpotqa/hotpot_qa or of the original release."
-)
-_TWO_WIKI_FORM: Final = (
-    "A 2WikiMultihopQA row needs 'question', 'answer', 'context', 'supporting_facts' and "
-    "'evidences', as nested lists (the original release) or as JSON strings of them."
-)
-_MUSIQUE_FORM: Final = (
-    "A MuSiQue row needs 'question', 'answer' and 'paragraphs' with 'title', 'paragraph_text' and "
-    "'is_supporting'."
-)
-_BAMBOOGLE_FORM: Final = "A Bamboogle row needs 'Question' and 'Answer'."
-_SEARCH_R1_FORM: Final = (
-    "A row in Search-R1's form needs 'question' and 'golden_answers', or the answers in "
-    "'reward_model' under 'ground_truth' and 'target'."
-)
+_HUB_COLLECTION: Final = "RUC-NLPIR/FlashRAG_datasets"
 
 
-def _read_hotpotqa(row: Mapping[str, Any], place: str, index: int) -> QARow:
-    return _read_facts(row, place, index, form=_HOTPOTQA_FORM, separator="")
+def _read_hotpotqa(row: Mapping[str, Any], index: int) -> QARow:
+    return _read_facts(row, index, separator="")
 
 
-def _read_two_wiki(row: Mapping[str, Any], place: str, index: int) -> QARow:
-    read = _read_facts(row, place, index, form=_TWO_WIKI_FORM, separator=" ")
-    evidences = _nested(row, "evidences", place, _TWO_WIKI_FORM)
-    try:
-        triples = tuple((str(s), str(relation), str(o)) for s, relation, o in evidences)
-    except (TypeError, ValueError) as error:
-        raise _malformed(place, "evidences", error, _TWO_WIKI_FORM) from None
-    read.task.data["evidences"] = triples
+def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
+    read = _read_facts(row, index, separator=" ")
+    read.task.data["evidences"] = _nested(row, "evidences", _triples)
     return read
 
 
-def _read_facts(
-    row: Mapping[str, Any], place: str, index: int, *, form: str, separator: str
-) -> QARow:
-    pages = tuple(_pages(row, place, form, separator))
-    facts = tuple(dict.fromkeys(_supporting_facts(row, place, form)))
+def _read_facts(row: Mapping[str, Any], index: int, *, separator: str) -> QARow:
+    pages = _nested(row, "context", functools.partial(_pages, separator=separator))
+    facts = tuple(dict.fromkeys(_nested(row, "supporting_facts", _facts)))
     titles = dict.fromkeys(title for title, _ in facts)
     texts = {page.title: page.passage.text for page in pages}
     return QARow(
         Task(
             id=str(row.get("id") or row.get("_id") or f"row-{index}"),
-            question=_text(row, "question", place, form),
-            answers=(_text(row, "answer", place, form),),
+            question=text_field(row, "question"),
+            answers=(text_field(row, "answer"),),
             data={
                 "gold": tuple((title, texts.get(title, "")) for title in titles),
                 "supporting_facts": facts,
@@ -76,24 +56,20 @@ def _read_facts(
 
 
 def _read_musique(
-    row: Mapping[str, Any], place: str, index: int, *, keep_unanswerable: bool
+    row: Mapping[str, Any], index: int, *, keep_unanswerable: bool = False
 ) -> QARow | None:
     is_answerable = bool(row.get("answerable", True))
     if not is_answerable and not keep_unanswerable:
         return None
-    paragraphs = _nested(row, "paragraphs", place, _MUSIQUE_FORM)
-    try:
-        pages = [(Page(p["title"], (p["paragraph_text"],)), p["is_supporting"]) for p in paragraphs]
-        aliases = tuple(map(str, row.get("answer_aliases") or ()))
-    except (KeyError, TypeError) as error:
-        raise _malformed(place, "paragraphs", error, _MUSIQUE_FORM) from None
+    pages = _nested(row, "paragraphs", _paragraphs)
+    aliases = _nested(row, "answer_aliases", _strings) if row.get("answer_aliases") else ()
     task_id = str(row.get("id") or f"row-{index}")
-    answers = (_text(row, "answer", place, _MUSIQUE_FORM), *aliases)
+    answers = (text_field(row, "answer"), *aliases)
     gold = [(page.title, page.passage.text) for page, is_supporting in pages if is_supporting]
     return QARow(
         Task(
             id=task_id,
-            question=_text(row, "question", place, _MUSIQUE_FORM),
+            question=text_field(row, "question"),
             answers=tuple(dict.fromkeys(answers)) if is_answerable else (UNANSWERABLE,),
             data={
                 "gold": tuple(dict.fromkeys(gold)),
@@ -105,48 +81,44 @@ def _read_musique(
     )
 
 
-def _read_answerable_musique(row: Mapping[str, Any], place: str, index: int) -> QARow | None:
-    return _read_musique(row, place, index, keep_unanswerable=False)
-
-
-def _read_full_musique(row: Mapping[str, Any], place: str, index: int) -> QARow | None:
-    return _read_musique(row, place, index, keep_unanswerable=True)
-
-
-def _read_bamboogle(row: Mapping[str, Any], place: str, index: int) -> QARow:
+def _read_bamboogle(row: Mapping[str, Any], index: int) -> QARow:
     row = {name.lower(): value for name, value in row.items()}
     return QARow(
         Task(
             id=str(row.get("id") or f"row-{index}"),
-            question=_text(row, "question", place, _BAMBOOGLE_FORM),
-            answers=(_text(row, "answer", place, _BAMBOOGLE_FORM),),
+            question=text_field(row, "question"),
+            answers=(text_field(row, "answer"),),
         )
     )
 
 
-def _search_r1(name: str, hub_configuration: str, sources: tuple[str, ...]) -> DatasetSpec[QARow]:
+def _search_r1(name: str, hub_configuration: str) -> DatasetSpec[QARow]:
     """Return a data set in Search-R1's form.
 
     Args:
         name: Its name.
-        hub_configuration: Its part of the hub's collection.
-        sources: What rows of a mixed file have as ``data_source``; the others are left out.
+        hub_configuration: Its part of the hub's collection, and what rows of a mixed file have as
+            ``data_source``; the others are left out.
     """
 
-    def read(row: Mapping[str, Any], place: str, index: int) -> QARow | None:
+    def read(row: Mapping[str, Any], index: int) -> QARow | None:
         source = row.get("data_source")
-        if source is not None and str(source).lower() not in sources:
+        if source is not None and str(source).lower() != hub_configuration:
             return None
         return QARow(
             Task(
                 id=str(row.get("id") or f"row-{index}"),
-                question=_text(row, "question", place, _SEARCH_R1_FORM),
-                answers=_golden_answers(row, place),
+                question=text_field(row, "question"),
+                answers=_golden_answers(row),
             )
         )
 
-    hub = Hub(name=name, path="RUC-NLPIR/FlashRAG_datasets", configuration=hub_configuration)
-    return DatasetSpec(hub=hub, read=read, form=_SEARCH_R1_FORM)
+    return DatasetSpec(
+        hub=Hub(name=name, path=_HUB_COLLECTION, configuration=hub_configuration),
+        read=read,
+        form="A row in Search-R1's form needs 'question' and 'golden_answers', or the answers in "
+        "'reward_model' under 'ground_truth' and 'target'.",
+    )
 
 
 HOTPOTQA: Final = DatasetSpec(
@@ -158,7 +130,8 @@ HOTPOTQA: Final = DatasetSpec(
         licence="CC BY-SA 4.0",
     ),
     read=_read_hotpotqa,
-    form=_HOTPOTQA_FORM,
+    form="A HotpotQA row needs 'question', 'answer', 'context' and 'supporting_facts', in the form "
+    "of the hub's hotpotqa/hotpot_qa or of the original release.",
 )
 TWO_WIKI: Final = DatasetSpec(
     hub=Hub(
@@ -168,92 +141,73 @@ TWO_WIKI: Final = DatasetSpec(
         licence="Apache-2.0",
     ),
     read=_read_two_wiki,
-    form=_TWO_WIKI_FORM,
+    form="A 2WikiMultihopQA row needs 'question', 'answer', 'context', 'supporting_facts' and "
+    "'evidences', as nested lists (the original release) or as JSON strings of them.",
 )
 MUSIQUE: Final = DatasetSpec(
     hub=Hub(name="MuSiQue", path="dgslibisey/MuSiQue", split="validation", licence="CC BY 4.0"),
-    read=_read_answerable_musique,
-    form=_MUSIQUE_FORM,
+    read=_read_musique,
+    form="A MuSiQue row needs 'question', 'answer' and 'paragraphs' with 'title', 'paragraph_text' "
+    "and 'is_supporting'.",
 )
-FULL_MUSIQUE: Final = dataclasses.replace(MUSIQUE, read=_read_full_musique)
+FULL_MUSIQUE: Final = dataclasses.replace(
+    MUSIQUE, read=functools.partial(_read_musique, keep_unanswerable=True)
+)
 BAMBOOGLE: Final = DatasetSpec(
     hub=Hub(name="Bamboogle", path="chiayewken/bamboogle"),
     read=_read_bamboogle,
-    form=_BAMBOOGLE_FORM,
+    form="A Bamboogle row needs 'Question' and 'Answer'.",
 )
-NATURAL_QUESTIONS: Final = _search_r1("Natural Questions", "nq", ("nq",))
-TRIVIA_QA: Final = _search_r1("TriviaQA", "triviaqa", ("triviaqa",))
-POP_QA: Final = _search_r1("PopQA", "popqa", ("popqa",))
+NATURAL_QUESTIONS: Final = _search_r1("Natural Questions", "nq")
+TRIVIA_QA: Final = _search_r1("TriviaQA", "triviaqa")
+POP_QA: Final = _search_r1("PopQA", "popqa")
 
 
-def _golden_answers(row: Mapping[str, Any], place: str) -> tuple[str, ...]:
+def _golden_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
     answers = row.get("golden_answers")
     if answers is None:
         try:
             answers = row["reward_model"]["ground_truth"]["target"]
         except (KeyError, TypeError):
-            found = ", ".join(row) or "nothing"
-            raise DataError(
-                f"{place}: field 'golden_answers' is missing (found: {found}). {_SEARCH_R1_FORM}"
-            ) from None
+            answers = field(row, "golden_answers")  # says that it is missing
     answers = (answers,) if isinstance(answers, str) else tuple(map(str, answers))
     if not any(answer.strip() for answer in answers):
-        raise DataError(f"{place}: field 'golden_answers' holds no answer. {_SEARCH_R1_FORM}")
+        raise DataError("field 'golden_answers' holds no answer.")
     return tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
 
 
-def _text(row: Mapping[str, Any], field: str, place: str, form: str) -> str:
-    value = _field(row, field, place, form)
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{place}: field {field!r} must be a non-empty string, not {value!r}.")
-    return value
-
-
-def _field(row: Mapping[str, Any], field: str, place: str, form: str) -> Any:
-    if field not in row or row[field] is None:
-        found = ", ".join(row) or "nothing"
-        raise DataError(f"{place}: field {field!r} is missing (found: {found}). {form}")
-    return row[field]
-
-
-def _nested(row: Mapping[str, Any], field: str, place: str, form: str) -> Any:
-    """Return a nested value, also where a copy holds it as a JSON string."""
-    value = _field(row, field, place, form)
-    if not isinstance(value, str):
-        return value
+def _nested(row: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value:
+    """Return what `read` makes of a nested value, also where a copy holds it as a JSON string."""
+    value = field(row, name)
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(place, field, error, form) from None
+        return read(json.loads(value) if isinstance(value, str) else value)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"field {name!r} is malformed ({reason}).") from None
 
 
-def _pages(row: Mapping[str, Any], place: str, form: str, separator: str) -> Iterator[Page]:
-    context = _nested(row, "context", place, form)
-    try:
-        if isinstance(context, Mapping):
-            sentences = context["sentences"] if "sentences" in context else context["content"]
-            pairs = list(zip(context["title"], sentences, strict=True))
-        else:
-            pairs = [(title, sentences) for title, sentences in context]
-        for title, sentences in pairs:
-            if isinstance(sentences, str):
-                raise TypeError("sentences must be a list of strings")
-            yield Page(str(title), tuple(map(str, sentences)), separator)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(place, "context", error, form) from None
+def _pages(context: Any, separator: str) -> tuple[Page, ...]:
+    if isinstance(context, Mapping):
+        sentences = context["sentences"] if "sentences" in context else context["content"]
+        context = zip(context["title"], sentences, strict=True)
+    return tuple(Page(str(title), _strings(lines), separator) for title, lines in context)
 
 
-def _supporting_facts(row: Mapping[str, Any], place: str, form: str) -> list[tuple[str, int]]:
-    facts = _nested(row, "supporting_facts", place, form)
-    try:
-        if isinstance(facts, Mapping):
-            facts = list(zip(facts["title"], facts["sent_id"], strict=True))
-        return [(str(title), int(sentence)) for title, sentence in facts]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(place, "supporting_facts", error, form) from None
+def _facts(facts: Any) -> list[tuple[str, int]]:
+    if isinstance(facts, Mapping):
+        facts = zip(facts["title"], facts["sent_id"], strict=True)
+    return [(str(title), int(sentence)) for title, sentence in facts]
 
 
-def _malformed(place: str, field: str, error: Exception, form: str) -> DataError:
-    return DataError(
-        f"{place}: field {field!r} is malformed ({type(error).__name__}: {error}). {form}"
-    )
+def _triples(evidences: Any) -> tuple[tuple[str, str, str], ...]:
+    return tuple((str(s), str(relation), str(o)) for s, relation, o in evidences)
+
+
+def _paragraphs(paragraphs: Any) -> list[tuple[Page, bool]]:
+    return [(Page(p["title"], (p["paragraph_text"],)), p["is_supporting"]) for p in paragraphs]
+
+
+def _strings(values: Any) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise TypeError("must be a list of strings, not a string")
+    return tuple(map(str, values))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -37,11 +37,6 @@ class Step:
     result: str
 
 
-def exact_match_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
-    """Return 1 for a right answer; outcome."""
-    return float(env.is_correct) if event.action.kind == "answer" else 0.0
-
-
 def new_value_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
     """Return the share of the values on the way to the answer that this step found first."""
     return env.new_value_share
@@ -55,7 +50,7 @@ class SyntheticToolEnv(ToolEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "exact_match": exact_match_term,
+        "exact_match": correct_term,
         "new_value": new_value_term,
         "format": format_term,
     }

@@ -72,40 +72,28 @@ class Relation(NamedTuple):
     """A search that finds the fact, with {s}."""
 
 
-_CORE: Final[Mapping[str, Relation]] = {
-    "director": Relation(
-        "film", "person", "the director of {s} is {o} .", "the director of {s}",
-        "who is the director of {s} ?", "director of {s}",
-    ),
-    "writer": Relation(
-        "film", "person", "the writer of {s} is {o} .", "the writer of {s}",
-        "who is the writer of {s} ?", "writer of {s}",
-    ),
-    "star": Relation(
-        "film", "person", "the star of {s} is {o} .", "the star of {s}",
-        "who is the star of {s} ?", "star of {s}",
-    ),
-    "birthplace": Relation(
-        "person", "city", "the birthplace of {s} is {o} .", "the birthplace of {s}",
-        "what is the birthplace of {s} ?", "birthplace of {s}",
-    ),
-    "employer": Relation(
-        "person", "company", "the employer of {s} is {o} .", "the employer of {s}",
-        "what is the employer of {s} ?", "employer of {s}",
-    ),
-    "award": Relation(
-        "person", "award", "the award of {s} is {o} .", "the award of {s}",
-        "what is the award of {s} ?", "award of {s}",
-    ),
-    "headquarters": Relation(
-        "company", "city", "the headquarters of {s} is {o} .", "the headquarters of {s}",
-        "what is the headquarters of {s} ?", "headquarters of {s}",
-    ),
-    "country": Relation(
-        "city", "country", "the country of {s} is {o} .", "the country of {s}",
-        "what is the country of {s} ?", "country of {s}",
-    ),
-}  # fmt: skip
+def _plain(*relations: str) -> dict[str, Relation]:
+    """Make relations that are all said alike, each given as subject, name and object."""
+    made = {}
+    for subject, name, kind in map(str.split, relations):
+        noun = f"the {name} of {{s}}"
+        question = f"{'who' if kind == 'person' else 'what'} is {noun} ?"
+        made[name] = Relation(
+            subject, kind, f"{noun} is {{o}} .", noun, question, f"{name} of {{s}}"
+        )
+    return made
+
+
+_CORE: Final[Mapping[str, Relation]] = _plain(
+    "film director person",
+    "film writer person",
+    "film star person",
+    "person birthplace city",
+    "person employer company",
+    "person award award",
+    "company headquarters city",
+    "city country country",
+)
 _PARAPHRASED: Final[Mapping[str, Relation]] = {
     "director": Relation(
         "film", "person", "{o} directed {s} .", "the person who directed {s}",
@@ -140,40 +128,16 @@ _PARAPHRASED: Final[Mapping[str, Relation]] = {
         "in which country lies {s} ?", "{s} lies in",
     ),
 }  # fmt: skip
-_NOVEL: Final[Mapping[str, Relation]] = {
-    "composer": Relation(
-        "film", "person", "the composer of {s} is {o} .", "the composer of {s}",
-        "who is the composer of {s} ?", "composer of {s}",
-    ),
-    "editor": Relation(
-        "film", "person", "the editor of {s} is {o} .", "the editor of {s}",
-        "who is the editor of {s} ?", "editor of {s}",
-    ),
-    "producer": Relation(
-        "film", "person", "the producer of {s} is {o} .", "the producer of {s}",
-        "who is the producer of {s} ?", "producer of {s}",
-    ),
-    "school": Relation(
-        "person", "school", "the school of {s} is {o} .", "the school of {s}",
-        "what is the school of {s} ?", "school of {s}",
-    ),
-    "instrument": Relation(
-        "person", "instrument", "the instrument of {s} is {o} .", "the instrument of {s}",
-        "what is the instrument of {s} ?", "instrument of {s}",
-    ),
-    "residence": Relation(
-        "person", "city", "the residence of {s} is {o} .", "the residence of {s}",
-        "what is the residence of {s} ?", "residence of {s}",
-    ),
-    "location": Relation(
-        "school", "city", "the location of {s} is {o} .", "the location of {s}",
-        "what is the location of {s} ?", "location of {s}",
-    ),
-    "territory": Relation(
-        "city", "country", "the territory of {s} is {o} .", "the territory of {s}",
-        "what is the territory of {s} ?", "territory of {s}",
-    ),
-}  # fmt: skip
+_NOVEL: Final[Mapping[str, Relation]] = _plain(
+    "film composer person",
+    "film editor person",
+    "film producer person",
+    "person school school",
+    "person instrument instrument",
+    "person residence city",
+    "school location city",
+    "city territory country",
+)
 
 VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
     "default": _CORE,

@@ -12,7 +12,8 @@ from typing import Final
 from agent_envs.retrieval import STOP_WORDS
 
 UNKNOWN: Final = "unknown"
-_STOP_WORDS: Final = STOP_WORDS | {"both", "into", "same", "than"}
+# "will" may be a name here; results that were published hold the others.
+_STOP_WORDS: Final = (STOP_WORDS - {"but", "s", "will"}) | {"both", "into", "same", "than"}
 _WORD: Final = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _HIT: Final = re.compile(r"^\[\d+\] (.*)$", re.MULTILINE)
