@@ -110,7 +110,7 @@ class CriticCredit:
         return Credit(
             advantages=whiten(self.processes.all_gather_objects(raw)),
             tensors=tensors,
-            metrics=self._explained_variance(**tensors),
+            metrics=explained_variance(self.processes, **tensors),
         )
 
     def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -138,18 +138,32 @@ class CriticCredit:
             **self.args.estimator_settings,
         )
 
-    def _explained_variance(
-        self, old_values: torch.Tensor, value_targets: torch.Tensor, value_weights: torch.Tensor
-    ) -> dict[str, float]:
-        """Return how much of the targets' variance the values explain: 1 all of it, 0 none."""
-        errors = value_targets - old_values
-        sums = [
-            (value_weights * x**power).sum() for x in (value_targets, errors) for power in (1, 2)
-        ]
-        mean, square, error, squared_error = self.processes.all_reduce(torch.stack(sums)).tolist()
-        variance, unexplained = square - mean**2, squared_error - error**2
-        explained = 1.0 - unexplained / variance if variance > 1e-12 else float("nan")
-        return {"critic/explained_variance": explained, "critic/value_target": mean}
+
+def explained_variance(
+    processes: ProcessGroup,
+    *,
+    old_values: torch.Tensor,
+    value_targets: torch.Tensor,
+    value_weights: torch.Tensor,
+) -> dict[str, float]:
+    """Return how much of the targets' variance the values explain, and the targets' mean.
+
+    Args:
+        processes: All processes.
+        old_values: The critic's values, (B, T).
+        value_targets: What they should have been, (B, T).
+        value_weights: What each counts, (B, T); they sum to 1 over all processes.
+
+    Returns:
+        ``critic/explained_variance``, 1 for all of it, 0 for none, NaN where nothing varies; and
+        ``critic/value_target``.
+    """
+    errors = value_targets - old_values
+    sums = [(value_weights * x**power).sum() for x in (value_targets, errors) for power in (1, 2)]
+    mean, square, error, squared_error = processes.all_reduce(torch.stack(sums)).tolist()
+    variance, unexplained = square - mean**2, squared_error - error**2
+    explained = 1.0 - unexplained / variance if variance > 1e-12 else float("nan")
+    return {"critic/explained_variance": explained, "critic/value_target": mean}
 
 
 def _aligned(steps: Sequence[Array], length: int) -> Array:

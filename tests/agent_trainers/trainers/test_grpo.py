@@ -116,8 +116,13 @@ def test_equal_rows_go_through_the_model_once_and_count_as_often_as_they_were_pl
     assert (gradient(trainer, [batch]) - once).abs().max() < 2e-6
 
 
-def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
-    trainer = make_trainer(max_steps=4, num_iterations=2)
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_iterations": 2}, {"per_device_train_batch_size": 4, "steps_per_generation": 2}],
+    ids=str,
+)
+def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer, changes):
+    trainer = make_trainer(max_steps=4, **changes)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "sampling/staleness" in entry]
     assert [entry["sampling/staleness"] for entry in logged] == [0, 1, 0, 1]
@@ -342,6 +347,7 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"reward_schedules": "{"}, "reward_schedules"),
         ({"vllm_importance_sampling_mode": "sequence_mask"}, "vllm_importance_sampling_mode"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         ({"entropy_coef": 0.1}, "entropy_coef"),
         ({"group_quorum": 0.0}, "group_quorum"),

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from agent_envs import ConfigurationError
 from agent_trainers.batching.per_token import credit_masks, sort_by_step
+from agent_trainers.trainers.credit import explained_variance
 from agent_trainers.trainers.critic import ValueHead, before_tokens
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -144,6 +146,45 @@ def test_the_critic_has_its_own_learning_rate(make_trainer):
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     assert rates[-1] == 0.25
     assert set(rates[:-1]) == {1e-3}
+
+
+def test_weights_of_the_critic_do_not_decay(make_trainer):
+    trainer = make_trainer(weight_decay=0.1)
+    trainer.create_optimizer()
+    *policy, critic = trainer.optimizer.param_groups
+    assert critic["weight_decay"] == 0.0
+    assert max(group["weight_decay"] for group in policy) == 0.1
+
+
+def test_the_critics_gradient_is_clipped_by_itself(make_trainer):
+    norms = []
+
+    class NoteNorm(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, **__):
+            for module in (trainer.critic, trainer.model):
+                norms.append(torch.stack([p.grad.norm() for p in module.parameters()]).norm())
+
+    trainer = make_trainer(max_grad_norm=1e-3)
+    trainer.add_callback(NoteNorm())
+    trainer.train()
+    assert [norm.item() for norm in norms] == pytest.approx([1e-3, 1e-3], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1.0, 3.0], 1.0), ([5.0, 7.0], 1.0), ([2.0, 2.0], 0.0), ([3.0, 1.0], -3.0)],
+)
+def test_explained_variance_is_one_where_only_a_constant_is_missing(make_trainer, values, expected):
+    # targets 1 and 3: variance 1; errors of (3, 1) are -2 and 2: variance 4, so 1 - 4 / 1
+    metrics = explained_variance(
+        make_trainer().processes,
+        old_values=torch.tensor([values]),
+        value_targets=torch.tensor([[1.0, 3.0]]),
+        value_weights=torch.tensor([[0.5, 0.5]]),
+    )
+    assert metrics == pytest.approx(
+        {"critic/explained_variance": expected, "critic/value_target": 2}
+    )
 
 
 def test_warming_up_trains_the_critic_alone(make_trainer):
