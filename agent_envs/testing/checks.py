@@ -25,7 +25,9 @@ from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.testing.episodes import (
     HOSTILE_ACTIONS,
     NOT_MADE,
+    NotOffered,
     Outcome,
+    Subject,
     broken_actions,
     expect,
     mistake,
@@ -34,7 +36,6 @@ from agent_envs.testing.episodes import (
     reference_actions,
     step,
 )
-from agent_envs.testing.subject import NotOffered, Subject
 
 NUM_BROKEN_ACTIONS: Final = 25
 NUM_TIMED_STEPS: Final = 200

@@ -9,8 +9,7 @@ import gymnasium as gym
 
 from agent_envs.errors import ConformanceError
 from agent_envs.testing.checks import CHECKS
-from agent_envs.testing.episodes import Problem, TextEnv
-from agent_envs.testing.subject import NotOffered, make_subjects
+from agent_envs.testing.episodes import NotOffered, Problem, TextEnv, make_subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

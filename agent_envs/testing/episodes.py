@@ -1,4 +1,4 @@
-"""How an environment is played to check it, with right, wrong and hostile actions."""
+"""How an environment is made and played to check it, with right, wrong and hostile actions."""
 
 import contextlib
 import itertools
@@ -6,15 +6,19 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 import agent_envs  # noqa: F401 - registers our ids, also in a process that begins here
 from agent_envs.core.actions import example_arguments
 from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.errors import ConfigurationError
 
 TextEnv = gym.Env[str, str]
 Outcome = tuple[str, float, bool, bool, dict[str, Any]]
@@ -37,6 +41,10 @@ _NASTY: Final = ("", "\x00", '"', "{", "}}", "\\", "</tool_call>", "<answer>", "
 NOT_MADE: Final = 3
 
 
+class NotOffered(Exception):
+    """Why there is nothing to check."""
+
+
 class Problem(Exception):
     """What is wrong, in a sentence for the environment's author."""
 
@@ -45,6 +53,46 @@ def expect(is_right: bool, problem: str) -> None:
     """Raise `problem` unless the environment is right."""
     if not is_right:
         raise Problem(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The environment that is checked, in one tool format."""
+
+    make_env: Callable[[], TextEnv]
+    spec: EnvSpec | None
+    """How ``gym.make`` made it, if that did."""
+    tool_format: str | None
+    """None for the only one, and where it has none."""
+    episodes: int
+    seed: int
+
+    def make(self, **changes: Any) -> TextEnv:
+        """Make the environment; with changes, if ``gym.make`` can."""
+        if self.tool_format is not None:
+            changes["tool_format"] = self.tool_format
+        if self.spec is None or not changes:
+            return self.make_env()
+        return self.spec.make(**changes)
+
+
+def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> list[Subject]:
+    """Return the environment as it is, and in every other tool format that it takes."""
+    env = make_env()
+    if not isinstance(env, gym.Env):
+        raise ConfigurationError(f"{type(env).__name__} is no Gymnasium environment.")
+    with env:
+        own = getattr(env.unwrapped, "tool_format", None)
+        subject = Subject(
+            make_env=make_env, spec=env.spec, tool_format=None, episodes=episodes, seed=seed
+        )
+    subjects = [subject]
+    for name in TOOL_FORMATS if own and env.spec else ():
+        other = replace(subject, tool_format=name)
+        with contextlib.suppress(TypeError, ValueError):  # no such argument, or a refusal
+            other.make().close()
+            subjects += [other] if name != own else []
+    return subjects
 
 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
