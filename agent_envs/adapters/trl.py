@@ -313,8 +313,8 @@ def _check_playable(id: str, env: gym.Env[Any, Any]) -> None:
         raise ConfigurationError(f"{id} is no environment with tools (a ToolEnv).")
     if not env.unwrapped.action_format.is_native:
         raise ConfigurationError(
-            f"tool_format={env.unwrapped.tool_format!r} tells the model to write calls that TRL "
-            "does not read. Leave it out: the chat template says how to call."
+            f"tool_format={env.unwrapped.action_format.name!r} tells the model to write calls that "
+            "TRL does not read. Leave it out: the chat template says how to call."
         )
     spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
     context = spec.kwargs.get("context", "full") if spec is not None else "full"

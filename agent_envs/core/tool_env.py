@@ -21,7 +21,7 @@ from agent_envs.core.contexts import (
     make_context,
 )
 from agent_envs.core.lookup import lookup
-from agent_envs.core.messages import Message, copy_messages
+from agent_envs.core.messages import Message
 from agent_envs.core.rewards import RewardFunction, Rewards, StepEvent, choose_terms, format_term
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import Task
@@ -283,11 +283,6 @@ class ToolEnv(gym.Env[str, str]):
         return self.computes_only and all(tool.timeout is None for tool in self._tools.values())
 
     @property
-    def tool_format(self) -> str:
-        """The name of the format in which actions are written."""
-        return self._format.name
-
-    @property
     def action_format(self) -> ToolFormat:
         """The format in which actions are written."""
         return self._format
@@ -346,7 +341,14 @@ class ToolEnv(gym.Env[str, str]):
         if parsed.kind == "answer":
             self.answer = parsed.answer or ""
             said = self.on_answer(self.answer)
-            return (Message(role="user", content=said) if isinstance(said, str) else said), None
+            if said is None or isinstance(said, NewConversation):
+                return said, None
+            if not isinstance(said, str):
+                raise TypeError(
+                    f"{type(self).__name__}.on_answer returned {said!r}; it returns None to end "
+                    "the episode, a text to reply with, or a NewConversation."
+                )
+            return Message(role="user", content=said), None
         if parsed.kind == "invalid":
             self.num_invalid_actions += 1
             return Message(role="user", content=parsed.message or ""), None
@@ -373,7 +375,7 @@ class ToolEnv(gym.Env[str, str]):
     ) -> dict[str, Any]:
         view = self._view()
         info: dict[str, Any] = {
-            "messages": copy_messages(view.messages),
+            "messages": [message.copy() for message in view.messages],
             "tools": json.loads(self._tools_json),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,

@@ -211,6 +211,17 @@ def test_an_answer_can_be_followed_by_a_conversation_of_its_own():
     assert env.step("<answer>3</answer>")[2]
 
 
+def test_a_verdict_is_no_reply():
+    class Judging(Quiz):
+        def on_answer(self, answer):
+            return answer in self.task.answers
+
+    env = Judging()
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match=r"Judging\.on_answer returned False; it returns None"):
+        env.step("<answer>3</answer>")
+
+
 class PaysAtTheEnd(Quiz):
     """Rewards the last step, whatever ends the episode."""
 

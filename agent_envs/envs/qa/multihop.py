@@ -80,10 +80,7 @@ class MuSiQueEnv(PassageQAEnv):
 
     def passage_key(self, passage: Passage) -> str:
         """Return title and text: titles are not unique here."""
-        return self._gold_key(passage.title, passage.text)
-
-    def _gold_key(self, title: str, text: str) -> str:
-        return f"{title}\n{text}"
+        return f"{passage.title}\n{passage.text}"
 
 
 class BamboogleEnv(PassageQAEnv):

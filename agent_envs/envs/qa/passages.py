@@ -10,7 +10,7 @@ from agent_envs.data.sources import DatasetSpec, FileStamp, Source
 from agent_envs.envs.qa.library import QARow, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
-from agent_envs.retrieval import Retriever
+from agent_envs.retrieval import Passage, Retriever
 from agent_envs.scoring import (
     Overlap,
     answer_overlap,
@@ -126,15 +126,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the keys of the passages that lead to the answer."""
-        return tuple(dict.fromkeys(self._gold_key(*gold) for gold in self._gold()))
+        return tuple(dict.fromkeys(map(self.passage_key, self._gold())))
 
-    def _gold(self) -> Sequence[tuple[str, str]]:
-        """Return title and text of each passage that leads to the answer."""
-        gold: Sequence[tuple[str, str]] = self.task.data.get("gold", ())
-        return gold
-
-    def _gold_key(self, title: str, text: str) -> str:
-        return title
+    def _gold(self) -> list[Passage]:
+        """Return the passages that lead to the answer."""
+        return [Passage(title, text) for title, text in self.task.data.get("gold", ())]
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -169,7 +165,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
         Where a title alone does not bring its passage up, the passage's own words are the query.
         """
-        queries = dict.fromkeys(self._query_for(title, text) for title, text in self._gold())
+        queries = dict.fromkeys(map(self._query_for, self._gold()))
         actions = [self.write_call("search", query=query) for query in queries if query]
         notes = self._reference_notes()
         if self.max_turns is None or len(actions) + len(notes) < self.max_turns:
@@ -187,8 +183,8 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         ]
         return [*cited, *(self.write_call("note", text=triple) for triple in triples)]
 
-    def _query_for(self, title: str, text: str) -> str:
-        key = self._gold_key(title, text)
+    def _query_for(self, gold: Passage) -> str:
+        key, title, text = self.passage_key(gold), gold.title, gold.text
         for query in (title, f"{title} {text[:200]}", f"{title} {text}"):
             hits = self.search(query, self._top_k)
             if any(self.passage_key(hit.passage) == key for hit in hits):

@@ -24,10 +24,6 @@ UNANSWERABLE: Final = "unanswerable"
 _HUB_COLLECTION: Final = "RUC-NLPIR/FlashRAG_datasets"
 
 
-def _read_hotpotqa(row: Mapping[str, Any], index: int) -> QARow:
-    return _read_facts(row, index, separator="")
-
-
 def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
     read = _read_facts(row, index, separator=" ")
     read.task.data["evidences"] = _nested(row, "evidences", _triples)
@@ -129,7 +125,7 @@ HOTPOTQA: Final = DatasetSpec(
         split="validation",
         licence="CC BY-SA 4.0",
     ),
-    read=_read_hotpotqa,
+    read=functools.partial(_read_facts, separator=""),
     form="A HotpotQA row needs 'question', 'answer', 'context' and 'supporting_facts', in the form "
     "of the hub's hotpotqa/hotpot_qa or of the original release.",
 )

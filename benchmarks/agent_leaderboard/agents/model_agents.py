@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode
 from agent_leaderboard.agents.model_source import ModelSettings, ModelSource, read_settings
@@ -121,8 +121,8 @@ class ModelAgent:
             if self._strategy is not None:
                 limit = env.spec.max_episode_steps if env.spec is not None else None
                 self._check_search(base, name, limit)
-            self._source.check(base.tool_format)
-            return TOOL_FORMATS[base.tool_format]
+            self._source.check(base.action_format.name)
+            return base.action_format
         finally:
             env.close()
 
