@@ -18,6 +18,8 @@ _TOKENS: Final = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mas
 class MicroBatch(dict[str, torch.Tensor]):
     """Tensors of some rows of a batch, narrowed to them."""
 
+    rows: list[int]
+    """Their numbers in the batch; empty for a row that only keeps other processes company."""
     forwarded: dict[str, torch.Tensor]
     """Tokens and masks of the rows that differ, (U, ...): what goes through the model."""
     copies: list[int] | None
@@ -66,6 +68,7 @@ def select_rows(
     """
     chosen = list(rows) or [0]
     micro_batch = MicroBatch(trim({name: tensor[chosen] for name, tensor in batch.items()}))
+    micro_batch.rows = list(rows)
     if not rows:
         weights = [name for name in micro_batch if name.endswith("_weights")]
         micro_batch |= {name: torch.zeros_like(micro_batch[name]) for name in weights}

@@ -11,6 +11,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import Row
 
 Floats = npt.NDArray[np.floating[Any]]
+Masks = Sequence[npt.NDArray[np.bool_]]
 DENOMINATORS: Final = ("token", "step", "trajectory")
 
 
@@ -42,7 +43,7 @@ def loss_weights(rows: Sequence[Row], denominator: str) -> list[Floats]:
     ]
 
 
-def credit_masks(rows: Sequence[Row], *, actions_only: bool) -> list[npt.NDArray[np.bool_]]:
+def credit_masks(rows: Sequence[Row], *, actions_only: bool) -> Masks:
     """Return which tokens of each row have credit of their own, each (T,)."""
     return [
         np.array(row.is_action, bool) if actions_only else np.ones(len(row.steps), bool)
@@ -51,33 +52,24 @@ def credit_masks(rows: Sequence[Row], *, actions_only: bool) -> list[npt.NDArray
 
 
 def value_masks(
-    rows: Sequence[Row],
-    masks: Sequence[npt.NDArray[np.bool_]],
-    advantages: Sequence[Floats],
-    num_steps: Sequence[int],
-) -> list[npt.NDArray[np.bool_]]:
-    """Return which tokens of each row have a value that the estimator looked at, each (T,).
+    rows: Sequence[Row], masks: Masks, advantages: Sequence[Floats], num_steps: Sequence[int]
+) -> Masks:
+    """Return which tokens of each row have a value that an estimator looked at, each (T,).
 
-    Args:
-        rows: The rows.
-        masks: Which tokens of each row have credit, each (T,).
-        advantages: What came of it: of shape (S,) the first token of a step counts, of shape (N,)
-            every token.
-        num_steps: Steps of each episode.
+    The first token of each step where it gave one advantage per step, and all in `masks` else.
     """
-    looked_at = []
-    for row, mask in zip(rows, masks, strict=True):
-        if len(advantages[row.episode]) == num_steps[row.episode]:
-            mask = mask & (np.diff(np.where(mask, row.steps, -1), prepend=-1) != 0)
-        looked_at.append(mask)
-    return looked_at
+    firsts = [
+        mask & (np.diff(np.where(mask, row.steps, -1), prepend=-1) != 0)
+        for row, mask in zip(rows, masks, strict=True)
+    ]
+    return [
+        first if len(advantages[row.episode]) == num_steps[row.episode] else mask
+        for row, first, mask in zip(rows, firsts, masks, strict=True)
+    ]
 
 
 def spread_over_tokens(
-    rows: Sequence[Row],
-    masks: Sequence[npt.NDArray[np.bool_]],
-    values: Sequence[Floats],
-    num_steps: Sequence[int],
+    rows: Sequence[Row], masks: Masks, values: Sequence[Floats], num_steps: Sequence[int]
 ) -> list[Floats]:
     """Give each token the value of its step, or its own; each (T,).
 
@@ -90,45 +82,39 @@ def spread_over_tokens(
     Raises:
         ConfigurationError: If an episode has another number of values.
     """
-    num_tokens = Counter[int]()
+    num_tokens: Counter[int] = Counter()
+    starts = []
     for row, mask in zip(rows, masks, strict=True):
+        starts.append(num_tokens[row.episode])
         num_tokens[row.episode] += int(mask.sum())
-    starts, spread = Counter[int](), []
-    for row, mask in zip(rows, masks, strict=True):
+    for episode, count in num_tokens.items():
+        if len(values[episode]) not in (num_steps[episode], count):
+            raise ConfigurationError(
+                f"The advantage estimator returned {len(values[episode])} numbers for an episode "
+                f"of {num_steps[episode]} steps and {count} tokens. Return one per step, or one "
+                "per token."
+            )
+    spread: list[Floats] = []
+    for row, mask, start in zip(rows, masks, starts, strict=True):
         own = values[row.episode]
         if len(own) == num_steps[row.episode]:
             spread.append(own[row.steps])
-            continue
-        if len(own) != num_tokens[row.episode]:
-            raise ConfigurationError(
-                f"The advantage estimator returned {len(own)} numbers for an episode of "
-                f"{num_steps[row.episode]} steps and {num_tokens[row.episode]} tokens. Return one "
-                "per step, or one per token."
-            )
-        tokens = np.zeros(len(mask), np.float32)
-        start, count = starts[row.episode], int(mask.sum())
-        tokens[mask] = own[start : start + count]
-        starts[row.episode] += count
-        spread.append(tokens)
+        else:
+            spread.append(np.zeros(len(mask), np.float32))
+            spread[-1][mask] = own[start : start + mask.sum()]
     return spread
 
 
 def sort_by_step(
-    rows: Sequence[Row],
-    values: Floats,
-    masks: Sequence[npt.NDArray[np.bool_]],
-    num_steps: Sequence[int],
+    rows: Sequence[Row], masks: Masks, values: Floats, num_steps: Sequence[int]
 ) -> list[list[Floats]]:
-    """Sort values of tokens by episode and step.
+    """Return the values of the tokens in `masks` of each episode and step.
 
     Args:
         rows: The rows.
-        values: A value per token of these rows, and of padding rows after them, (B, T).
         masks: Which tokens of each row count, each (T,).
+        values: A value per token of these rows, and of padding rows after them, (B, T).
         num_steps: Steps of each episode.
-
-    Returns:
-        For each episode and step, the values of the tokens that count.
     """
     by_step: list[list[Floats]] = [[np.zeros(0, np.float32)] * count for count in num_steps]
     for row, mask, numbers in zip(rows, masks, values[: len(rows)], strict=True):

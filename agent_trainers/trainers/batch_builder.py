@@ -1,73 +1,75 @@
 """From trajectories to a batch that can be trained: rows, tensors, weights, credit; in one pass."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.episodes import Array
 from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
-from agent_trainers.trainers.credit import AssignCredit, PlayedBatch
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.scorer import Scorer
 from agent_trainers.trajectory import Trajectory
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltBatch:
-    """A batch, ready to be trained, and what is to be logged of it."""
+class Credit(NamedTuple):
+    """What is learned from a batch."""
+
+    advantages: Sequence[Array]
+    """Of all processes' episodes: one per step, (S,), or one per token, (N,)."""
+    tensors: Mapping[str, torch.Tensor] = {}
+    """What a critic learns, (B, T)."""
+    metrics: Mapping[str, float] = {}
+    """What is to be logged of it."""
+
+
+AssignCredit = Callable[[BatchRecord, Sequence[EpisodeSummary], int], Credit]
+"""Assigns credit to this process's batch, given all processes' episodes, and where its own begin in
+them; collective."""
+
+
+class BuiltBatch(NamedTuple):
+    """A batch, ready to be trained."""
 
     record: BatchRecord
     """This process's share."""
     episodes: Sequence[EpisodeSummary]
     """All processes' episodes."""
-    advantages: Sequence[Array]
+    credit: Credit
     """Theirs."""
-    metrics: Mapping[str, float]
-    """What the credit was."""
 
 
 class BatchBuilder:
     """Builds batches; every process builds its share at the same time."""
 
-    def __init__(
-        self,
-        args: StepGRPOConfig,
-        processes: ProcessGroup,
-        scorer: Scorer,
-        assign_credit: AssignCredit,
-        *,
-        pad_token_id: int,
-    ) -> None:
-        """Prepare to build.
+    assign_credit: AssignCredit
+    """An estimator that compares episodes, unless a critic takes its place."""
 
-        Args:
-            args: Settings.
-            processes: All processes.
-            scorer: Where log-probabilities come from.
-            assign_credit: Where advantages come from.
-            pad_token_id: Fills rows.
-        """
+    def __init__(
+        self, args: StepGRPOConfig, processes: ProcessGroup, scorer: Scorer, pad_token_id: int
+    ) -> None:
+        """Build by the settings in `args`, with log-probabilities from `scorer`."""
         self._args, self._processes, self._scorer = args, processes, scorer
-        self.assign_credit = assign_credit
         self._pad_token_id = pad_token_id
+        self.assign_credit = self._compare
 
     def build(
         self, policy: Any, trajectories: Sequence[Trajectory], reward_factors: Mapping[str, float]
     ) -> BuiltBatch:
-        """Build a batch of what was played.
+        """Build a batch of what this process played.
 
         Args:
             policy: The model that is going to learn from it, or is only evaluated.
-            trajectories: What this process played.
+            trajectories: What was played.
             reward_factors: What reward terms are multiplied with now.
         """
         rows = self._make_rows(trajectories)
@@ -81,28 +83,21 @@ class BatchBuilder:
         credited = self._with_kl_in_reward(rows, tensors, own)
         everyone = self._processes.all_gather_objects(list(zip(own, credited, strict=True)))
         first = self._processes.num_before(len(own))
-        credit = self.assign_credit(
-            PlayedBatch(
-                trajectories=trajectories,
-                rows=rows,
-                tensors=tensors,
-                episodes=[episode for _, episode in everyone],
-                first=first,
-            )
-        )
+        record = BatchRecord(trajectories=trajectories, rows=rows, tensors=tensors)
+        credit = self.assign_credit(record, [credited for _, credited in everyone], first)
+
         advantages = credit.advantages[first : first + len(own)]
         masks = credit_masks(rows, actions_only=self._args.advantage_mask)
         num_steps = [len(episode.rewards) for episode in own]
         spread = spread_over_tokens(rows, masks, advantages, num_steps)
         tensors |= {"advantages": pad_like(spread, tokens), **credit.tensors}
-        return BuiltBatch(
-            record=BatchRecord(
-                trajectories=trajectories, rows=rows, tensors=tensors, advantages=advantages
-            ),
-            episodes=[episode for episode, _ in everyone],
-            advantages=credit.advantages,
-            metrics=credit.metrics,
-        )
+        record = dataclasses.replace(record, advantages=advantages)
+        return BuiltBatch(record, [episode for episode, _ in everyone], credit)
+
+    def _compare(self, _: BatchRecord, episodes: Sequence[EpisodeSummary], __: int) -> Credit:
+        """Estimate over all processes: groups may be spread, and statistics are the batch's."""
+        settings = self._args.estimator_settings
+        return Credit(estimate(self._args.advantage_estimator, episodes, **settings))
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []

@@ -6,6 +6,7 @@ models, PEFT, vLLM, reference models, optimisation, logging and callbacks; five 
 overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches what that relies on.
 """
 
+import functools
 import time
 from typing import Any
 
@@ -23,21 +24,22 @@ from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
+from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import TextEnv
 from agent_trainers.trainers.batch_builder import BatchBuilder
-from agent_trainers.trainers.credit import GroupCredit
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
-from agent_trainers.trainers.episode_plan import all_tasks, check_tasks
-from agent_trainers.trainers.generation import TrainerSampler, backend_of
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from agent_trainers.trainers.objective import PolicyObjective
-from agent_trainers.trainers.player import (
+from agent_trainers.trainers.episode_plan import (
     EpisodePlayer,
     MakeEnv,
+    all_tasks,
     check_schedules,
+    check_tasks,
     env_maker,
     environment_reward,
 )
+from agent_trainers.trainers.generation import TrainerSampler, backend_of
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.objective import PolicyObjective
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.scorer import Scorer
 from agent_trainers.trainers.training_log import TrainingLog
@@ -119,19 +121,26 @@ class StepGRPOTrainer(ResumableTrainer):
         self.means = RunningMeans(self.accelerator)
         backend = backend_of(self)
         self.sampler = TrainerSampler(backend)
+        rollout = functools.partial(
+            Rollout,
+            policy=self.sampler.make_policy(probe),
+            step_timeout=self.args.step_timeout,
+            episode_timeout=self.args.episode_timeout,
+            group_quorum=self.args.group_quorum,
+            is_any_active=self.processes.any if self.sampler.is_collective else None,
+        )
+        train = rollout(make_env)
         self.player = EpisodePlayer(
             self.args,
             self.processes,
-            self.sampler.make_policy(probe),
-            make_env,
-            make_eval_env,
             {"train": self.num_generations, "eval": self.num_generations_eval},
-            is_collective=self.sampler.is_collective,
+            {"train": train, "eval": rollout(make_eval_env) if make_eval_env else train},
         )
         self.scorer = Scorer(
-            self.args,
-            self.accelerator,
-            self.means,
+            args=self.args,
+            processes=self.processes,
+            accelerator=self.accelerator,
+            means=self.means,
             is_sharded=backend.is_sharded,
             reference=self.ref_model,
             score_with_aux_loss=self._get_per_token_logps_and_entropies
@@ -139,18 +148,13 @@ class StepGRPOTrainer(ResumableTrainer):
             else None,
         )
         self.objective = PolicyObjective(self.args, self.means)
-        self.builder = BatchBuilder(
-            self.args,
-            self.processes,
-            self.scorer,
-            GroupCredit(self.args),
-            pad_token_id=self._tokenizer.pad_token_id,
-        )
+        pad_token_id = self._tokenizer.pad_token_id
+        self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id)
         self.training_log = TrainingLog(
-            self.means,
-            self.processes,
-            self._metrics,
-            self._logs if self.log_completions else None,
+            means=self.means,
+            processes=self.processes,
+            metrics=self._metrics,
+            texts=self._logs if self.log_completions else None,
             outcome_terms=getattr(probe.unwrapped, "outcome_terms", frozenset()),
             max_drift=self.sampler.max_drift,
         )

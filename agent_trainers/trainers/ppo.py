@@ -4,19 +4,32 @@ The critic stays outside the policy's module tree, so that what is saved, sent t
 PEFT is the policy alone. It shares the optimiser, as a group of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import estimate, estimator_options
+from agent_trainers.algorithms.episodes import Array, whiten
 from agent_trainers.algorithms.losses import value_loss
+from agent_trainers.batching.collate import collate, pad_like
 from agent_trainers.batching.micro_batch import MicroBatch
-from agent_trainers.trainers.credit import CriticCredit
+from agent_trainers.batching.per_token import (
+    credit_masks,
+    sort_by_step,
+    spread_over_tokens,
+    value_masks,
+)
+from agent_trainers.batching.rows import state_row
+from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary
+from agent_trainers.trainers.batch_builder import Credit
 from agent_trainers.trainers.critic import (
     CriticModel,
     ValueHead,
@@ -27,6 +40,7 @@ from agent_trainers.trainers.critic import (
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.scorer import body_of
+from agent_trainers.trajectory import Trajectory
 
 CRITIC_FILE: Final = "critic.safetensors"
 
@@ -68,12 +82,7 @@ class StepPPOTrainer(StepGRPOTrainer):
             critic = CriticModel(self.args.critic_model)
         self.critic: nn.Module = self.accelerator.prepare_model(critic)
         self._trained_beside = (self.critic,)
-        self.builder.assign_credit = CriticCredit(
-            args=self.args,
-            processes=self.processes,
-            values_of=self.values,
-            pad_token_id=self._tokenizer.pad_token_id,
-        )
+        self.builder.assign_credit = self._assign_credit
 
     @torch.no_grad()
     def values(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -92,6 +101,79 @@ class StepPPOTrainer(StepGRPOTrainer):
 
         batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
         return self.scorer.by_micro_batch(batch, values_of, is_training=self.model.training)
+
+    # Credit
+
+    def _assign_credit(
+        self, batch: BatchRecord, everyone: Sequence[EpisodeSummary], first: int
+    ) -> Credit:
+        """Estimate from this process's values; whiten over all processes."""
+        rows, tokens = batch.rows, batch.tensors["completion_ids"]
+        episodes = everyone[first : first + len(batch.trajectories)]
+        num_steps = [len(episode.rewards) for episode in episodes]
+        masks = credit_masks(rows, actions_only=self.args.advantage_mask)
+        old_values = self.values(batch.tensors)
+        values = sort_by_step(rows, masks, old_values.cpu().numpy(), num_steps)
+        raw = self._estimate(episodes, values, self.bootstrap_values(batch.trajectories))
+        targets = [
+            advantages + _aligned(steps, len(advantages))
+            for advantages, steps in zip(raw, values, strict=True)
+        ]
+        has_value = value_masks(rows, masks, raw, num_steps)
+        tensors = {
+            "old_values": old_values,
+            "value_targets": pad_like(spread_over_tokens(rows, masks, targets, num_steps), tokens),
+            "value_weights": self.processes.normalise(pad_like(has_value, tokens)),
+        }
+        return Credit(
+            whiten(self.processes.all_gather_objects(raw)),
+            tensors,
+            self.explained_variance(**tensors),
+        )
+
+    def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Return the value of each trajectory's last state; 0 where it was not truncated."""
+        values = [0.0] * len(trajectories)
+        cut = [i for i, t in enumerate(trajectories) if t.is_scorable and t.is_truncated]
+        if cut and self.args.bootstrap_truncated:
+            pad = self._tokenizer.pad_token_id
+            last = collate([state_row(trajectories[i].final_prompt_ids, pad) for i in cut], pad)
+            for i, value in zip(cut, self.values(last)[:, 0].tolist(), strict=True):
+                values[i] = value
+        return values
+
+    def _estimate(
+        self,
+        episodes: Sequence[EpisodeSummary],
+        values: Sequence[Sequence[Array]],
+        bootstrap_values: Sequence[float],
+    ) -> list[Array]:
+        options = {"bootstrap_values": bootstrap_values, "whiten": False}
+        known = estimator_options(self.args.advantage_estimator)
+        return estimate(
+            self.args.advantage_estimator,
+            episodes,
+            values=values,
+            **{name: value for name, value in options.items() if name in known},
+            **self.args.estimator_settings,
+        )
+
+    def explained_variance(
+        self, old_values: torch.Tensor, value_targets: torch.Tensor, value_weights: torch.Tensor
+    ) -> dict[str, float]:
+        """Return how much of the targets' variance the values explain, and the targets' mean.
+
+        1 is all of it, 0 none, NaN where nothing varies. All (B, T); weights sum to 1 over all
+        processes.
+        """
+        errors = value_targets - old_values
+        sums = [
+            (value_weights * x**power).sum() for x in (value_targets, errors) for power in (1, 2)
+        ]
+        mean, square, error, squared_error = self.processes.all_reduce(torch.stack(sums)).tolist()
+        variance, unexplained = square - mean**2, squared_error - error**2
+        explained = 1.0 - unexplained / variance if variance > 1e-12 else float("nan")
+        return {"critic/explained_variance": explained, "critic/value_target": mean}
 
     # What is overridden
 
@@ -163,3 +245,11 @@ class StepPPOTrainer(StepGRPOTrainer):
 
     def _body(self) -> Any:
         return body_of(self.accelerator.unwrap_model(self.model))
+
+
+def _aligned(steps: Sequence[Array], length: int) -> Array:
+    """Return the values that belong to `length` advantages: one per token, or one per step."""
+    tokens = np.concatenate(steps) if length else np.zeros(0, np.float32)
+    if len(tokens) == length:
+        return tokens
+    return np.array([step[0] for step in steps], np.float32)

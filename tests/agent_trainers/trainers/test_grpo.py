@@ -379,17 +379,17 @@ def test_divergence_in_the_reward_is_taken_off_each_steps_reward(make_trainer, p
         parameter.data.add_(0.05 * torch.randn_like(parameter))
     seen = []
     assign = trainer.builder.assign_credit
-    trainer.builder.assign_credit = lambda batch: seen.append(batch) or assign(batch)
+    trainer.builder.assign_credit = lambda *given: seen.append(given) or assign(*given)
     trainer.builder.build(trainer.model, played, {})
-    (given,) = seen
-    reference = given.tensors["ref_per_token_logps"]
+    ((batch, episodes, _),) = seen
+    reference = batch.tensors["ref_per_token_logps"]
     taken_off = 0.0
-    for i, row in enumerate(given.rows):
+    for i, row in enumerate(batch.rows):
         for step, transition in enumerate(played[row.episode].transitions):
             places = [j for j, s in enumerate(row.steps) if s == step and row.is_action[j]]
             divergence = sum(row.logprobs[j] - reference[i, j].item() for j in places)
             expected = transition.reward - 0.5 * divergence
-            assert given.episodes[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
+            assert episodes[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
             taken_off = max(taken_off, abs(0.5 * divergence))
     assert taken_off > 0.01
     trainer.train()

@@ -9,7 +9,6 @@ from transformers import TrainerCallback
 
 from agent_envs import ConfigurationError
 from agent_trainers.batching.per_token import credit_masks, sort_by_step
-from agent_trainers.trainers.credit import explained_variance
 from agent_trainers.trainers.critic import ValueHead, before_tokens
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -86,7 +85,7 @@ def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
     assert values[0, row.is_action.index(True)] != 0
     masks = credit_masks(rows, actions_only=True)
     num_steps = [len(t.transitions) for t in played[:2]]
-    step_values = sort_by_step(rows, values.cpu().numpy(), masks, num_steps)
+    step_values = sort_by_step(rows, masks, values.cpu().numpy(), num_steps)
     assert step_values[0][1][0] == pytest.approx(expected.item(), abs=1e-5)
     assert len(step_values[0][1]) == len(transition.completion_ids)
 
@@ -98,7 +97,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
     trainer.train()
     trajectories = trainer.trajectories["train"]
     assert {t.stop_reason for t in trajectories} == {StopReason.TURN_LIMIT, StopReason.ANSWERED}
-    values = trainer.builder.assign_credit.bootstrap_values(trajectories)
+    values = trainer.bootstrap_values(trajectories)
     for trajectory, value in zip(trajectories, values, strict=True):
         assert (value != 0.0) == (trajectory.stop_reason is StopReason.TURN_LIMIT)
         if trajectory.stop_reason is StopReason.TURN_LIMIT:
@@ -107,7 +106,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
             assert trajectory.final_prompt_ids[:length] == [*last.prompt_ids, *last.completion_ids]
             assert len(trajectory.final_prompt_ids) > length  # and what the tool said
     trainer.args.bootstrap_truncated = False
-    assert not any(trainer.builder.assign_credit.bootstrap_values(trajectories))
+    assert not any(trainer.bootstrap_values(trajectories))
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,7 @@ def test_the_critics_gradient_is_clipped_by_itself(make_trainer):
 )
 def test_explained_variance_is_one_where_only_a_constant_is_missing(make_trainer, values, expected):
     # targets 1 and 3: variance 1; errors of (3, 1) are -2 and 2: variance 4, so 1 - 4 / 1
-    metrics = explained_variance(
-        make_trainer().processes,
+    metrics = make_trainer().explained_variance(
         old_values=torch.tensor([values]),
         value_targets=torch.tensor([[1.0, 3.0]]),
         value_weights=torch.tensor([[0.5, 0.5]]),
