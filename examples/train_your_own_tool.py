@@ -4,9 +4,7 @@ import gymnasium as gym
 from transformers import AutoTokenizer
 
 from agent_envs import tool
-from agent_trainers import TINY_POLICY
-from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
 
 
 @tool(timeout=2.0)
