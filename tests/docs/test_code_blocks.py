@@ -9,7 +9,6 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-import torch
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
@@ -62,15 +61,6 @@ PAGES_WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 def test_every_block_says_what_language_it_is_in(page):
     languages = {match["language"] for match in BLOCK.finditer(page.read_text(encoding="utf-8"))}
     assert languages <= KNOWN_LANGUAGES
-
-
-@pytest.fixture
-def one_thread():
-    """The models are small: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")
