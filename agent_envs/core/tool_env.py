@@ -283,6 +283,11 @@ class ToolEnv(gym.Env[str, str]):
         return self.computes_only and all(tool.timeout is None for tool in self._tools.values())
 
     @property
+    def tool_format(self) -> str:
+        """The name of the format in which actions are written."""
+        return self._format.name
+
+    @property
     def action_format(self) -> ToolFormat:
         """The format in which actions are written."""
         return self._format

@@ -55,10 +55,7 @@ class MuSiQueEnv(PassageQAEnv):
     """
 
     dataset = MUSIQUE
-
-    def answer_f1(self) -> float:
-        """Return the F1 of the answer as SQuAD defines it; 0 without an answer."""
-        return 0.0 if self.answer is None else squad_f1(self.answer, self.task.answers)
+    f1_rule = staticmethod(squad_f1)
 
     def __init__(self, *, unanswerable: bool = False, **rest: Any) -> None:
         """Load tasks and passages.

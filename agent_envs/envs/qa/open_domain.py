@@ -12,10 +12,7 @@ from agent_envs.scoring import squad_f1
 class _OpenQAEnv(PassageQAEnv):
     # rows do not say which passages are gold
     metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
-
-    def answer_f1(self) -> float:
-        """Return the F1 of the answer as SQuAD defines it; 0 without an answer."""
-        return 0.0 if self.answer is None else squad_f1(self.answer, self.task.answers)
+    f1_rule = staticmethod(squad_f1)
 
 
 class NaturalQuestionsEnv(_OpenQAEnv):

@@ -87,12 +87,14 @@ class RetrievalQAEnv(ToolEnv):
         "may tell you what to search for next."
     )
 
-    def answer_f1(self) -> float:
-        """Return the F1 of the answer by the data set's own rule; 0 without an answer."""
-        return 0.0 if self.answer is None else f1(self.answer, self.task.answers)
-
+    f1_rule = staticmethod(f1)
+    """How an answer is compared with the gold ones, word by word."""
     retriever: Retriever
     """Where `search` looks."""
+
+    def answer_f1(self) -> float:
+        """Return the F1 of the answer by the data set's own rule; 0 without an answer."""
+        return 0.0 if self.answer is None else self.f1_rule(self.answer, self.task.answers)
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """Search for the tool of that name; see `Retriever.search`."""
