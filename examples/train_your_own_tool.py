@@ -30,9 +30,9 @@ def make_env() -> gym.Env:
 config = StepGRPOConfig(
     output_dir="runs/own_tool",
     advantage_estimator="grpo_step",
-    max_steps=5,
+    max_steps=3,
     num_generations=8,
-    per_device_train_batch_size=64,
+    per_device_train_batch_size=32,
     max_completion_length=24,
     learning_rate=1e-3,
     use_cpu=True,
