@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test lint types setup clean
+.PHONY: demo test lint types docs setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train
@@ -19,6 +19,9 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 setup: $(STAMP)
 
