@@ -19,7 +19,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
-    temporary.touch(exist_ok=False)
     try:
         yield temporary
         settle(temporary)

@@ -6,9 +6,9 @@ checksums (``checkpoint.json``), is flushed to the disk and only then renamed to
 what an earlier one left in the same folder.
 """
 
+import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -25,8 +25,6 @@ UNFINISHED: Final = "_unfinished"  # TRL leaves names with an underscore out of 
 MANIFEST: Final = "checkpoint.json"
 RUN_FILE: Final = "run.json"
 WEIGHTS: Final = ("model", "adapter_model", "pytorch_model")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +230,12 @@ def flush(folder: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # Windows and some network file systems cannot do it
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-    except OSError as error:  # Windows and some network file systems cannot flush folders
-        _log.debug("%s: not flushed (%s)", folder, error)
 
 
 def _files(folder: Path) -> list[Path]:
