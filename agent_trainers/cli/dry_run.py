@@ -6,7 +6,6 @@ its first optimiser step; so what is shown is what a run would do, and nothing h
 
 import contextlib
 import math
-import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -213,6 +212,12 @@ def _memory(trainer: StepGRPOTrainer, counts: list[dict[str, float]]) -> dict[st
 def _peak_bytes() -> int:
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage if sys.platform == "darwin" else usage * 1024  # Linux counts in KiB
 

@@ -6,9 +6,9 @@ chunks in order, so that a run has the same bytes however often it was interrupt
 
 import bisect
 import contextlib
-import fcntl
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,10 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep a second process from writing into the same folder; released when this one ends."""
+    if sys.platform == "win32":
+        raise ConfigurationError(f"{folder}: cannot be locked on Windows; play in WSL or on Linux.")
+    import fcntl
+
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
