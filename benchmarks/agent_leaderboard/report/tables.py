@@ -49,14 +49,9 @@ def write_reports(
 ) -> None:
     """Write ``leaderboard.md``, ``.csv`` and ``.html`` into a run folder.
 
-    The text of licensed data sets is left out, so that the page may be published.
-
-    Args:
-        run: The run folder.
-        data: Folder of the data sets that the run's environments read.
-        text: Whether to write one more page, ``leaderboard_with_text.html``, that holds the text of
-            licensed data sets as well: for one's own eyes.
-        max_episodes: How many episodes of a cell the page shows at most.
+    The text of licensed data sets is left out, so that the page may be published; where `text` is
+    asked for, one more page for one's own eyes holds it, ``leaderboard_with_text.html``. A page
+    shows at most `max_episodes` of a cell, played again with the data sets of the folder `data`.
 
     Raises:
         ConfigurationError: If `text` is asked for without `data`.
@@ -219,7 +214,6 @@ def _costs(board: Board) -> str:
     rows = []
     for environment, cell in _ordered(board):
         cost = cell.cost
-        assert cost is not None  # noqa: S101 - a cell has episodes
         record = board.run.manifest.agent(cell.agent)
         currency = record.prices.currency if record.prices else ""
         values = [
@@ -269,7 +263,7 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
         "pass_at_k": None if largest is None else cell.pass_at[largest],
         "pass_hat_k": None if largest is None else cell.pass_hat[largest],
         "turns": cell.num_steps,
-        **{name: cell.cost and getattr(cell.cost, name) for name in costs},
+        **{name: getattr(cell.cost, name) for name in costs},
     }
 
 
@@ -301,9 +295,9 @@ def _environment_table(board: Board, environment: str) -> Table:
             Text("-" if cell.success is None else percent(cell.success)),
             Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
             "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",
-            "-" if cost is None else f"{cost.calls:.1f}",
-            "-" if cost is None else f"{cost.tokens:,.0f}",
-            "-" if cost is None or cost.seconds is None else f"{cost.seconds:.2f}",
+            f"{cost.calls:.1f}",
+            f"{cost.tokens:,.0f}",
+            "-" if cost.seconds is None else f"{cost.seconds:.2f}",
             str(cell.num_faults) if cell.num_faults else "",
             style="bold" if cell.is_leading else "",
         )
