@@ -39,12 +39,8 @@ def write_report(
 ) -> None:
     """Write ``papers_table.md``, ``.png`` and ``.json``.
 
-    Args:
-        folder: Where to.
-        studies: Results of each table: ``rows`` of methods, the ablations ``masks`` and
-            ``context``, ``long_horizon``.
-        titles: Heading of each table.
-        facts: Command, date, versions, budgets, times.
+    The tables are ``rows`` of methods, the ablations ``masks`` and ``context``, ``long_horizon``;
+    the facts are command, date, versions, budgets, times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: [_row(*item) for item in results.items()] for name, results in studies.items()}

@@ -37,11 +37,8 @@ def train_in_turns(
 ) -> dict[str, list[TimedStep]]:
     """Train each trainer for `rounds` steps after one that is not counted; return its steps.
 
-    Args:
-        trainers: By name; each with ``max_steps`` of `rounds` + 1.
-        rounds: How many steps of each are counted.
-        before_round: Called before each round, when no trainer is at work.
-        facts: By name, called after each step.
+    The ``max_steps`` of each is `rounds` + 1. `before_round` is called when no trainer is at work,
+    `facts` after each step.
     """
     sides = {
         name: _Side(trainer, (facts or {}).get(name, dict[str, float]))

@@ -73,11 +73,8 @@ def load_tokenizer() -> Any:
 def load_model(name: str, device: str, *, is_scripted: bool = False, seed: int = 0) -> Any:
     """Return a model, on the CPU: trainers move it where they compute.
 
-    Args:
-        name: ``"embedded"``, or a name in `SHAPES`.
-        device: What it is for: on ``"cuda"`` weights are bfloat16.
-        is_scripted: Whether it says the script; see `follow_script`.
-        seed: Seed of random weights.
+    Its name is ``"embedded"``, or one in `SHAPES`; for ``"cuda"`` its weights are bfloat16. For the
+    script see `follow_script`.
     """
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     tokenizer = load_tokenizer()

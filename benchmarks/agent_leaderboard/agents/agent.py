@@ -49,11 +49,9 @@ class Agent(Protocol):
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order.
+        """Play one episode per spec, in order; every draw comes from a spec's own generator.
 
-        Args:
-            make_env: Makes one environment, in the agent's tool format.
-            specs: What to play; every draw comes from a spec's own generator.
+        What `make_env` makes is in the agent's tool format.
         """
 
 

@@ -97,11 +97,7 @@ class ModelAgent:
         self._checked_format(make_env)
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order.
-
-        Raises:
-            ConfigurationError: If the agent cannot play in this environment.
-        """
+        """Play one episode per spec, in order."""
         tool_format = self._checked_format(make_env)
         with open_policy(self._settings, tool_format) as model:
 

@@ -29,13 +29,10 @@ _FEATURE: Final = "Logs of inspect_ai"
 
 
 def export(run: Path, folder: Path, data: Path | None = None) -> None:
-    """Write one log for each agent on each environment; look at them with ``inspect view``.
+    """Write one log for each agent on each environment, ``<environment>_<agent>.eval``.
 
-    Args:
-        run: The run folder.
-        folder: Where to; ``<environment>_<agent>.eval``.
-        data: Folder of the data sets. With it, logs hold the text of licensed data sets as well:
-            they are then for one's own eyes.
+    With the `data` folder, logs hold the text of licensed data sets as well: they are then for
+    one's own eyes. Look at them with ``inspect view``.
 
     Raises:
         DataError: If the run folder cannot be read.
@@ -56,11 +53,7 @@ def export(run: Path, folder: Path, data: Path | None = None) -> None:
 
 
 def import_logs(logs: Sequence[Path], out: Path) -> None:
-    """Make a run folder of logs.
-
-    Args:
-        logs: ``.eval`` or ``.json`` files, or folders of them.
-        out: The run folder; it must not exist, or be empty.
+    """Make a run folder, which is new or empty, of ``.eval`` or ``.json`` files or folders of them.
 
     Raises:
         ConfigurationError: If `out` holds something, or there is no log.

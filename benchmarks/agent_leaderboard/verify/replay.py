@@ -80,29 +80,21 @@ class Replayer:
         return base
 
     def replay(self, line: ResultLine) -> ReplayedEpisode:
-        """Play an episode again.
+        """Play an episode again; where its actions are withheld, the agent is asked again.
 
         Raises:
-            ConfigurationError: If there is no such task, actions go on after the end, or they are
-                withheld and not what the agent does.
-        """
-        return self.replay_actions(line.task, line.seed, self.actions(line))
-
-    def actions(self, line: ResultLine) -> list[str]:
-        """Return the actions of an episode; where they are withheld, the agent is asked again.
-
-        Raises:
-            ConfigurationError: If it acts otherwise than the recorded digests say.
+            ConfigurationError: If there is no such task, actions go on after the end, or the agent
+                acts otherwise than the recorded digests say.
         """
         if not self._is_withheld:
-            return line.actions
+            return self.replay_actions(line.task, line.seed, line.actions)
         rng = np.random.default_rng(line.seed)
         spec = EpisodeSpec(task=line.task, seed=line.seed, group_id="", rng=rng)
         agent = build_agent(self._agent.kind, self._agent.settings)
         (episode,) = agent.play(self._make_env, [spec])
         if list(map(digest, episode.actions)) != line.actions:
             raise ConfigurationError(f"The agent {line.agent!r} acts otherwise than was recorded.")
-        return episode.actions
+        return self.replay_actions(line.task, line.seed, episode.actions)
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.
