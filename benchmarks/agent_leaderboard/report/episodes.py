@@ -133,7 +133,11 @@ def explain(line: ResultLine, environment: EnvironmentRecord) -> list[str]:
         reasons.append("A fault of the infrastructure ended it, so it is not scored.")
     if not line.success:
         reasons.append(_WHY[line.stop_reason])
-        missed = [name for name in environment.outcome_terms if not _earned(line, name)]
+        missed = [
+            name
+            for name in environment.outcome_terms
+            if not sum(terms.get(name, 0.0) for terms in line.reward_terms)
+        ]
         if missed and line.error is None:
             reasons.append(f"It earned nothing for {', '.join(missed)}.")
     if mistakes := [
@@ -141,7 +145,3 @@ def explain(line: ResultLine, environment: EnvironmentRecord) -> list[str]:
     ]:
         reasons.append(f"Mistakes: {', '.join(mistakes)}.")
     return reasons
-
-
-def _earned(line: ResultLine, name: str) -> float:
-    return sum(terms.get(name, 0.0) for terms in line.reward_terms)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
 from agent_leaderboard.agents.agent import is_own
@@ -183,12 +184,12 @@ def read_run(path: Path) -> PlayedRun:
     )
 
 
-def summarise(run: PlayedRun, advance: Callable[[], object] = lambda: None) -> Board:
-    """Summarise a run; `advance` is called after each cell, for a progress bar."""
+def summarise(run: PlayedRun) -> Board:
+    """Summarise a run."""
     environments = [record.slug for record in run.manifest.environments]
     agents = [record.slug for record in run.manifest.agents]
     cells: dict[tuple[str, str], Cell] = {}
-    for environment in environments:
+    for environment in tqdm(environments, desc="statistics", leave=False):
         played = [agent for agent in agents if run.lines.get((environment, agent))]
         scores = {agent: run.task_scores(environment, agent) for agent in played}
         ranks = ranks_with_ties(
@@ -200,7 +201,6 @@ def summarise(run: PlayedRun, advance: Callable[[], object] = lambda: None) -> B
         )
         for agent in played:
             cells[environment, agent] = _cell(run, environment, agent, ranks)
-            advance()
     overall = {agent: _overall(run, environments, agent) for agent in agents}
     return Board(run=run, environments=environments, agents=agents, cells=cells, overall=overall)
 

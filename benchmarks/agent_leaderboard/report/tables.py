@@ -1,7 +1,6 @@
 """The leaderboard of a run as people read it: in the terminal, as Markdown, CSV and a web page."""
 
 import csv
-import functools
 import io
 import math
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any, Final
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -61,27 +59,23 @@ def write_reports(
         raise ConfigurationError(
             "The text of licensed data sets is read from the data: give --data DIR with --text."
         )
-    with _progress() as progress:
-        board = _board(run, progress)
-        write_text(run / "leaderboard.md", make_markdown(board))
-        write_text(run / "leaderboard.csv", make_csv(board))
-        for name in (PAGE, PAGE_WITH_TEXT) if text else (PAGE,):
-            task = progress.add_task(f"{name}: episodes", total=len(board.cells))
-            write_page(
-                run / name,
-                board,
-                data=data,
-                with_licensed_text=name == PAGE_WITH_TEXT,
-                max_episodes=max_episodes,
-                advance=functools.partial(progress.advance, task),
-            )
+    board = summarise(read_run(run))
+    write_text(run / "leaderboard.md", make_markdown(board))
+    write_text(run / "leaderboard.csv", make_csv(board))
+    for name in (PAGE, PAGE_WITH_TEXT) if text else (PAGE,):
+        write_page(
+            run / name,
+            board,
+            data=data,
+            with_licensed_text=name == PAGE_WITH_TEXT,
+            max_episodes=max_episodes,
+        )
 
 
 def print_table(run: Path, console: Console | None = None) -> None:
     """Print the leaderboard of a run folder, to standard output if no console is given."""
     console = console or _console()
-    with _progress() as progress:
-        board = _board(run, progress)
+    board = summarise(read_run(run))
     for environment in board.environments:
         console.print(_environment_table(board, environment))
         console.print()
@@ -95,8 +89,7 @@ def print_comparison(run: Path, first: str, second: str, console: Console | None
         UnknownNameError: If the run has no agent of such a name.
     """
     console = console or _console()
-    with _progress() as progress:
-        board = _board(run, progress)
+    board = summarise(read_run(run))
     agents = board.run.manifest.agents
     slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
     one, other = (lookup(slugs, name, kind="agent of this run") for name in (first, second))
@@ -317,13 +310,3 @@ def draw_interval(interval: Interval) -> str:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_MIN_WIDTH)
-
-
-def _progress() -> Progress:
-    return Progress(transient=True, console=Console(stderr=True))
-
-
-def _board(path: Path, progress: Progress) -> Board:
-    run = read_run(path)
-    task = progress.add_task("Statistics", total=len(run.lines))
-    return summarise(run, advance=functools.partial(progress.advance, task))

@@ -9,12 +9,13 @@ import base64
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from tqdm.auto import tqdm
 
 from agent_envs.data.files import write_text
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
@@ -35,21 +36,19 @@ def write_page(
     data: Path | None,
     with_licensed_text: bool,
     max_episodes: int,
-    advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the page of a board; `advance` is called after each cell, for a progress bar.
+    """Write the page of a board.
 
     It shows at most `max_episodes` of a cell. What was said in them is found with the data sets
     below the folder `data`, and shown of licensed ones only on request.
     """
     episodes: dict[str, list[dict[str, Any]]] = {}
     with closing(TextSource(board.run.manifest, data)) as source:
-        for cell in board.cells:
+        for cell in tqdm(board.cells, desc=f"{path.name}: episodes", leave=False):
             is_public = board.run.manifest.environment(cell[0]).is_text_public
             own = source if is_public or with_licensed_text else None
             views = view_episodes(board.run, cell, own, limit=max_episodes)
             episodes["/".join(cell)] = list(map(_episode, views))
-            advance()
     shown = _fit(episodes, max_episodes)
     episodes = {key: own[:shown] for key, own in episodes.items()}
     payload = _payload(board) | {
