@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode
+from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
 from agent_leaderboard.agents.model_source import (
     ModelSettings,
     check_format,
@@ -112,13 +112,9 @@ class ModelAgent:
         """Return the tool format of the environment, if the agent can play in it."""
         env = make_env()
         try:
-            base = env.unwrapped
-            name = env.spec.id if env.spec is not None else type(base).__name__
-            if not isinstance(base, ToolEnv):
-                raise ConfigurationError(
-                    f"Agent {self._kind!r} plays environments with tools (ToolEnv); {name} is none."
-                )
+            base = tool_env(env)
             if self._strategy is not None:
+                name = env.spec.id if env.spec is not None else type(base).__name__
                 limit = env.spec.max_episode_steps if env.spec is not None else None
                 self._check_search(base, name, limit)
             check_format(self._settings, base.action_format)

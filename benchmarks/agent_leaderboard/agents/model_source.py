@@ -13,7 +13,7 @@ import pydantic
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.records.reading import first_problem, type_adapter
+from agent_leaderboard.records.reading import first_problem
 from agent_trainers.policies import Policy
 
 DEFAULT_MAX_NEW_TOKENS: Final = 512
@@ -60,11 +60,10 @@ def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str)
     for name in settings:
         lookup(known, name, kind=f"setting of {agent}")
     try:
-        read: Settings = type_adapter(kind).validate_python(dict(settings))
+        return pydantic.TypeAdapter(kind).validate_python(dict(settings))
     except pydantic.ValidationError as error:
         name, message = first_problem(error)
         raise ConfigurationError(f"Setting {name!r} of {agent}: {message}.") from None
-    return read
 
 
 def check_format(settings: ModelSettings, tool_format: ToolFormat) -> None:

@@ -123,5 +123,6 @@ def _write_run(contents: Sequence[tuple[Path, LogContents]], folder: Path) -> No
         left_out=records[0].left_out,
     )
     run.write_manifest(manifest)
+    read_run(folder)  # what a log of others says is checked as it is read
     if all(run.results_path(e.slug, a.slug).exists() for e, a in manifest.cells):
         run.write_checksums(manifest)

@@ -120,7 +120,7 @@ def _foreign(log: Any) -> LogContents:
     temperature = spec.model_generate_config.temperature
     protocol = Protocol(
         samples_per_task=max(sample.epoch for sample in log.samples),
-        temperature=1.0 if temperature is None else temperature,
+        temperature=1.0 if temperature is None else float(temperature),
     )
     environment = EnvironmentRecord(
         slug=slug,
@@ -164,7 +164,7 @@ def _line(sample: Any, entry: TaskEntry, environment: str, agent: str) -> Result
         reward_terms=[{"score": reward} for reward in rewards],
         errors=errors,
         metrics={"success": float(score >= 1), "score": score},
-        return_=sum(rewards),
+        return_=float(sum(rewards)),
         success=score >= 1 and sample.error is None,
         stop_reason=_stop_reason(sample),
         error=None if sample.error is None else _plain(sample.error.message),

@@ -42,14 +42,12 @@ _MIN_WIDTH: Final = 120
 """Columns of the widest table: where a pipe or a file says nothing of its width, it is used."""
 
 
-def write_reports(
-    run: Path, data: Path | None = None, *, text: bool = False, max_episodes: int = MAX_EPISODES
-) -> None:
+def write_reports(run: Path, data: Path | None = None, *, text: bool = False) -> None:
     """Write ``leaderboard.md``, ``.csv`` and ``.html`` into a run folder.
 
     The text of licensed data sets is left out, so that the page may be published; where `text` is
     asked for, one more page for one's own eyes holds it, ``leaderboard_with_text.html``. A page
-    shows at most `max_episodes` of a cell, played again with the data sets of the folder `data`.
+    shows at most `MAX_EPISODES` of a cell, played again with the data sets of the folder `data`.
 
     Raises:
         ConfigurationError: If `text` is asked for without `data`.
@@ -68,7 +66,7 @@ def write_reports(
             board,
             data=data,
             with_licensed_text=name == PAGE_WITH_TEXT,
-            max_episodes=max_episodes,
+            max_episodes=MAX_EPISODES,
         )
 
 
