@@ -29,11 +29,7 @@ from agent_leaderboard.records.run_folder import RunFolder
 def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int = 1) -> RunFolder:
     """Play what is missing; write manifest, task lists, results and, at the end, checksums.
 
-    Args:
-        config: What to run.
-        output: The run's folder.
-        data: The data folder, for ``${data}``.
-        jobs: Processes that play; 1 plays in this one.
+    `data` is what ``${data}`` stands for; `jobs` processes play, 1 plays in this one.
 
     Raises:
         ConfigurationError: If the folder holds another run, or is in use.
