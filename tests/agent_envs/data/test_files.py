@@ -18,7 +18,6 @@ def test_a_file_has_the_mode_that_the_umask_gives_new_files(tmp_path, umask, exp
         write_text(tmp_path / "a.txt", "a")
         write_json(tmp_path / "b.json", {})
         with atomic_path(tmp_path / "c.bin") as path:  # as safetensors does it
-            path.unlink()
             path.touch(mode=0o600)
     finally:
         os.umask(before)
