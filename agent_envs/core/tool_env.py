@@ -211,6 +211,8 @@ class ToolEnv(gym.Env[str, str]):
         self.max_turns = find_turn_limit(self)
         self._task = self.get_task(self._task_index(options or {}))
         self._is_over = False
+        self.noted: dict[str, float] = {}
+        """What this step has earned so far, for the terms that `noted_terms` makes."""
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
         self.begin_episode()
@@ -240,6 +242,7 @@ class ToolEnv(gym.Env[str, str]):
         if self._is_over:
             raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
         self.num_turns += 1
+        self.noted = {}
         self.begin_step()
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)

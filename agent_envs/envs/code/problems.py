@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
+from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
@@ -18,28 +18,18 @@ from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_too
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
-def public_tests_term(env: "CodeEnv", event: StepEvent) -> float:
-    """Return by how much the best share of public tests passed so far has grown."""
-    return env.new_share
-
-
-def repair_term(env: "CodeEnv", event: StepEvent) -> float:
-    """Return 1 once: when a program passes all public tests after one that did not."""
-    return float(env.has_repaired)
-
-
 class CodeEnv(DatasetEnv):
     """Write a Python program; hidden tests decide.
 
     Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests alone, both in the
     sandbox. The answer is the whole program. Reward terms: ``passed`` at the end (outcome);
-    ``public_tests``, ``repair`` and ``format`` on the way (process).
+    ``public_tests`` (by how much the best share passed so far has grown), ``repair`` (1 once: a
+    program passes them all after one that did not) and ``format`` on the way (process).
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "passed": correct_term,
-        "public_tests": public_tests_term,
-        "repair": repair_term,
+        **noted_terms("public_tests", "repair"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
@@ -84,11 +74,6 @@ class CodeEnv(DatasetEnv):
         self.is_correct = False
         self._has_failed = self._has_passed = False
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.new_share = 0.0
-        self.has_repaired = False
-
     def on_answer(self, answer: str) -> None:
         """Run the hidden tests against the answer."""
         program = self.program(answer)
@@ -125,13 +110,13 @@ class CodeEnv(DatasetEnv):
 
     def _note_tests(self, passed: int, total: int) -> None:
         share = passed / total
-        self.new_share = max(0.0, share - self.best_share)
+        self.noted["public_tests"] = max(0.0, share - self.best_share)
         self.best_share = max(self.best_share, share)
         if passed < total:
             self._has_failed = True
             self.num_failed_runs += 1
         else:
-            self.has_repaired = self._has_failed and not self._has_passed
+            self.noted["repair"] = float(self._has_failed and not self._has_passed)
             self._has_passed = True
 
 

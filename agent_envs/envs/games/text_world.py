@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -28,22 +28,17 @@ def won_term(env: "TextGameEnv", event: StepEvent) -> float:
     return float(event.is_last and env.is_won)
 
 
-def score_gain_term(env: "TextGameEnv", event: StepEvent) -> float:
-    """Return by how much the game's score has grown, as a share of its highest score."""
-    return env.score_gain
-
-
 class TextGameEnv(ToolEnv):
     """A game of the library TextWorld: act, read what happens, reach the objective.
 
-    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` and
-    ``format`` on the way (process). The episode ends when the game is won or lost, or with an
-    answer: giving up.
+    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` (what the
+    game's score has grown by, as a share of its highest) and ``format`` on the way (process). The
+    episode ends when the game is won or lost, or with an answer: giving up.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "won": won_term,
-        "score_gain": score_gain_term,
+        **noted_terms("score_gain"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
@@ -93,10 +88,6 @@ class TextGameEnv(ToolEnv):
         """Forget the last game's score."""
         self._score = 0.0
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.score_gain = 0.0
-
     def act(self, command: str) -> str:
         """Do something in the game.
 
@@ -105,7 +96,7 @@ class TextGameEnv(ToolEnv):
         """
         self._state, _, _ = self._game.step(command.replace("\n", " "))
         score = self._share()
-        self.score_gain, self._score = score - self._score, score
+        self.noted["score_gain"], self._score = score - self._score, score
         return _readable(self._state.feedback)
 
     def is_finished(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
-from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
+from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_formats import ParsedAction
@@ -22,29 +22,19 @@ _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
 
 
-def used_result_term(env: "MathEnv", event: StepEvent) -> float:
-    """Return 1 if the step uses a number that a tool found before, each number once."""
-    return float(env.uses_result)
-
-
-def intermediate_value_term(env: "MathEnv", event: StepEvent) -> float:
-    """Return the share of the reference solution's values that a tool has now found first."""
-    return env.new_value_share
-
-
 class MathEnv(DatasetEnv):
     """Problems with one final answer, judged by math-verify.
 
     Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
     variables last until the episode ends. Reward terms: ``correct`` at the end (outcome);
-    ``used_result`` (a number that a tool found is used in a later step), ``intermediate_value`` (a
-    tool finds a value that the reference solution shows) and ``format`` on the way (process).
+    ``used_result`` (a number that a tool found is used in a later step, each once),
+    ``intermediate_value`` (the share of the reference solution's values that a tool has now found
+    first) and ``format`` on the way (process).
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "correct": correct_term,
-        "used_result": used_result_term,
-        "intermediate_value": intermediate_value_term,
+        **noted_terms("used_result", "intermediate_value"),
         "format": format_term,
     }
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
@@ -91,11 +81,6 @@ class MathEnv(DatasetEnv):
         self.num_used_results = 0
         self.is_correct = False
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.uses_result = False
-        self.new_value_share = 0.0
-
     def close(self) -> None:
         """End the Python session."""
         self._python.close()
@@ -117,7 +102,8 @@ class MathEnv(DatasetEnv):
         self._unused |= new
         values = (found & self._values) - self._found
         self._found |= values
-        self.new_value_share = len(values) / len(self._values) if self._values else 0.0
+        if values:
+            self.noted["intermediate_value"] = len(values) / len(self._values)
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -141,7 +127,7 @@ class MathEnv(DatasetEnv):
     def _note_use(self, text: str) -> None:
         used = self._unused & _numbers(text)
         self._unused -= used
-        self.uses_result = bool(used)
+        self.noted["used_result"] = float(bool(used))
         self.num_used_results += len(used)
 
 

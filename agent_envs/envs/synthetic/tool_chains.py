@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
+from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -37,11 +37,6 @@ class Step:
     result: str
 
 
-def new_value_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
-    """Return the share of the values on the way to the answer that this step found first."""
-    return env.new_value_share
-
-
 class SyntheticToolEnv(ToolEnv):
     """Procedural tasks that take several calls, each of which builds on the last.
 
@@ -51,7 +46,7 @@ class SyntheticToolEnv(ToolEnv):
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "exact_match": correct_term,
-        "new_value": new_value_term,
+        **noted_terms("new_value"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
@@ -102,16 +97,12 @@ class SyntheticToolEnv(ToolEnv):
         self._found: set[tuple[str, str]] = set()
         self.is_correct = False
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.new_value_share = 0.0
-
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note whether a call found a value on the way."""
         value = (action.name or "", result.content)
         if value in self._wanted - self._found:
             self._found.add(value)
-            self.new_value_share = 1 / len(self._wanted)
+            self.noted["new_value"] = 1 / len(self._wanted)
 
     def on_answer(self, answer: str) -> None:
         """Judge the answer."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
@@ -65,11 +65,6 @@ class _Shown:
     score: float | None = None
 
 
-def score_term(env: "WebShopEnv", event: StepEvent) -> float:
-    """Return WebShop's own reward of the purchase, 0 to 1; outcome."""
-    return env.score if event.is_last else 0.0
-
-
 class WebShopEnv(ToolEnv):
     """WebShop (Yao et al., 2022, arXiv 2207.01206) as an environment, against its server.
 
@@ -85,7 +80,7 @@ class WebShopEnv(ToolEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "score": score_term,
+        **noted_terms("score"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
@@ -196,6 +191,7 @@ class WebShopEnv(ToolEnv):
     def _go(self, page: _Page) -> str:
         shown = self._fetch(page)
         self._page, self._shown = page, shown
+        self.noted["score"] = self.score
         return shown.text
 
     def _fetch(self, page: _Page) -> _Shown:
