@@ -91,10 +91,9 @@ def _is_call(text: str) -> bool:
         call = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
         return False
-    if not isinstance(call, ast.Call):
-        return False
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return all(_is_literal(ast.unparse(value)) for value in values)
+    return isinstance(call, ast.Call) and all(
+        _is_literal(ast.unparse(value)) for value in [*call.args, *(k.value for k in call.keywords)]
+    )
 
 
 def _is_literal(text: str) -> bool:
