@@ -164,11 +164,8 @@ class GSM8KEnv(MathEnv):
         *MathEnv.metric_names, "official_match", "intermediate_value_recall",
     )  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "correct": 1.0,
-        "intermediate_value": 0.1,
-        "used_result": 0.02,
-        "format": 0.02,
-    }
+        "correct": 1.0, "intermediate_value": 0.1, "used_result": 0.02, "format": 0.02
+    }  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -183,15 +180,13 @@ def _read_math(row: Mapping[str, Any], index: int) -> Task:
         raise DataError(
             "there is no answer: neither a field 'answer' nor a \\boxed{} in the field 'solution'."
         )
-    level = _LEVEL.fullmatch(str(row.get("level", "")))
+    found = _LEVEL.fullmatch(str(row.get("level", "")))
+    level, subject = int(found.group(1)) if found else None, row.get("subject") or row.get("type")
     return Task(
         id=str(row.get("unique_id") or f"row-{index}"),
         question=text_field(row, "problem"),
         answers=(answer.strip(),),
-        data={
-            "level": int(level.group(1)) if level else None,
-            "subject": row.get("subject") or row.get("type"),
-        },
+        data={"level": level, "subject": subject},
     )
 
 
@@ -213,10 +208,8 @@ class MATHEnv(MathEnv):
         "'subject' (or 'type') are read too.",
     )
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "correct": 1.0,
-        "used_result": 0.02,
-        "format": 0.02,
-    }
+        "correct": 1.0, "used_result": 0.02, "format": 0.02
+    }  # fmt: skip
 
     def __init__(
         self,

@@ -52,10 +52,8 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
         "joint_f1": _at_the_end("joint_f1"),
     }
-    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | {
-        "supporting_fact_f1",
-        "joint_f1",
-    }
+    _CITATION_TERMS: ClassVar[frozenset[str]] = frozenset({"supporting_fact_f1", "joint_f1"})
+    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | _CITATION_TERMS
 
     def __init__(
         self,
@@ -95,12 +93,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             optional_tools={**self._reader.tools, **self._notebook.tools},
             **shared,
         )
-        for name in ("supporting_fact_f1", "joint_f1"):
-            if name in self.reward_weights and "note" not in self.tools:
-                raise ConfigurationError(
-                    f"rewards: {name!r} scores the facts that are cited in notes; pass "
-                    "tools=['note'] as well."
-                )
+        if "note" not in self.tools and (terms := self._CITATION_TERMS & set(self.reward_weights)):
+            raise ConfigurationError(
+                f"rewards: {min(terms)!r} scores the facts that are cited in notes; pass "
+                "tools=['note'] as well."
+            )
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
         """Return the tasks of a source, and take its passages to search and read."""
