@@ -54,13 +54,7 @@ class CallSession:
         return len(self._running)
 
     def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
-        """Run `function` in another thread.
-
-        Args:
-            key: Whose call it is.
-            function: Called without arguments.
-            timeout: Seconds after which it is given up and left to itself.
-        """
+        """Run `function` in another thread; give it up after `timeout` seconds."""
         call = self._running[key] = _Call(key, timeout)
 
         def run() -> None:
@@ -99,19 +93,13 @@ class CallSession:
         return outcomes + self._expired()
 
     def _expired(self) -> list[Outcome]:
-        now = time.monotonic()
-        late = [call for call in self._running.values() if call.deadline <= now]
-        for call in late:
+        now, outcomes = time.monotonic(), []
+        for call in [call for call in self._running.values() if call.deadline <= now]:
             del self._running[call.key]
-        return [
-            Outcome(
-                key=call.key,
-                value=None,
-                error=TimeoutError(f"no result within {call.timeout:g} seconds"),
-                seconds=now - call.started,
-            )
-            for call in late
-        ]
+            error = TimeoutError(f"no result within {call.timeout:g} seconds")
+            seconds = now - call.started
+            outcomes.append(Outcome(key=call.key, value=None, error=error, seconds=seconds))
+        return outcomes
 
 
 def outcome_of(

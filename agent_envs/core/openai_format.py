@@ -36,12 +36,7 @@ class FunctionCall:
 
 
 def write_message(content: str, calls: Sequence[FunctionCall]) -> str:
-    """Write a message of the assistant as the text of an action.
-
-    Args:
-        content: What was said besides.
-        calls: The structured calls; without any, the text is `content`.
-    """
+    """Write what the assistant said, and its calls, as the text of an action."""
     if not calls:
         return content
     # The server's call ids are left out: they differ from run to run.

@@ -205,11 +205,8 @@ def _arguments_model(
                 "model sees it as the argument's type."
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        description = texts.get(parameter.name) or None
-        fields[parameter.name] = (
-            hints[parameter.name],
-            pydantic.Field(default, description=description),
-        )
+        field = pydantic.Field(default, description=texts.get(parameter.name) or None)
+        fields[parameter.name] = (hints[parameter.name], field)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     return pydantic.create_model(name, __config__=config, **fields)
 
@@ -241,10 +238,8 @@ def _explain(error: pydantic.ValidationError) -> str:
 
 
 def _as_result(value: Any) -> ToolResult:
-    if isinstance(value, ToolResult):
-        return value
-    if isinstance(value, str):
-        return ToolResult(value)
+    if isinstance(value, ToolResult | str):
+        return ToolResult(value) if isinstance(value, str) else value
     return ToolResult(json.dumps(value, ensure_ascii=False), data=value)
 
 

@@ -336,9 +336,8 @@ class ToolEnv(gym.Env[str, str]):
         return int(index)
 
     def _begin_conversation(self, question: str) -> None:
-        system: list[Message] = []
-        if self._system_prompt:
-            system = [{"role": "system", "content": self._system_prompt}]
+        prompt = self._system_prompt
+        system = [Message(role="system", content=prompt)] if prompt else []
         self._initial = (*system, Message(role="user", content=question))
         self._turns: list[tuple[Message, ...]] = []
 
@@ -390,11 +389,8 @@ class ToolEnv(gym.Env[str, str]):
             "task_id": self.task.id,
         }
         if view.reason is not None:
-            info["context"] = {
-                "num_dropped": view.num_dropped,
-                "num_shortened": view.num_shortened,
-                "reason": view.reason,
-            }
+            shown = ("num_dropped", "num_shortened", "reason")
+            info["context"] = {name: getattr(view, name) for name in shown}
         if parsed is not None and terms is not None:
             info["action"] = parsed.as_info()
             if result is not None and result.error is not None:
@@ -430,13 +426,10 @@ def _chosen(
 ) -> list[Tool]:
     chosen: list[Tool] = []
     for tool in tools or ():
-        if isinstance(tool, str):
-            chosen += lookup(optional, tool, kind="tool")
-        elif isinstance(tool, Tool):
-            chosen.append(tool)
-        else:
+        if not isinstance(tool, str | Tool):
             raise ConfigurationError(
                 f"tools= takes names and Tool objects, not {type(tool).__name__}; decorate a "
                 "function with @tool."
             )
+        chosen += lookup(optional, tool, kind="tool") if isinstance(tool, str) else [tool]
     return chosen
