@@ -33,11 +33,8 @@ class CodeEnv(DatasetEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "passed": 1.0,
-        "public_tests": 0.1,
-        "repair": 0.1,
-        "format": 0.02,
-    }
+        "passed": 1.0, "public_tests": 0.1, "repair": 0.1, "format": 0.02
+    }  # fmt: skip
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"passed"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("run_code(code)", "run_tests(code)")
     metric_names: ClassVar[tuple[str, ...]] = (
@@ -76,10 +73,9 @@ class CodeEnv(DatasetEnv):
 
     def on_answer(self, answer: str) -> None:
         """Run the hidden tests against the answer."""
-        program = self.program(answer)
-        self.is_correct = self._passes(program, self.task.data["tests"]).passed
+        self.is_correct = self._judge(self.program(answer), self.task.data["tests"]).passed
 
-    def _passes(self, program: str, tests: str) -> Verdict:
+    def _judge(self, program: str, tests: str) -> Verdict:
         names = _names_tested(self.task.data["solution"], tests)
         return self._sandbox.check_python(program, tests, names=names, limits=LIMITS)
 
@@ -103,7 +99,7 @@ class CodeEnv(DatasetEnv):
 
     def _check_public(self, code: str) -> list[tuple[str, Verdict]]:
         program = self.program(code)
-        return [(test, self._passes(program, test)) for test in self.task.data["public_tests"]]
+        return [(test, self._judge(program, test)) for test in self.task.data["public_tests"]]
 
     def _note_run(self, result: Result) -> None:
         self.num_failed_runs += result.status != "ok"
@@ -198,14 +194,12 @@ class MBPPEnv(CodeEnv):
 
     dataset = DatasetSpec(
         hub=Hub(
-            name="MBPP",
-            path="google-research-datasets/mbpp",
-            configuration="full",
+            name="MBPP", path="google-research-datasets/mbpp", configuration="full",
             licence="CC BY 4.0",
         ),
         read=_read_mbpp,
         form="An MBPP row needs 'text' (or 'prompt'), 'code' and 'test_list'.",
-    )
+    )  # fmt: skip
 
 
 def _names_tested(solution: str, tests: str) -> list[str]:

@@ -52,11 +52,7 @@ class TextGameEnv(ToolEnv):
     )
 
     def __init__(self, **shared: Any) -> None:
-        """Open no game yet.
-
-        Args:
-            shared: What every tool environment takes; see `ToolEnv`.
-        """
+        """Open no game yet; `shared` is what every tool environment takes."""
         self._game: Any = None
         super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
 
@@ -70,8 +66,7 @@ class TextGameEnv(ToolEnv):
         )  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the libraries below warn of themselves
-            if self._game is not None:
-                self._game.close()
+            self._close_game()
             self._game = textworld.start(str(path), wanted, list(wrappers))
             self._state = self._game.reset()
         scene = _readable(self._state.feedback)
@@ -95,7 +90,7 @@ class TextGameEnv(ToolEnv):
             command: For example "go east" or "take the key".
         """
         self._state, _, _ = self._game.step(command.replace("\n", " "))
-        score = self._share()
+        score = float(self._state.score or 0) / (self._state.max_score or 1)
         self.noted["score_gain"], self._score = score - self._score, score
         return _readable(self._state.feedback)
 
@@ -118,14 +113,13 @@ class TextGameEnv(ToolEnv):
 
     def close(self) -> None:
         """End the game."""
+        self._close_game()
+        super().close()
+
+    def _close_game(self) -> None:
         if self._game is not None:
             self._game.close()
             self._game = None
-        super().close()
-
-    def _share(self) -> float:
-        highest = self._state.max_score or 1
-        return float(self._state.score or 0) / highest
 
 
 class TextWorldEnv(TextGameEnv):
@@ -185,8 +179,7 @@ class TextWorldEnv(TextGameEnv):
         """Make game `index` of the split, and begin it."""
         if self._file is not None:
             return self._begin(Path(self._file), (), f"textworld-{Path(self._file).stem}")
-        sizes = "-".join(map(str, self._sizes))
-        task_id = f"textworld-{sizes}-{self._split}-{index}"
+        task_id = "-".join(map(str, ("textworld", *self._sizes, self._split, index)))
         return self._begin(self._make_game(index), (), task_id)
 
     def _make_game(self, index: int) -> Path:
@@ -252,18 +245,18 @@ class ALFWorldEnv(TextGameEnv):
         """
         require_extra("alfworld", "AgentR1/ALFWorld-v0", "alfworld", "textworld")
         base = Path(data) if data else Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1"
-        folder = base / split
+        self._folder = base / split
         wanted = (kinds,) if isinstance(kinds, str) else kinds
-        self._folder = folder
         self._games = sorted(
             path
-            for path in folder.rglob("game.tw-pddl")
-            if _is_playable(path) and (wanted is None or _kind(path, folder) in wanted)
+            for path in self._folder.rglob("game.tw-pddl")
+            if _is_playable(path)
+            and (wanted is None or re.split("[-/]", self._name(path))[0] in wanted)
         )
         if not self._games:
             raise DataError(
-                f"{folder}: holds no games (game.tw-pddl). Run alfworld-download, and pass data= "
-                "or set ALFWORLD_DATA; splits are train, valid_seen, valid_unseen."
+                f"{self._folder}: holds no games (game.tw-pddl). Run alfworld-download, and pass "
+                "data= or set ALFWORLD_DATA; splits are train, valid_seen, valid_unseen."
             )
         super().__init__(**shared)
 
@@ -277,8 +270,10 @@ class ALFWorldEnv(TextGameEnv):
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
         path = self._games[index]
-        name = path.parent.relative_to(self._folder).as_posix()
-        return self._begin(path, [AlfredDemangler()], f"alfworld-{name}")
+        return self._begin(path, [AlfredDemangler()], f"alfworld-{self._name(path)}")
+
+    def _name(self, path: Path) -> str:
+        return path.parent.relative_to(self._folder).as_posix()
 
 
 def _is_playable(path: Path) -> bool:
@@ -289,10 +284,6 @@ def _is_playable(path: Path) -> bool:
         return bool(json.loads(path.read_text(encoding="utf-8")).get("solvable"))
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path}: is no game of ALFWorld ({error}). Download it again.") from None
-
-
-def _kind(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).parts[0].split("-")[0]
 
 
 def _cache_folder() -> Path:

@@ -103,9 +103,7 @@ class CommandLineEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Lay the folder out anew."""
-        self._files: dict[str, bytes] = {
-            path: text.encode() for path, text in self._made.files.items()
-        }
+        self._files = {path: text.encode() for path, text in self._made.files.items()}
         # What is right from the beginning earns nothing.
         self.best_share = self.share_right
 

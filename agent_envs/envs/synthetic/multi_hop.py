@@ -87,12 +87,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         lengths = (hops,) if isinstance(hops, int) else tuple(hops)
         if not lengths or not all(length in range(1, MAX_HOPS + 1) for length in lengths):
             raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
-        for name, value in (
-            ("top_k", top_k),
-            ("questions", questions),
-            ("max_searches", 1 if max_searches is None else max_searches),
-        ):
-            if value < 1:
+        limits = {"top_k": top_k, "questions": questions, "max_searches": max_searches}
+        for name, value in limits.items():
+            if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         self._first_seed = lookup(SPLITS, split, kind="split")
         lookup(VARIANTS, variant, kind="variant")

@@ -42,13 +42,12 @@ class _Page:
     def path(self, session: str) -> str:
         """Return its path on the server."""
         options = urllib.parse.quote(str(dict(self.options)), safe="")
-        query = urllib.parse.quote(self.query or " ", safe="")
+        results = f"{urllib.parse.quote(self.query or ' ', safe='')}/{self.number}"
         return {
             "index": f"/{session}",
-            "results": f"/search_results/{session}/{query}/{self.number}",
-            "item": f"/item_page/{session}/{self.item}/{query}/{self.number}/{options}",
-            "subpage": f"/item_sub_page/{session}/{self.item}/{query}/{self.number}"
-            f"/{self.subpage}/{options}",
+            "results": f"/search_results/{session}/{results}",
+            "item": f"/item_page/{session}/{self.item}/{results}/{options}",
+            "subpage": f"/item_sub_page/{session}/{self.item}/{results}/{self.subpage}/{options}",
             "done": f"/done/{session}/{self.item}/{options}",
         }[self.kind]
 
@@ -179,9 +178,8 @@ class WebShopEnv(ToolEnv):
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
-        return {
-            "success": float(self.score == 1.0), "score": self.score, **super().metrics()
-        }  # fmt: skip
+        score = self.score
+        return {"success": float(score == 1.0), "score": score, **super().metrics()}
 
     def close(self) -> None:
         """Close the connection."""
@@ -233,18 +231,17 @@ def _read_page(html: str, page: _Page) -> _Shown:
         text, parent = " ".join(node.split()), node.parent
         if not text or isinstance(node, bs4.Comment) or parent is None or parent.name in _HIDDEN:
             continue
+        line = f"[{text}]"
         if parent.name == "button":
             shown.buttons.add(text)
-            lines.append(f"[{text}]")
         elif parent.name == "label":
             shown.options[text] = kind_of_option
-            lines.append(f"[[{text}]]" if text in chosen else f"[{text}]")
+            line = f"[{line}]" if text in chosen else line
         elif "product-link" in (parent.get("class") or ()):
             shown.items.add(text)
-            lines.append(f"[{text}]")
         else:
-            kind_of_option = text
-            lines.append(text)
+            line = kind_of_option = text
+        lines.append(line)
     shown.text = "\n".join(lines)
     if page.kind == "done":
         shown.score = _read_score(lines)
