@@ -113,19 +113,18 @@ class ReactFormat(ToolFormat):
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe the tools and the rhythm of thought, action and observation."""
-        return "\n".join(
-            [
-                "Think before you act. Each of your turns is a thought and one action:",
-                "Thought: what you know and what to find out next",
-                "Action: the name of a tool",
-                "Action Input: its arguments as a JSON object",
-                "The result comes back as an Observation. These are the tools:",
-                *(_description(self, tool) for tool in tools),
-                "When you know the answer, end with a thought and nothing but the answer:",
-                "Thought: I now know the final answer",
-                f"Final Answer: {ANSWER_PLACEHOLDER}",
-            ]
-        )
+        lines = [
+            "Think before you act. Each of your turns is a thought and one action:",
+            "Thought: what you know and what to find out next",
+            "Action: the name of a tool",
+            "Action Input: its arguments as a JSON object",
+            "The result comes back as an Observation. These are the tools:",
+            *(_description(self, tool) for tool in tools),
+            "When you know the answer, end with a thought and nothing but the answer:",
+            "Thought: I now know the final answer",
+            f"Final Answer: {ANSWER_PLACEHOLDER}",
+        ]
+        return "\n".join(lines)
 
     def result_message(self, name: str, content: str) -> Message:
         """Wrap a result as an observation."""

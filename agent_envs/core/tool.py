@@ -178,12 +178,7 @@ def tool(
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Any
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a `Tool` from a function: ``@tool``, or ``@tool(timeout=5.0)``.
-
-    Args:
-        function: See `Tool`.
-        options: The keyword arguments of `Tool`.
-    """
+    """Make a `Tool` from a function: ``@tool``, or ``@tool(timeout=5.0)``, as for `Tool`."""
     if function is not None:
         return Tool(function)
     return lambda decorated: Tool(decorated, **options)

@@ -62,9 +62,7 @@ def _squad_f1(prediction: str, gold: str) -> float:
 
 def _word_overlap(predicted: Sequence[str], expected: Sequence[str]) -> Overlap:
     num_common = (Counter(predicted) & Counter(expected)).total()
-    if num_common == 0:
-        return Overlap(0.0, 0.0)
-    return Overlap(num_common / len(predicted), num_common / len(expected))
+    return Overlap(num_common / max(1, len(predicted)), num_common / max(1, len(expected)))
 
 
 def _as_list(golds: str | Sequence[str]) -> Sequence[str]:

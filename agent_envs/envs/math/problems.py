@@ -74,7 +74,9 @@ class MathEnv(DatasetEnv):
         """Forget what was calculated."""
         self._python.close()
         self._asked = _numbers(self.task.question)
-        self._values = frozenset(_numbers(" ".join(v for _, v in self._reference_steps())))
+        # Expression and value of each step that the reference solution marks.
+        self._steps: Sequence[tuple[str, str]] = self.task.data.get("steps", ())
+        self._values = frozenset(_numbers(" ".join(value for _, value in self._steps)))
         self._found: set[float] = set()
         self._unused: set[float] = set()
         self._seen: set[float] = set()
@@ -115,14 +117,9 @@ class MathEnv(DatasetEnv):
 
     def reference_actions(self) -> list[str]:
         """Calculate what the reference solution does, as far as turns allow, then answer."""
-        calls = [self.write_call("calculator", expression=e) for e, _ in self._reference_steps()]
+        calls = [self.write_call("calculator", expression=e) for e, _ in self._steps]
         limit = len(calls) if self.max_turns is None else max(0, self.max_turns - 1)
         return [*calls[:limit], self.write_answer(self.task.answers[0])]
-
-    def _reference_steps(self) -> Sequence[tuple[str, str]]:
-        """Return expression and value of each step that the reference solution marks."""
-        steps: Sequence[tuple[str, str]] = self.task.data.get("steps", ())
-        return steps
 
     def _note_use(self, text: str) -> None:
         used = self._unused & _numbers(text)

@@ -12,7 +12,6 @@ from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Passage, Retriever
 from agent_envs.scoring import (
-    Overlap,
     answer_overlap,
     joint_overlap,
     normalize_answer,
@@ -143,7 +142,9 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         gold = self.task.data["supporting_facts"]
         overlap, match = set_overlap(facts, gold), set_match(facts, gold)
         measured = {"supporting_fact_em": match, "supporting_fact_f1": overlap.f1}
-        joint, joint_match = [self._answer_overlap(), overlap], answer_match * match
+        answers = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
+        best = max(answers, key=lambda answer: answer.f1)
+        joint, joint_match = [best, overlap], answer_match * match
         if "evidences" in self.task.data:
             triples = {_normalized(note.triple) for note in notes if note.triple is not None}
             evidences = {_normalized(triple) for triple in self.task.data["evidences"]}
@@ -152,10 +153,6 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             joint.append(overlap)
             joint_match *= match
         return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
-
-    def _answer_overlap(self) -> Overlap:
-        overlaps = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
-        return max(overlaps, key=lambda overlap: overlap.f1)
 
     def reference_actions(self) -> list[str]:
         """Search each gold passage by its title, cite if turns are left for it, give the answer.

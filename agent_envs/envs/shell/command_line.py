@@ -103,7 +103,9 @@ class CommandLineEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Lay the folder out anew."""
-        self._files = {path: text.encode() for path, text in self._made.files.items()}
+        self._made: ShellTask = self.task.data["task"]
+        files = self._made.files
+        self._files: dict[str, bytes] = {path: files[path].encode() for path in files}
         # What is right from the beginning earns nothing.
         self.best_share = self.share_right
 
@@ -143,8 +145,3 @@ class CommandLineEnv(ToolEnv):
         """Run the commands that do it, then say so."""
         calls = [self.write_call("shell", command=command) for command in self._made.commands]
         return [*calls, self.write_answer("done")]
-
-    @property
-    def _made(self) -> ShellTask:
-        made: ShellTask = self.task.data["task"]
-        return made

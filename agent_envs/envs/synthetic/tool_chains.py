@@ -54,6 +54,8 @@ class SyntheticToolEnv(ToolEnv):
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
     metric_names: ClassVar[tuple[str, ...]] = ("success", "value_recall", *ToolEnv.metric_names)
     max_steps: ClassVar[int]
+    _call: Callable[..., str]
+    """The family's tool."""
 
     def __init__(self, *, steps: int = 2, split: str = "train", **shared: Any) -> None:
         """Choose the family.
@@ -71,10 +73,7 @@ class SyntheticToolEnv(ToolEnv):
             raise ConfigurationError(f"steps must be 1 to {self.max_steps}, not {steps}.")
         self._steps, self._split = steps, split
         self._split_seed = lookup(_SPLITS, split, kind="split")
-        super().__init__(default_tools=self._make_tools(), **shared)
-
-    def _make_tools(self) -> list[Tool]:
-        raise NotImplementedError
+        super().__init__(default_tools=[Tool(self._call, timeout=None)], **shared)
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         """Return question, calls that lead to its answer (the last result), and what tools need."""
@@ -93,7 +92,8 @@ class SyntheticToolEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Forget what was found."""
-        self._wanted = {(step.tool, step.result) for step in self._reference()}
+        self._reference: Sequence[Step] = self.task.data["steps"]
+        self._wanted = {(step.tool, step.result) for step in self._reference}
         self._found: set[tuple[str, str]] = set()
         self.is_correct = False
 
@@ -115,12 +115,8 @@ class SyntheticToolEnv(ToolEnv):
 
     def reference_actions(self) -> list[str]:
         """Make the calls, then answer."""
-        calls = [self.write_call(step.tool, **step.arguments) for step in self._reference()]
+        calls = [self.write_call(step.tool, **step.arguments) for step in self._reference]
         return [*calls, self.write_answer(self.task.answers[0])]
-
-    def _reference(self) -> Sequence[Step]:
-        steps: Sequence[Step] = self.task.data["steps"]
-        return steps
 
 
 class SyntheticArithmeticEnv(SyntheticToolEnv):
@@ -139,9 +135,6 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
         "Calculate the value, one operation after the other; then answer with the number alone."
     )
 
-    def _make_tools(self) -> list[Tool]:
-        return [Tool(self.calculate, timeout=None)]
-
     def calculate(self, a: int, operation: Literal["+", "-", "*"], b: int) -> str:
         """Calculate with two whole numbers.
 
@@ -153,6 +146,8 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
         if max(abs(a), abs(b)) > 10**12:
             raise ToolError("The numbers are too large.")
         return str(_OPERATIONS[operation](a, b))
+
+    _call = calculate
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         value = int(rng.integers(2, 100))
@@ -186,9 +181,6 @@ class SyntheticTableEnv(SyntheticToolEnv):
         "city."
     )
 
-    def _make_tools(self) -> list[Tool]:
-        return [Tool(self.look_up, timeout=None)]
-
     def look_up(self, table: Literal["maker", "city", "country"], key: str) -> str:
         """Look up what a table has under a key.
 
@@ -201,6 +193,8 @@ class SyntheticTableEnv(SyntheticToolEnv):
         if value is None:
             raise ToolError(f"The table {table!r} has no key {key!r}.")
         return value
+
+    _call = look_up
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         tables = {
