@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -34,11 +34,7 @@ class Outcome:
 class _Call:
     key: int
     timeout: float
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def deadline(self) -> float:
-        return self.started + self.timeout
+    started: float
 
 
 class CallSession:
@@ -55,7 +51,7 @@ class CallSession:
 
     def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
         """Run `function` in another thread; give it up after `timeout` seconds."""
-        call = self._running[key] = _Call(key, timeout)
+        call = self._running[key] = _Call(key, timeout, time.monotonic())
 
         def run() -> None:
             self._ended.put((call, outcome_of(key, function)))
@@ -71,7 +67,7 @@ class CallSession:
         outcomes = self._drain()
         until = time.monotonic() + seconds
         while not outcomes and self._running:
-            first = min(call.deadline for call in self._running.values())
+            first = min(call.started + call.timeout for call in self._running.values())
             outcomes = self._drain(max(0.0, min(until, first) - time.monotonic()))
             if time.monotonic() >= until:
                 break
@@ -94,7 +90,7 @@ class CallSession:
 
     def _expired(self) -> list[Outcome]:
         now, outcomes = time.monotonic(), []
-        for call in [call for call in self._running.values() if call.deadline <= now]:
+        for call in [c for c in self._running.values() if c.started + c.timeout <= now]:
             del self._running[call.key]
             error = TimeoutError(f"no result within {call.timeout:g} seconds")
             seconds = now - call.started

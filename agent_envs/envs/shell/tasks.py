@@ -39,12 +39,7 @@ class ShellTask:
 
 
 def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> ShellTask:
-    """Make a task.
-
-    Args:
-        rng: Every draw comes from it.
-        kind: One of `KINDS`.
-        difficulty: 1 to 3: more files, deeper folders, more to do.
+    """Make a task of a kind; a `difficulty` of 1 to 3: more files, deeper folders, more to do.
 
     Raises:
         UnknownNameError: If there is no such kind.

@@ -207,12 +207,7 @@ def make_world(
 
 
 def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Question:
-    """Draw a question about a world.
-
-    Args:
-        world: What it is about.
-        rng: Every draw comes from it.
-        hops: How many facts lead to the answer, 1 to 4; the first is about a film.
+    """Draw a question about a world, whose answer takes `hops` facts; the first is about a film.
 
     Raises:
         ConfigurationError: If `hops` is out of range.
