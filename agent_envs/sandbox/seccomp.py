@@ -12,7 +12,7 @@ from typing import Final
 
 from agent_envs.errors import SandboxUnavailableError
 
-_ARCHITECTURES: Final = {  # its number for audits, and those of clone and clone3
+_MACHINES: Final = {  # its number for audits, and those of clone and clone3
     "x86_64": (0xC000003E, 56, 435),
     "aarch64": (0xC00000B7, 220, 435),
 }
@@ -61,13 +61,13 @@ def build_filter(machine: str = "") -> bytes:
         SandboxUnavailableError: If the processor's system calls are not known here.
     """
     machine = machine or platform.machine()
-    if machine not in _ARCHITECTURES:
+    if machine not in _MACHINES:
         raise SandboxUnavailableError(
             f"The sandbox knows no system-call filter for {machine!r} (known: "
-            f"{', '.join(_ARCHITECTURES)}). Use level='container', or level='limits' for code you trust."
+            f"{', '.join(_MACHINES)}). Use level='container', or level='limits' for code you trust."
         )
-    architecture, clone, clone3 = _ARCHITECTURES[machine]
-    column = list(_ARCHITECTURES).index(machine) + 1
+    architecture, clone, clone3 = _MACHINES[machine]
+    column = list(_MACHINES).index(machine) + 1
     numbers = [int(number) for number in _REFUSED[column::3] if number != "-"]
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
