@@ -22,8 +22,9 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellTask:
-    """A task for a shell."""
+    """A task for a shell; records of the leaderboard hash its fields."""
 
+    kind: str
     instruction: str
     files: Files
     """The folder at the beginning."""
@@ -57,6 +58,7 @@ def _find(rng: np.random.Generator, difficulty: int) -> ShellTask:
         for path in paths
     }
     return ShellTask(
+        kind="find",
         instruction=(
             f"Write to answer.txt the path of every file that contains the word {word!r}, relative "
             "to the current folder and without a leading './', one a line, sorted with LC_ALL=C."
@@ -78,6 +80,7 @@ def _extract(rng: np.random.Generator, difficulty: int) -> ShellTask:
             total += amount if own == status else 0
         files[f"data/{name}.csv"] = "id,customer,status,amount\n" + "".join(f"{r}\n" for r in rows)
     return ShellTask(
+        kind="extract",
         instruction=(
             "The files in data/ are tables with the columns id, customer, status and amount. Write "
             f"to answer.txt the sum of the amounts of all rows with the status {status!r}, over "
@@ -105,6 +108,7 @@ def _rename(rng: np.random.Generator, difficulty: int) -> ShellTask:
         new = f"{prefix}-{name.removesuffix('.txt')}.md" if name.endswith(".txt") else name
         expected[f"{folder}/{new}"] = content
     return ShellTask(
+        kind="rename",
         instruction=(
             f"Rename every .txt file in {folder}/: put '{prefix}-' in front and change the ending "
             f"to .md, so that a.txt becomes {prefix}-a.md. Leave the other files alone."
@@ -131,6 +135,7 @@ def _edit(rng: np.random.Generator, difficulty: int) -> ShellTask:
             for line in lines
         )
     return ShellTask(
+        kind="edit",
         instruction=(
             f"In every .ini file in config/, change the line {key}={old} to {key}={new}. Change no "
             "other line and no file elsewhere."
@@ -158,6 +163,7 @@ def _merge(rng: np.random.Generator, difficulty: int) -> ShellTask:
     )
     files = {"ours.conf": ours, "theirs.conf": theirs}
     return ShellTask(
+        kind="merge",
         instruction=(
             "ours.conf and theirs.conf hold lines key=value. Merge them into merged.conf: every "
             "key once, the value of theirs.conf where both have the key, sorted by key with "
@@ -184,6 +190,7 @@ def _undo(rng: np.random.Generator, difficulty: int) -> ShellTask:
         moves.append((source, target))
     log = "".join(f"{source} {target}\n" for source, target in moves)
     return ShellTask(
+        kind="undo",
         instruction=(
             "Somebody moved files. moves.txt lists the moves in the order they were made, a line "
             "'from to' for each; a file may have been moved several times. Undo them all, then "
