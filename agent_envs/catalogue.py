@@ -6,6 +6,7 @@ installed there.
 
 import argparse
 import inspect
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -87,23 +88,16 @@ def _data(kind: type[ToolEnv]) -> str:
     if not issubclass(kind, DatasetEnv) or kind.dataset.hub is None:
         return kind.data_source
     hub = kind.dataset.hub
-    configuration = f", {hub.configuration}" if hub.configuration else ""
-    return (
-        f"`{hub.path}`{configuration} on the hub, split `{hub.split}`, or `data=`; licence: "
-        f"{hub.licence}"
-    )
+    place = f"`{hub.path}`, {hub.configuration}" if hub.configuration else f"`{hub.path}`"
+    return f"{place} on the hub, split `{hub.split}`, or `data=`; licence: {hub.licence}"
 
 
 def _arguments(kind: type[ToolEnv]) -> str:
     """Return the arguments of its own, those of its bases included, with their defaults."""
     found: dict[str, str] = {}
-    for base in kind.__mro__:
-        if base is ToolEnv:
-            break
-        if "__init__" not in vars(base):
-            continue
+    for base in itertools.takewhile(lambda base: base is not ToolEnv, kind.__mro__):
         for parameter in inspect.signature(base).parameters.values():
-            if parameter.kind is parameter.KEYWORD_ONLY:
+            if "__init__" in vars(base) and parameter.kind is parameter.KEYWORD_ONLY:
                 found.setdefault(parameter.name, f"`{parameter.name}={parameter.default!r}`")
     return ", ".join(found.values())
 

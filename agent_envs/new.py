@@ -35,14 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write_template(name: str, folder: Path) -> list[Path]:
-    """Write a module with an environment, and its tests.
+    """Write a module with an environment, and its tests; return the two files.
 
     Args:
         name: Name of the module; that of the class is made from it.
         folder: Where to; made if it does not exist.
-
-    Returns:
-        The two files.
 
     Raises:
         ConfigurationError: If the name is none for a module or is taken, or a file exists.

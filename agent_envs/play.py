@@ -24,12 +24,7 @@ _HELP: Final = """\
 
 
 def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = input) -> None:
-    """Run the command.
-
-    Args:
-        arguments: Those of the command line, if not given.
-        ask: Shows a prompt and returns a line; raises EOFError at the end.
-    """
+    """Run the command; `ask` shows a prompt and returns a line, or raises EOFError at the end."""
     parser = argparse.ArgumentParser(
         prog="python -m agent_envs.play", description="Play an environment in the terminal.",
         epilog=f"Then type:\n{_HELP}", formatter_class=argparse.RawDescriptionHelpFormatter,

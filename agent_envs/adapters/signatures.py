@@ -11,8 +11,10 @@ import inspect
 import json
 import keyword
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Union
+
+import pydantic
 
 from agent_envs.core.tool import Tool
 from agent_envs.errors import ConfigurationError
@@ -56,14 +58,14 @@ def describe_as_function(function: Callable[..., Any], tool: Tool) -> None:
                 "and TRL reads tools off functions. Rename the argument."
             )
         argument = _inline(argument, definitions)
-        hints[name], is_whole = _hint(argument)
+        hints[name] = _hint(argument)
         default = inspect.Parameter.empty if name in required else argument.get("default")
         parameters.append(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]
             )
         )
-        lines.append(f"    {name}: {_text(name, argument, is_whole=is_whole)}")
+        lines.append(f"    {name}: {_text(name, argument, hints[name])}")
     function.__name__ = function.__qualname__ = schema["name"]
     function.__annotations__ = hints  # no return: the tool's own schema has none either
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -72,13 +74,13 @@ def describe_as_function(function: Callable[..., Any], tool: Tool) -> None:
         function.__doc__ += "\n\nArgs:\n" + "\n".join(lines)
 
 
-def _text(name: str, argument: Mapping[str, Any], *, is_whole: bool) -> str:
-    """Return an argument's text on one line; never empty, since transformers wants one."""
+def _text(name: str, argument: Mapping[str, Any], hint: Any) -> str:
+    """Return an argument's text on one line, with what its hint does not say; never empty."""
     text = " ".join(str(argument.get("description") or f"The {name}.").split())
     if argument.get("default") is not None:
         text += f" (default: {json.dumps(argument['default'], ensure_ascii=False)})"
-    if not is_whole:
-        kind = {key: value for key, value in argument.items() if key not in _TEXTS}
+    kind = {key: value for key, value in argument.items() if key not in _TEXTS}
+    if kind != pydantic.TypeAdapter(hint).json_schema():
         text += f" JSON schema: {json.dumps(kind, ensure_ascii=False)}"
     return _CHOICES.sub("(one of:", _SECTION.sub(r"\1 :", text))
 
@@ -97,51 +99,18 @@ def _inline(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
     return {key: _inline(value, definitions, depth) for key, value in schema.items()}
 
 
-def _hint(schema: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Return the type hint nearest to a schema, and whether it says all that the schema says."""
-    kind = {key: value for key, value in schema.items() if key not in _TEXTS}
-    if not kind:
-        return Any, True
-    if "const" in kind:
-        kind["enum"] = [kind.pop("const")]
-    if "enum" in kind:
-        if any(isinstance(value, list | dict) for value in kind["enum"]):
-            return Any, False
-        return Literal[tuple(kind["enum"])], True
-    if "anyOf" in kind:
-        return _union([_hint(option) for option in kind["anyOf"]], is_whole=len(kind) == 1)
-    name = kind.get("type")
-    if isinstance(name, list):
-        return _union([_hint({**kind, "type": one}) for one in name])
-    if name == "array":
-        return _array_hint(kind)
-    if name == "object":
-        return _object_hint(kind)
-    return _SCALARS.get(str(name), Any), name in _SCALARS and len(kind) == 1
-
-
-def _union(options: Sequence[tuple[Any, bool]], *, is_whole: bool = True) -> tuple[Any, bool]:
-    hints = tuple(hint for hint, _ in options)
-    return Union[hints], is_whole and all(whole for _, whole in options)  # noqa: UP007 - as many as there are
-
-
-def _array_hint(kind: Mapping[str, Any]) -> tuple[Any, bool]:
-    if items := kind.get("prefixItems"):
-        options = [_hint(item) for item in items]
-        lengths = {kind.get("minItems", len(items)), kind.get("maxItems", len(items))}
-        known = {"type", "prefixItems", "minItems", "maxItems"}
-        is_whole = lengths == {len(items)} and kind.keys() <= known and len(items) > 1
-        return tuple[tuple(hint for hint, _ in options)], is_whole and all(w for _, w in options)  # type: ignore[misc]
-    if not kind.get("items"):
-        return list, kind.keys() <= {"type", "items"}
-    hint, is_whole = _hint(kind["items"])
-    return list[hint], is_whole and kind.keys() == {"type", "items"}  # type: ignore[valid-type]
-
-
-def _object_hint(kind: Mapping[str, Any]) -> tuple[Any, bool]:
-    values = kind.get("additionalProperties", True)
-    is_whole = kind.keys() <= {"type", "additionalProperties"}
-    if not isinstance(values, dict):
-        return dict, is_whole and values is True
-    hint, is_whole_value = _hint(values)
-    return dict[str, hint], is_whole and is_whole_value  # type: ignore[valid-type]
+def _hint(schema: Mapping[str, Any]) -> Any:
+    """Return the type hint nearest to a schema, of those that transformers can read."""
+    kind, items = str(schema.get("type")), schema.get("prefixItems", ())
+    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    if values and not any(isinstance(value, list | dict) for value in values):
+        return Literal[tuple(values)]
+    if "anyOf" in schema:
+        return Union[tuple(map(_hint, schema["anyOf"]))]  # noqa: UP007 - as many as there are
+    if len(items) > 1:
+        return tuple[tuple(map(_hint, items))]  # type: ignore[misc]
+    if kind == "array" and schema.get("items"):
+        return list[_hint(schema["items"])]  # type: ignore[misc]
+    if kind == "object" and isinstance(values := schema.get("additionalProperties"), dict):
+        return dict[str, _hint(values)]  # type: ignore[misc]
+    return Any if "enum" in schema else _SCALARS.get(kind, Any)

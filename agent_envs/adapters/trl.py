@@ -126,11 +126,7 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
         return observation
 
     def _finish(self, completion: Sequence[Mapping[str, Any]]) -> None:
-        """Do what TRL leaves to do of an episode: the answer, or calls beyond its limit of turns.
-
-        Args:
-            completion: The messages after the prompt.
-        """
+        """Do what TRL leaves to do: the answer, or the calls beyond its limit of turns."""
         self._is_finished = True
         last = completion[-1]
         if last["role"] != "assistant":
@@ -173,14 +169,9 @@ def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
     documentation = type(probe.unwrapped).__doc__
     probe.close()
     name = id.rpartition("/")[2].rpartition("-v")[0] or id
-    members = {
-        "__doc__": documentation,
-        "__module__": __name__,
-        "_id": id,
-        "_kwargs": kwargs,
-        "_tool_names": frozenset(methods),
-    }
-    made = _EnvironmentClass(name, (TRLEnvironment,), {**members, **methods})
+    members = {"__doc__": documentation, "__module__": __name__, "_id": id, "_kwargs": kwargs}
+    tools_of = {"_tool_names": frozenset(methods), **methods}
+    made = _EnvironmentClass(name, (TRLEnvironment,), members | tools_of)
     return cast(type[TRLEnvironment], made)
 
 
@@ -208,45 +199,31 @@ def environment_return(
     return [e._return if _is_scorable(e) else None for e in environments]
 
 
-class RewardTerm:
-    """One reward term, summed over the episode and weighed by the environment, as reward function.
-
-    Like `environment_return`, it ends the episodes and logs success and terms.
-    """
-
-    def __init__(self, name: str) -> None:
-        """Give the name of a term; TRL logs ``rewards/<name>/mean``."""
-        self.__name__ = name
-
-    def __call__(
-        self,
-        completions: Sequence[Sequence[Mapping[str, Any]]],
-        environments: Sequence[Any],
-        log_metric: Callable[[str, float], None] | None = None,
-        **_: Any,
-    ) -> list[float | None]:
-        """Return one number per episode; None where the environment failed or lacks the term.
-
-        Raises:
-            UnknownNameError: If no environment has the term.
-        """
-        _finish(completions, environments, log_metric)
-        known = {term: 0.0 for e in environments if _is_scorable(e) for term in e._terms}
-        if known and self.__name__ not in known:
-            raise UnknownNameError(unknown_name_message(self.__name__, known, kind="reward term"))
-        return [e._terms.get(self.__name__) if _is_scorable(e) else None for e in environments]
-
-
-def reward_terms(names: Iterable[str]) -> list[RewardTerm]:
-    """Make a reward function of each term, in the place of `environment_return`.
+def reward_terms(names: Iterable[str]) -> list[Callable[..., list[float | None]]]:
+    """Make a reward function of each term in `names`, in the place of `environment_return`.
 
     So TRL's ``reward_weights`` can weigh them, and its table of completions has a column for each.
-    All terms of an environment together are its return.
-
-    Args:
-        names: Names in the environment's ``rewards``.
+    Each is summed over the episode and weighed by the environment; all terms of an environment
+    together are its return. A name that no environment has is an `UnknownNameError` when called.
     """
-    return [RewardTerm(name) for name in names]
+
+    def make(name: str) -> Callable[..., list[float | None]]:
+        def term(
+            completions: Sequence[Sequence[Mapping[str, Any]]],
+            environments: Sequence[Any],
+            log_metric: Callable[[str, float], None] | None = None,
+            **_: Any,
+        ) -> list[float | None]:
+            _finish(completions, environments, log_metric)
+            known = {term: 0.0 for e in environments if _is_scorable(e) for term in e._terms}
+            if known and name not in known:
+                raise UnknownNameError(unknown_name_message(name, known, kind="reward term"))
+            return [e._terms.get(name) if _is_scorable(e) else None for e in environments]
+
+        term.__name__ = name  # TRL logs rewards/<name>/mean
+        return term
+
+    return [make(name) for name in names]
 
 
 def tasks_dataset(
@@ -340,16 +317,13 @@ def _finish(
     log_metric: Callable[[str, float], None] | None,
 ) -> None:
     """End the episodes that still go on, and log them, once."""
-    pairs = [
-        (environment, completion)
-        for environment, completion in zip(environments, completions, strict=True)
-        if isinstance(environment, TRLEnvironment) and not environment._is_finished
-    ]
-    for environment, completion in pairs:
-        environment._finish(completion)
-    if log_metric is None or not pairs:
+    own = []
+    for environment, completion in zip(environments, completions, strict=True):
+        if isinstance(environment, TRLEnvironment) and not environment._is_finished:
+            environment._finish(completion)
+            own.append(environment)
+    if log_metric is None or not own:
         return
-    own = [environment for environment, _ in pairs]
     values: dict[str, list[float]] = {"episodes/failed": [float(e._has_failed) for e in own]}
     for environment in filter(_is_scorable, own):
         values.setdefault("success", []).append(environment._success)

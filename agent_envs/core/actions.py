@@ -124,6 +124,20 @@ class ToolFormat(ABC):
             return self.invalid("bad_arguments", BAD_ARGUMENTS_TEXT, tools, **fields)
         return ParsedAction(kind="tool_call", name=name, arguments=valid)
 
+    def json_call(self, name: str, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return a call whose arguments are a JSON object, or nothing; see `checked_call`."""
+        try:
+            arguments = STRICT_JSON.decode(text) if text.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return self.bad_json(error, tools)
+        return self.checked_call(name, arguments, tools)
+
+    def checked_answer(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return an answer without the white space around it, or the mistake that it is empty."""
+        if answer := text.strip():
+            return ParsedAction(kind="answer", answer=answer)
+        return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools)
+
     def bad_json(self, error: Exception, tools: Mapping[str, Tool]) -> ParsedAction:
         """Return the mistake of a call that is not JSON."""
         # Other errors than JSON's own: nesting too deep, a number of thousands of digits.
@@ -153,6 +167,13 @@ def skip_space(text: str, start: int) -> int:
 def example_arguments(tool: Tool) -> dict[str, str]:
     """Return a stand-in for each argument that a tool requires."""
     return {name: f"the {name}" for name in tool.parameters.get("required", [])}
+
+
+def text_argument(tool: Tool) -> str | None:
+    """Return the name of a tool's only argument if it is text: then no JSON needs to be written."""
+    properties = tool.parameters.get("properties", {})
+    is_text = [p.get("type") for p in properties.values()] == ["string"]
+    return next(iter(properties)) if is_text else None
 
 
 def _refuse_constant(name: str) -> Any:

@@ -67,20 +67,18 @@ class Window:
     """Show the task and the last `turns` turns."""
 
     turns: int = 3
-    """How many turns to show, at least 1."""
+    """At least 1."""
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Check the argument."""
         _check_positive("window", "turns", self.turns)
 
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
-        dropped = history.turns[: -self.turns]
         messages = history.with_turns(history.turns[-self.turns :])
-        if not dropped:
-            return View(messages)
-        count = sum(len(turn) for turn in dropped)
-        return View(messages, num_dropped=count, reason=f"window: the last {self.turns} turns")
+        num_dropped = len(history.messages) - len(messages)
+        reason = f"window: the last {self.turns} turns" if num_dropped else None
+        return View(messages, num_dropped, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +145,8 @@ def make_context(context: str | Mapping[str, Any] | ContextPolicy) -> ContextPol
             f"context= takes a name, a name with options, or a callable, not {context!r}."
         )
     options = {"name": context} if isinstance(context, str) else dict(context)
-    if "name" not in options:
+    if not (name := options.pop("name", None)):
         raise ConfigurationError(f'context={options} has no "name"; known: {", ".join(CONTEXTS)}.')
-    name = options.pop("name")
     try:
         return lookup(CONTEXTS, name, kind="context")(**options)
     except TypeError as error:

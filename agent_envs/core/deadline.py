@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -34,11 +34,7 @@ class Outcome:
 class _Call:
     key: int
     timeout: float
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def deadline(self) -> float:
-        return self.started + self.timeout
+    started: float
 
 
 class CallSession:
@@ -54,14 +50,8 @@ class CallSession:
         return len(self._running)
 
     def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
-        """Run `function` in another thread.
-
-        Args:
-            key: Whose call it is.
-            function: Called without arguments.
-            timeout: Seconds after which it is given up and left to itself.
-        """
-        call = self._running[key] = _Call(key, timeout)
+        """Run `function` in another thread; give it up after `timeout` seconds."""
+        call = self._running[key] = _Call(key, timeout, time.monotonic())
 
         def run() -> None:
             self._ended.put((call, outcome_of(key, function)))
@@ -77,7 +67,7 @@ class CallSession:
         outcomes = self._drain()
         until = time.monotonic() + seconds
         while not outcomes and self._running:
-            first = min(call.deadline for call in self._running.values())
+            first = min(call.started + call.timeout for call in self._running.values())
             outcomes = self._drain(max(0.0, min(until, first) - time.monotonic()))
             if time.monotonic() >= until:
                 break
@@ -99,19 +89,13 @@ class CallSession:
         return outcomes + self._expired()
 
     def _expired(self) -> list[Outcome]:
-        now = time.monotonic()
-        late = [call for call in self._running.values() if call.deadline <= now]
-        for call in late:
+        now, outcomes = time.monotonic(), []
+        for call in [c for c in self._running.values() if c.started + c.timeout <= now]:
             del self._running[call.key]
-        return [
-            Outcome(
-                key=call.key,
-                value=None,
-                error=TimeoutError(f"no result within {call.timeout:g} seconds"),
-                seconds=now - call.started,
-            )
-            for call in late
-        ]
+            error = TimeoutError(f"no result within {call.timeout:g} seconds")
+            seconds = now - call.started
+            outcomes.append(Outcome(key=call.key, value=None, error=error, seconds=seconds))
+        return outcomes
 
 
 def outcome_of(

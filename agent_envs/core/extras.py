@@ -6,15 +6,10 @@ from agent_envs.errors import MissingExtraError
 
 
 def require_extra(extra: str, needed_for: str, *modules: str) -> None:
-    """Check that the modules of an extra are installed, without importing them.
-
-    Args:
-        extra: The extra's name, as in ``pip install 'agent-r1[extra]'``.
-        needed_for: What needs it, for the message.
-        modules: What it brings.
+    """Check that the `modules` an extra brings are installed, without importing them.
 
     Raises:
-        MissingExtraError: If one is missing; says how to install it.
+        MissingExtraError: If one is missing; says what it is `needed_for`, and how to install it.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:

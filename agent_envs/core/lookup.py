@@ -16,12 +16,7 @@ T = TypeVar("T")
 
 
 def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
-    """Return ``table[name]``.
-
-    Args:
-        table: Names and what they stand for.
-        name: The name asked for.
-        kind: What the table holds, for the message: ``"advantage estimator"``.
+    """Return ``table[name]``; `kind` is what the table holds, such as ``"advantage estimator"``.
 
     Raises:
         UnknownNameError: If the table lacks `name`. The message suggests the nearest name and

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from agent_envs.core.actions import (
     BAD_CALL_TEXT,
-    EMPTY_ANSWER_TEXT,
-    MULTIPLE_ACTIONS_TEXT,
     STRICT_JSON,
     ParsedAction,
     ToolFormat,
@@ -38,18 +36,13 @@ class FunctionCall:
 
 
 def write_message(content: str, calls: Sequence[FunctionCall]) -> str:
-    """Write a message of the assistant as the text of an action.
-
-    Args:
-        content: What was said besides.
-        calls: The structured calls; without any, the text is `content`.
-    """
+    """Write what the assistant said, and its calls, as the text of an action."""
     if not calls:
         return content
     # The server's call ids are left out: they differ from run to run.
     entries = [{"function": {"name": c.name, "arguments": c.arguments}} for c in calls]
-    message = {"content": content, "tool_calls": entries} if content else {"tool_calls": entries}
-    return json.dumps(message, ensure_ascii=False)
+    said = {"content": content} if content else {}
+    return json.dumps(said | {"tool_calls": entries}, ensure_ascii=False)
 
 
 def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
@@ -67,11 +60,11 @@ def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
         return text, []
     if not isinstance(message, dict) or "tool_calls" not in message:
         return text, []
-    calls, content = message["tool_calls"], message.get("content")
-    read = [_call(entry) for entry in calls] if isinstance(calls, list) else []
-    is_whole = bool(read) and all(call is not None for call in read)
-    kept = [call for call in read if call is not None]
-    return content if isinstance(content, str) else "", kept if is_whole else None
+    entries, content = message["tool_calls"], message.get("content")
+    calls = [_call(entry) for entry in entries] if isinstance(entries, list) else []
+    known = [call for call in calls if call is not None]
+    is_whole = known and len(known) == len(calls)
+    return content if isinstance(content, str) else "", known if is_whole else None
 
 
 class OpenAIFormat(ToolFormat):
@@ -85,10 +78,9 @@ class OpenAIFormat(ToolFormat):
         content, calls = read_message(text)
         if calls is None:
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
-        if len(calls) > 1:
-            count = len(calls)
-            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
-        return self._read_call(calls[0], tools) if calls else self._read_answer(content, tools)
+        if not calls:
+            return self._read_answer(content, tools)
+        return self.only_action([self.json_call(c.name, c.arguments, tools) for c in calls], tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -110,23 +102,14 @@ class OpenAIFormat(ToolFormat):
         """Say how to call and how to answer; no model writes the structure itself."""
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
 
-    def _read_call(self, call: FunctionCall, tools: Mapping[str, Tool]) -> ParsedAction:
-        try:
-            arguments = STRICT_JSON.decode(call.arguments) if call.arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            return self.bad_json(error, tools)
-        return self.checked_call(call.name, arguments, tools)
-
     def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        answer = without_thoughts(content).strip()
+        answer = without_thoughts(content)
         # A model used to answer tags means what stands between them.
         if len(tagged := _ANSWER.findall(answer)) == 1:
-            answer = tagged[0].strip()
+            answer = tagged[0]
         if "<tool_call>" in answer:  # servers hand on what they cannot read as a call
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
-        if not answer:
-            return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools)
-        return ParsedAction(kind="answer", answer=answer)
+        return self.checked_answer(answer, tools)
 
 
 def _call(entry: Any) -> FunctionCall | None:

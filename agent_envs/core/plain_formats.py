@@ -8,7 +8,6 @@ from typing import Any, Final
 from agent_envs.core.actions import (
     ANSWER_PLACEHOLDER,
     BAD_CALL_TEXT,
-    EMPTY_ANSWER_TEXT,
     MULTIPLE_ACTIONS_TEXT,
     NO_ACTION_TEXT,
     STRICT_JSON,
@@ -16,6 +15,7 @@ from agent_envs.core.actions import (
     ToolFormat,
     example_arguments,
     skip_space,
+    text_argument,
     without_thoughts,
 )
 from agent_envs.core.messages import Message
@@ -58,30 +58,25 @@ class JsonFormat(ToolFormat):
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe each tool, since no chat template does."""
-        return "\n".join(
-            [
-                "You have these tools; call one per turn by writing one JSON object:",
-                *(_description(self, tool) for tool in tools),
-                "End with your final answer, and nothing but the answer, as "
-                f"{self.write_answer(ANSWER_PLACEHOLDER)}.",
-            ]
-        )
+        lines = [
+            "You have these tools; call one per turn by writing one JSON object:",
+            *(_description(self, tool) for tool in tools),
+            "End with your final answer, and nothing but the answer, as "
+            f"{self.write_answer(ANSWER_PLACEHOLDER)}.",
+        ]
+        return "\n".join(lines)
 
     def result_message(self, name: str, content: str) -> Message:
         """Wrap a result as what the user says."""
         return {"role": "user", "content": f"Result of {name}:\n{content}"}
 
     def _read(self, value: dict[str, Any], tools: Mapping[str, Tool]) -> ParsedAction:
-        if "answer" in value and "name" not in value:
-            return self._read_answer(value["answer"], tools)
-        return self.checked_call(value.get("name"), value.get("arguments", {}), tools)
-
-    def _read_answer(self, answer: Any, tools: Mapping[str, Tool]) -> ParsedAction:
+        if "answer" not in value or "name" in value:
+            return self.checked_call(value.get("name"), value.get("arguments", {}), tools)
+        answer = "" if value["answer"] is None else value["answer"]
         # A number, written as one, is an answer beyond doubt.
         text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-        if answer is None or not text.strip():
-            return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools)
-        return ParsedAction(kind="answer", answer=text.strip())
+        return self.checked_answer(text, tools)
 
 
 class ReactFormat(ToolFormat):
@@ -105,9 +100,7 @@ class ReactFormat(ToolFormat):
             return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
         bodies = dict(sections)
         if "Final Answer" in bodies:
-            if not (answer := bodies["Final Answer"]):
-                return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools)
-            return ParsedAction(kind="answer", answer=answer)
+            return self.checked_answer(bodies["Final Answer"], tools)
         return self._read_call(bodies["Action"], bodies.get("Action Input", ""), tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -120,19 +113,18 @@ class ReactFormat(ToolFormat):
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe the tools and the rhythm of thought, action and observation."""
-        return "\n".join(
-            [
-                "Think before you act. Each of your turns is a thought and one action:",
-                "Thought: what you know and what to find out next",
-                "Action: the name of a tool",
-                "Action Input: its arguments as a JSON object",
-                "The result comes back as an Observation. These are the tools:",
-                *(_description(self, tool) for tool in tools),
-                "When you know the answer, end with a thought and nothing but the answer:",
-                "Thought: I now know the final answer",
-                f"Final Answer: {ANSWER_PLACEHOLDER}",
-            ]
-        )
+        lines = [
+            "Think before you act. Each of your turns is a thought and one action:",
+            "Thought: what you know and what to find out next",
+            "Action: the name of a tool",
+            "Action Input: its arguments as a JSON object",
+            "The result comes back as an Observation. These are the tools:",
+            *(_description(self, tool) for tool in tools),
+            "When you know the answer, end with a thought and nothing but the answer:",
+            "Thought: I now know the final answer",
+            f"Final Answer: {ANSWER_PLACEHOLDER}",
+        ]
+        return "\n".join(lines)
 
     def result_message(self, name: str, content: str) -> Message:
         """Wrap a result as an observation."""
@@ -141,10 +133,8 @@ class ReactFormat(ToolFormat):
     def _read_call(self, name: str, body: str, tools: Mapping[str, Tool]) -> ParsedAction:
         if name not in tools:
             return self.checked_call(name, {}, tools)
-        if not body.startswith("{"):
-            properties = tools[name].parameters.get("properties", {})
-            if body and [p.get("type") for p in properties.values()] == ["string"]:
-                return self.checked_call(name, {next(iter(properties)): body}, tools)
+        if body and not body.startswith("{") and (argument := text_argument(tools[name])):
+            return self.checked_call(name, {argument: body}, tools)
         try:
             arguments, end = STRICT_JSON.raw_decode(body, 0) if body else ({}, 0)
         except (ValueError, RecursionError) as error:

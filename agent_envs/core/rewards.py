@@ -5,6 +5,7 @@ into a contribution. Only terms with a weight other than 0 are computed. The con
 ``info["reward_terms"]`` and sum to the reward exactly.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,15 @@ def choose_terms(
         if weight:
             chosen[name] = (function, float(weight))
     return chosen
+
+
+def noted_terms(*names: str) -> dict[str, RewardFunction]:
+    """Make terms that are what the environment put into ``env.noted`` in this step, or 0."""
+
+    def term(env: Any, _: StepEvent, *, name: str) -> float:
+        return float(env.noted.get(name, 0.0))
+
+    return {name: functools.partial(term, name=name) for name in names}
 
 
 def correct_term(env: Any, event: StepEvent) -> float:

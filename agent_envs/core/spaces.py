@@ -21,12 +21,7 @@ class UnicodeText(Space[str]):
     def __init__(
         self, max_length: int = MAX_LENGTH, seed: int | np.random.Generator | None = None
     ) -> None:
-        """Make the space.
-
-        Args:
-            max_length: The longest string that belongs to the space, in characters.
-            seed: Seed of the generator that `sample` draws from.
-        """
+        """Hold strings of at most `max_length` characters; `seed` is for `sample`."""
         super().__init__(dtype=str, seed=seed)
         self.max_length = max_length
 

@@ -173,12 +173,7 @@ def tool(
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Any
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a `Tool` from a function: ``@tool``, or ``@tool(timeout=5.0)``.
-
-    Args:
-        function: See `Tool`.
-        options: The keyword arguments of `Tool`.
-    """
+    """Make a `Tool` from a function: ``@tool``, or ``@tool(timeout=5.0)``, as for `Tool`."""
     if function is not None:
         return Tool(function)
     return lambda decorated: Tool(decorated, **options)
@@ -200,11 +195,8 @@ def _arguments_model(
                 "model sees it as the argument's type."
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        description = texts.get(parameter.name) or None
-        fields[parameter.name] = (
-            hints[parameter.name],
-            pydantic.Field(default, description=description),
-        )
+        field = pydantic.Field(default, description=texts.get(parameter.name) or None)
+        fields[parameter.name] = (hints[parameter.name], field)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     return pydantic.create_model(name, __config__=config, **fields)
 
@@ -236,10 +228,8 @@ def _explain(error: pydantic.ValidationError) -> str:
 
 
 def _as_result(value: Any) -> ToolResult:
-    if isinstance(value, ToolResult):
-        return value
-    if isinstance(value, str):
-        return ToolResult(value)
+    if isinstance(value, ToolResult | str):
+        return ToolResult(value) if isinstance(value, str) else value
     return ToolResult(json.dumps(value, ensure_ascii=False), data=value)
 
 

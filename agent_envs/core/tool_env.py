@@ -211,6 +211,8 @@ class ToolEnv(gym.Env[str, str]):
         self.max_turns = find_turn_limit(self)
         self._task = self.get_task(self._task_index(options or {}))
         self._is_over = False
+        self.noted: dict[str, float] = {}
+        """What this step has earned so far, for the terms that `noted_terms` makes."""
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
         self.begin_episode()
@@ -240,6 +242,7 @@ class ToolEnv(gym.Env[str, str]):
         if self._is_over:
             raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
         self.num_turns += 1
+        self.noted = {}
         self.begin_step()
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)
@@ -333,9 +336,8 @@ class ToolEnv(gym.Env[str, str]):
         return int(index)
 
     def _begin_conversation(self, question: str) -> None:
-        system: list[Message] = []
-        if self._system_prompt:
-            system = [{"role": "system", "content": self._system_prompt}]
+        prompt = self._system_prompt
+        system = [Message(role="system", content=prompt)] if prompt else []
         self._initial = (*system, Message(role="user", content=question))
         self._turns: list[tuple[Message, ...]] = []
 
@@ -387,11 +389,8 @@ class ToolEnv(gym.Env[str, str]):
             "task_id": self.task.id,
         }
         if view.reason is not None:
-            info["context"] = {
-                "num_dropped": view.num_dropped,
-                "num_shortened": view.num_shortened,
-                "reason": view.reason,
-            }
+            shown = ("num_dropped", "num_shortened", "reason")
+            info["context"] = {name: getattr(view, name) for name in shown}
         if parsed is not None and terms is not None:
             info["action"] = parsed.as_info()
             if result is not None and result.error is not None:
@@ -427,13 +426,10 @@ def _chosen(
 ) -> list[Tool]:
     chosen: list[Tool] = []
     for tool in tools or ():
-        if isinstance(tool, str):
-            chosen += lookup(optional, tool, kind="tool")
-        elif isinstance(tool, Tool):
-            chosen.append(tool)
-        else:
+        if not isinstance(tool, str | Tool):
             raise ConfigurationError(
                 f"tools= takes names and Tool objects, not {type(tool).__name__}; decorate a "
                 "function with @tool."
             )
+        chosen += lookup(optional, tool, kind="tool") if isinstance(tool, str) else [tool]
     return chosen

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.actions import (
-    EMPTY_ANSWER_TEXT,
     STRICT_JSON,
     UNCLOSED_TEXT,
     ParsedAction,
     ToolFormat,
     example_arguments,
     skip_space,
+    text_argument,
     without_thoughts,
 )
 from agent_envs.core.messages import Message
@@ -68,10 +68,7 @@ class _MarkupFormat(ToolFormat):
         end = text.find("</answer>", start)
         if end < 0:
             return self.invalid("bad_answer", UNCLOSED_TEXT, tools, tag=tag), len(text)
-        answer = text[start:end].strip()
-        if not answer:
-            return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools), end
-        return ParsedAction(kind="answer", answer=answer), end + len("</answer>")
+        return self.checked_answer(text[start:end], tools), end + len("</answer>")
 
 
 class HermesFormat(_MarkupFormat):
@@ -153,14 +150,9 @@ class TagsFormat(_MarkupFormat):
         if end < 0:
             return self.invalid("bad_call", UNCLOSED_TEXT, tools, tag=tag), len(text)
         body, end = text[start:end].strip(), end + len(f"</{tag}>")
-        properties = tools[tag].parameters.get("properties", {})
-        if [p.get("type") for p in properties.values()] == ["string"]:
-            return self.checked_call(tag, {next(iter(properties)): body}, tools), end
-        try:
-            arguments = STRICT_JSON.decode(body) if body else {}
-        except (ValueError, RecursionError) as error:
-            return self.bad_json(error, tools), end
-        return self.checked_call(tag, arguments, tools), end
+        if argument := text_argument(tools[tag]):
+            return self.checked_call(tag, {argument: body}, tools), end
+        return self.json_call(tag, body, tools), end
 
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {

@@ -8,11 +8,8 @@ from typing import Any, Final, Literal
 
 Speaker = Literal["task", "agent", "environment", "end"]
 _STYLES: Final[Mapping[Speaker, str]] = {
-    "task": "bold cyan",
-    "agent": "bold green",
-    "environment": "bold yellow",
-    "end": "bold magenta",
-}
+    "task": "bold cyan", "agent": "bold green", "environment": "bold yellow", "end": "bold magenta"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +63,7 @@ class Transcript:
 
 
 def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True, width: int = 100) -> str:
-    """Return entries as text for a terminal.
-
-    Args:
-        entries: What was said.
-        is_coloured: Whether to use ANSI colours.
-        width: Columns of the terminal.
-    """
+    """Return entries as text for a terminal of `width` columns, with ANSI colours or without."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -81,17 +72,16 @@ def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True, width:
         file=io.StringIO(), force_terminal=is_coloured, no_color=not is_coloured, width=width,
         highlight=False, legacy_windows=False,
     )  # fmt: skip
-    for entry in entries:
-        heading = Text(entry.speaker, style=_STYLES[entry.speaker])
-        if entry.error is not None:
-            heading.append(f"  {entry.error}", style="bold red")
-        for name, value in entry.reward_terms.items():
-            if value:
-                heading.append(f"  {name} {value:+.3g}", style="green" if value > 0 else "red")
-        console.print(heading)
-        console.print(Padding(Text(_printable(entry.text)), (0, 0, 0, 2)))
-    assert isinstance(console.file, io.StringIO)  # noqa: S101 - it is the one above
-    return console.file.getvalue()
+    with console.capture() as capture:
+        for entry in entries:
+            heading = Text(entry.speaker, style=_STYLES[entry.speaker])
+            if entry.error is not None:
+                heading.append(f"  {entry.error}", style="bold red")
+            for name, value in entry.reward_terms.items():
+                if value:
+                    heading.append(f"  {name} {value:+.3g}", style="green" if value > 0 else "red")
+            console.print(heading, Padding(Text(_printable(entry.text)), (0, 0, 0, 2)))
+    return capture.get()
 
 
 def _printable(text: str) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import datasets
 
 Row = TypeVar("Row")
+Rows = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class FileStamp:
         """Return the path."""
         return self.path
 
-    def rows(self) -> Iterable[Mapping[str, Any]]:
+    def rows(self) -> Rows:
         """Read the rows; see `read_records`."""
         return read_records(self.path)
 
@@ -71,7 +72,7 @@ class HubSplit:
         """Return name and split."""
         return f"{self.hub.path}:{self.split}"
 
-    def rows(self) -> Iterable[Mapping[str, Any]]:
+    def rows(self) -> Rows:
         """Download the rows, or take them from the hub's cache.
 
         Raises:
@@ -81,9 +82,7 @@ class HubSplit:
 
         hub = self.hub
         try:
-            rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
-                hub.path, hub.configuration, split=self.split
-            )
+            rows: Rows = datasets.load_dataset(hub.path, hub.configuration, split=self.split)
         except Exception as error:
             configuration = f"{hub.configuration}, " if hub.configuration else ""
             raise DataError(
@@ -105,9 +104,9 @@ class GivenRows:
         """Return what to call them in an error message."""
         return "dataset"
 
-    def rows(self) -> Iterable[Mapping[str, Any]]:
+    def rows(self) -> Rows:
         """Return the rows."""
-        rows: Iterable[Mapping[str, Any]] = self.dataset
+        rows: Rows = self.dataset
         return rows
 
 

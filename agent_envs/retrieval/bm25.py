@@ -84,9 +84,8 @@ class BM25Retriever:
             return []
         # Rounded, so that the last bits, which differ between the engines, decide no order.
         scores = np.round(self._score(words), 4)
-        return [
-            Hit(self._corpus.passages[i], int(i), float(scores[i])) for i in _best(scores, top_k)
-        ]
+        passages = self._corpus.passages
+        return [Hit(passages[i], i, float(scores[i])) for i in _best(scores, top_k)]
 
 
 def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[int]:

@@ -72,10 +72,7 @@ class Retriever(Protocol):
 
 
 def load_passages(path: str | Path) -> list[Passage]:
-    """Read passages from rows with ``title`` and ``text``.
-
-    Args:
-        path: A file that `read_records` reads.
+    """Read passages from rows with ``title`` and ``text``; see `read_records` for the files.
 
     Raises:
         DataError: If the file cannot be read, or a row lacks a field; names file, row and field.

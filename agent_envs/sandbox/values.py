@@ -116,13 +116,7 @@ class Channel:
     """Messages over a socket: four bytes of length, then JSON."""
 
     def __init__(self, descriptor: int, *, max_bytes: int = 64 << 20, owns: bool = True) -> None:
-        """Speak over `descriptor`; refuse messages longer than `max_bytes`.
-
-        Args:
-            descriptor: A socket.
-            max_bytes: Longer messages are refused.
-            owns: Whether to close it at the end.
-        """
+        """Speak over a socket, which is closed at the end if it `owns` it."""
         self._file = open(descriptor, "r+b", buffering=0, closefd=owns)  # noqa: SIM115
         self._max_bytes = max_bytes
 

@@ -2,6 +2,7 @@
 
 The rules are those of the official evaluation scripts (Rajpurkar et al., 2016, arXiv 1606.05250;
 Yang et al., 2018, arXiv 1809.09600): lower case, no ASCII punctuation, no articles, single spaces.
+Where there are several gold answers, any of them is right.
 """
 
 import re
@@ -23,14 +24,8 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, golds: str | Sequence[str]) -> float:
-    """Return 1 if the normalised prediction equals any normalised gold answer, else 0.
-
-    Args:
-        prediction: The answer to score.
-        golds: The gold answer, or several of which any is right.
-    """
-    normalized = normalize_answer(prediction)
-    return float(any(normalized == normalize_answer(gold) for gold in _as_list(golds)))
+    """Return 1 if the normalised prediction equals any normalised gold answer, else 0."""
+    return float(normalize_answer(prediction) in map(normalize_answer, _as_list(golds)))
 
 
 def f1(prediction: str, golds: str | Sequence[str]) -> float:
@@ -38,10 +33,6 @@ def f1(prediction: str, golds: str | Sequence[str]) -> float:
 
     As in HotpotQA, an answer of yes, no or noanswer scores 0 against any other answer, whatever
     words they share.
-
-    Args:
-        prediction: The answer to score.
-        golds: The gold answer, or several of which any is right.
     """
     return max((answer_overlap(prediction, gold).f1 for gold in _as_list(golds)), default=0.0)
 
@@ -50,10 +41,6 @@ def squad_f1(prediction: str, golds: str | Sequence[str]) -> float:
     """Return the best F1 as SQuAD 2.0 and MuSiQue define it, in [0, 1].
 
     Unlike `f1`, yes and no are words like others, and two answers that normalise to nothing agree.
-
-    Args:
-        prediction: The answer to score.
-        golds: The gold answer, or several of which any is right.
     """
     return max((_squad_f1(prediction, gold) for gold in _as_list(golds)), default=0.0)
 
@@ -75,9 +62,7 @@ def _squad_f1(prediction: str, gold: str) -> float:
 
 def _word_overlap(predicted: Sequence[str], expected: Sequence[str]) -> Overlap:
     num_common = (Counter(predicted) & Counter(expected)).total()
-    if num_common == 0:
-        return Overlap(0.0, 0.0)
-    return Overlap(num_common / len(predicted), num_common / len(expected))
+    return Overlap(num_common / max(1, len(predicted)), num_common / max(1, len(expected)))
 
 
 def _as_list(golds: str | Sequence[str]) -> Sequence[str]:

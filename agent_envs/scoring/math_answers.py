@@ -37,12 +37,7 @@ class MathJudge:
         atexit.register(self.close)
 
     def is_equal(self, answer: str, gold: str) -> bool:
-        """Return whether `answer` means the same as `gold`.
-
-        Args:
-            answer: What to judge: LaTeX, a number, an expression, a word.
-            gold: The right answer, in LaTeX or plain.
-        """
+        """Return whether two answers mean the same: LaTeX, numbers, expressions, words."""
         if _plain(answer) == _plain(gold):
             return bool(_plain(answer))
         with self._lock:
@@ -75,14 +70,9 @@ class MathJudge:
             self.close()
         if self._process is None:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our own file
-                [sys.executable, str(_JUDGE)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-            )
+                [sys.executable, str(_JUDGE)], encoding="utf-8", errors="replace",
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
         return self._process
 
 
@@ -99,10 +89,6 @@ def gsm8k_match(answer: str, gold: str) -> float:
 
     The number after ``####``, without commas, must be the very same text (Cobbe et al., 2021, arXiv
     2110.14168, ``grade_school_math/dataset.py``). An answer without the mark is read as the number.
-
-    Args:
-        answer: What to judge.
-        gold: The right number.
     """
     found = _GSM8K_ANSWER.search(answer if "####" in answer else f"#### {answer.strip()}")
     return float(found is not None and found.group(1).replace(",", "") == gold.replace(",", ""))
@@ -113,9 +99,8 @@ def last_boxed(solution: str) -> str | None:
     start = max(solution.rfind(r"\boxed{"), solution.rfind(r"\fbox{"))
     if start < 0:
         return None
-    begin = depth_start = solution.index("{", start) + 1
-    depth = 1
-    for i in range(depth_start, len(solution)):
+    begin, depth = solution.index("{", start) + 1, 1
+    for i in range(begin, len(solution)):
         depth += {"{": 1, "}": -1}.get(solution[i], 0)
         if depth == 0:
             return solution[begin:i]

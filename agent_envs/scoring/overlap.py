@@ -26,10 +26,7 @@ def set_overlap(predicted: Collection[Hashable], gold: Collection[Hashable]) -> 
     """Return precision and recall of one set against another, repetitions not counted."""
     predicted, gold = set(predicted), set(gold)
     num_common = len(predicted & gold)
-    return Overlap(
-        num_common / len(predicted) if predicted else 0.0,
-        num_common / len(gold) if gold else 0.0,
-    )
+    return Overlap(num_common / max(1, len(predicted)), num_common / max(1, len(gold)))
 
 
 def set_match(predicted: Collection[Hashable], gold: Collection[Hashable]) -> float:

@@ -27,13 +27,7 @@ def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
 
     ``C(c, k) / C(n, k)`` (Yao et al., 2024, tau-bench, arXiv 2406.12045, section 3).
 
-    Args:
-        num_samples: n, samples drawn.
-        num_correct: c, how many of them are right; 0 to n.
-        k: How many have to be right; 1 to n.
-
-    Raises:
-        ConfigurationError: If the numbers do not fit each other.
+    Arguments and errors as for `pass_at_k`.
     """
     _check("pass^", num_samples, num_correct, k)
     return math.comb(num_correct, k) / math.comb(num_samples, k)

@@ -14,11 +14,8 @@ def public_examples(prompt: str, entry_point: str) -> tuple[str, ...]:
     """Return an assertion for each example in a function's docstring, in order.
 
     Doctests, and lines such as ``f(1) == 2`` or ``f([1]) => 2``. What stands on either side must be
-    plain Python; other examples are left out.
-
-    Args:
-        prompt: A program that ends with the function's signature and docstring.
-        entry_point: The function's name.
+    plain Python; other examples are left out. `prompt` is a program that ends with the function's
+    signature and docstring.
     """
     text = _docstring(prompt, entry_point)
     found = [*_doctests(text), *_lines(text, entry_point)]
@@ -91,10 +88,9 @@ def _is_call(text: str) -> bool:
         call = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
         return False
-    if not isinstance(call, ast.Call):
-        return False
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return all(_is_literal(ast.unparse(value)) for value in values)
+    return isinstance(call, ast.Call) and all(
+        _is_literal(ast.unparse(value)) for value in [*call.args, *(k.value for k in call.keywords)]
+    )
 
 
 def _is_literal(text: str) -> bool:

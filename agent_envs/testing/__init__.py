@@ -13,6 +13,6 @@ not be harmed.
 """
 
 from agent_envs.errors import ConformanceError
-from agent_envs.testing.conformance import Result, check, run_checks
+from agent_envs.testing.checks import Result, check, run_checks
 
 __all__ = ["ConformanceError", "Result", "check", "run_checks"]

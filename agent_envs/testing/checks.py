@@ -1,4 +1,4 @@
-"""The checks: each is a function that returns what it saw, in a line, and a row of `CHECKS`."""
+"""Run the checks: each is a function that says what it saw, in a line, and a row of `CHECKS`."""
 
 import contextlib
 import io
@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -22,14 +23,18 @@ from gymnasium.utils.env_checker import check_env
 
 from agent_envs.core.messages import Role
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
+from agent_envs.errors import ConformanceError
 from agent_envs.testing.episodes import (
     HOSTILE_ACTIONS,
     NOT_MADE,
     NotOffered,
     Outcome,
+    Problem,
     Subject,
+    TextEnv,
     broken_actions,
     expect,
+    make_subjects,
     mistake,
     play,
     record,
@@ -42,6 +47,69 @@ NUM_TIMED_STEPS: Final = 200
 MAX_TIMED_SECONDS: Final = 2.0
 MAX_LATE_MICROSECONDS: Final = 5_000
 _CHILD: Final = "from agent_envs.testing.episodes import play_in_child; play_in_child()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one check found."""
+
+    name: str
+    status: Literal["ok", "failed", "skipped"]
+    detail: str
+    """One line: what was seen, what is wrong, or why there was nothing to check."""
+
+
+def check(make_env: str | Callable[[], TextEnv], **options: Any) -> list[Result]:
+    """Run every check; see `run_checks` for the arguments.
+
+    Raises:
+        ConformanceError: If the environment breaks the contract; a line for each failed check.
+    """
+    results = list(run_checks(make_env, **options))
+    if failures := [f"{r.name}: {r.detail}" for r in results if r.status == "failed"]:
+        raise ConformanceError("\n".join(failures))
+    return results
+
+
+def run_checks(
+    make_env: str | Callable[[], TextEnv],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    episodes: int = 3,
+    seed: int = 0,
+) -> Iterator[Result]:
+    """Run every check of `CHECKS` and yield what each found.
+
+    Args:
+        make_env: A Gymnasium id, with its module in front (``my_env:MyEnv-v0``) unless it is
+            registered already; or a callable that makes the environment.
+        kwargs: Arguments of the environment, for an id.
+        episodes: How many tasks the reference actions must solve in each tool format.
+        seed: Seed of the first episode and of the broken actions.
+
+    Raises:
+        ConfigurationError: If what is made is no Gymnasium environment. Whatever the environment
+            raises while it is made passes through.
+    """
+    if isinstance(make_env, str):
+        make_env = partial(gym.make, make_env, **(kwargs or {}))
+    subjects = make_subjects(make_env, episodes, seed)
+    for name, function, is_per_format in CHECKS:
+        details: list[str] = []
+        for subject in subjects if is_per_format else subjects[:1]:
+            try:
+                details.append(function(subject))
+            except NotOffered as reason:
+                yield Result(name=name, status="skipped", detail=str(reason))
+                break
+            except Exception as error:  # noqa: BLE001 - foreign code; its error is the result
+                place = "" if subject is subjects[0] else f"tool_format={subject.tool_format!r}: "
+                kind = "" if isinstance(error, Problem) else f"{type(error).__name__}: "
+                text = " ".join(f"{place}{kind}{error}".split())
+                yield Result(name=name, status="failed", detail=text)
+                break
+        else:
+            yield Result(name=name, status="ok", detail=details[0])
 
 
 def check_gymnasium(subject: Subject) -> str:
@@ -102,10 +170,8 @@ def check_processes(subject: Subject) -> str:
         "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
         "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
     }
-    child = subprocess.run(  # noqa: S603 - this very interpreter
-        [sys.executable, "-P", "-c", _CHILD],
-        input=payload, capture_output=True, check=False, env={**os.environ, **other_hashes},
-    )  # fmt: skip
+    command, variables = [sys.executable, "-P", "-c", _CHILD], {**os.environ, **other_hashes}
+    child = subprocess.run(command, input=payload, capture_output=True, check=False, env=variables)  # noqa: S603
     complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
     if child.returncode == NOT_MADE:
         raise NotOffered(f"another process cannot make it: {complaint}")
@@ -128,7 +194,7 @@ def check_tasks(subject: Subject) -> str:
             seen = {repr((observation, info.get("task_id"))) for observation, info in starts}
             expect(len(seen) == 1, f"task {task} changes with the seed")
         for task in (-1, limit):
-            refusal = _raised(partial(env.reset, options={"task": task}))
+            refusal = _raised(env.reset, options={"task": task})
             expect(refusal is not None, f"there is no task {task}, but reset begins it")
     return "endless tasks" if num_tasks is None else f"{num_tasks} tasks"
 
@@ -173,9 +239,8 @@ def check_any_text(subject: Subject) -> str:
     """No text is an exception or by accident an answer, and the feedback stays short."""
     with subject.make(max_episode_steps=-1) as env:
         env.reset(seed=subject.seed)
-        is_strict = isinstance(env.unwrapped, ToolEnv) and not (
-            env.unwrapped.action_format.is_structured
-        )
+        base = env.unwrapped
+        is_strict = isinstance(base, ToolEnv) and not base.action_format.is_structured
         broken = itertools.islice(broken_actions(env, subject.seed), NUM_BROKEN_ACTIONS)
         for number, action in enumerate([*HOSTILE_ACTIONS, *broken]):
             outcome = step(env, action)
@@ -189,12 +254,11 @@ def check_any_text(subject: Subject) -> str:
 def check_misuse(subject: Subject) -> str:
     """A step before reset and an action that is no text are programming errors."""
     with subject.make() as env:
-        raised = _raised(partial(env.step, "hm"))
-        problem = f"step before reset raises {raised!r}, not gymnasium.error.ResetNeeded"
-        expect(isinstance(raised, gym.error.ResetNeeded), problem)
+        early = _raised(env.step, "hm")
+        problem = f"step before reset raises {early!r}, not gymnasium.error.ResetNeeded"
+        expect(isinstance(early, gym.error.ResetNeeded), problem)
         env.reset(seed=subject.seed)
-        number: Any = 7
-        expect(_raised(partial(env.step, number)) is not None, "step(7) raises nothing")
+        expect(_raised(env.step, 7) is not None, "step(7) raises nothing")
     return "step before reset raises, and step(7)"
 
 
@@ -231,9 +295,9 @@ CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
 )
 
 
-def _raised(call: Callable[[], Any]) -> Exception | None:
+def _raised(function: Callable[..., Any], *arguments: Any, **options: Any) -> Exception | None:
     try:
-        call()
+        function(*arguments, **options)
     except Exception as error:  # noqa: BLE001 - returned
         return error
     return None
@@ -255,23 +319,21 @@ def _check_mistake(action: str, outcome: Outcome) -> None:
 
 
 def _check_info(info: dict[str, Any], place: str) -> None:
-    raised = _raised(partial(json.dumps, info))
+    raised = _raised(json.dumps, info)
     expect(raised is None, f"{place}: info is not JSON: {raised}")
-    messages, tools = info.get("messages"), info.get("tools", [])
-    form = "a list of {'role': ..., 'content': a str}"
-    expect(_is_chat(messages), f"{place}: info['messages'] must be {form}, not {messages!r:.100}")
-    expect(all(map(_is_schema, tools)), f"{place}: info['tools'] are no OpenAI schemas: {tools}")
-    task_id = info.get("task_id", "")
-    expect(isinstance(task_id, str), f"{place}: info['task_id'] is {task_id!r}, not a str")
-
-
-def _is_chat(messages: Any) -> bool:
-    return bool(messages) and all(
+    messages: Any = info.get("messages")
+    tools = info.get("tools", [])
+    is_chat = bool(messages) and all(
         message.get("role") in get_args(Role) and isinstance(message.get("content"), str)
         for message in messages
     )
-
-
-def _is_schema(schema: Any) -> bool:
-    described = set(schema.get("function", {}))
-    return schema.get("type") == "function" and {"name", "description", "parameters"} <= described
+    form = "a list of {'role': ..., 'content': a str}"
+    expect(is_chat, f"{place}: info['messages'] must be {form}, not {messages!r:.100}")
+    are_schemas = all(
+        tool.get("type") == "function"
+        and {"name", "description", "parameters"} <= set(tool.get("function", {}))
+        for tool in tools
+    )
+    expect(are_schemas, f"{place}: info['tools'] are no OpenAI schemas: {tools}")
+    task_id = info.get("task_id", "")
+    expect(isinstance(task_id, str), f"{place}: info['task_id'] is {task_id!r}, not a str")

@@ -55,7 +55,7 @@ def expect(is_right: bool, problem: str) -> None:
         raise Problem(problem)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Subject:
     """The environment that is checked, in one tool format."""
 
@@ -83,9 +83,7 @@ def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> 
         raise ConfigurationError(f"{type(env).__name__} is no Gymnasium environment.")
     with env:
         own = getattr(env.unwrapped, "tool_format", None)
-        subject = Subject(
-            make_env=make_env, spec=env.spec, tool_format=None, episodes=episodes, seed=seed
-        )
+        subject = Subject(make_env, env.spec, None, episodes, seed)
     subjects = [subject]
     for name in TOOL_FORMATS if own and env.spec else ():
         other = replace(subject, tool_format=name)
@@ -98,10 +96,10 @@ def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
     """Play one episode; return all it showed as text, by place (step 0 is the reset)."""
     observation, info = env.reset(seed=seed)
+    names = ("observation", "reward", "terminated", "truncated")
     shown: dict[str, str] = {}
     for number, outcome in enumerate([(observation, 0.0, False, False, info), *play(env, seed)]):
-        names = ("observation", "reward", "terminated", "truncated")
-        pieces = dict(zip(names, outcome[:4], strict=True))
+        pieces = dict(zip(names, outcome, strict=False))
         pieces |= {f"info[{key!r}]": value for key, value in outcome[4].items()}
         shown |= {f"step {number}: {name}": repr(value) for name, value in pieces.items()}
     return shown

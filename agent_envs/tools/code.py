@@ -54,9 +54,7 @@ def make_run_tests_tool(
 ) -> Tool:
     """Make the tool ``run_tests(code)``.
 
-    Args:
-        check: Runs each public test against a program; returns test and verdict.
-        on_result: Told how many passed, and of how many.
+    `check` runs each public test; `on_result` is told how many passed, and of how many.
     """
 
     def run_tests(code: str) -> ToolResult:

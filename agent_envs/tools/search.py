@@ -11,11 +11,7 @@ NO_HIT_TEXT: Final = "No passage matches this query."
 def make_search_tool(retriever: Retriever, *, top_k: int) -> Tool:
     """Make the tool ``search(query)`` over `retriever`.
 
-    The result's `data` is the list of `Hit`, best first.
-
-    Args:
-        retriever: Where to search.
-        top_k: How many passages a search returns at most.
+    The result's `data` is the list of `Hit`, best first, `top_k` at most.
     """
 
     def search(query: str) -> ToolResult:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
+from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
@@ -18,36 +18,23 @@ from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_too
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
-def public_tests_term(env: "CodeEnv", event: StepEvent) -> float:
-    """Return by how much the best share of public tests passed so far has grown."""
-    return env.new_share
-
-
-def repair_term(env: "CodeEnv", event: StepEvent) -> float:
-    """Return 1 once: when a program passes all public tests after one that did not."""
-    return float(env.has_repaired)
-
-
 class CodeEnv(DatasetEnv):
     """Write a Python program; hidden tests decide.
 
     Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests alone, both in the
     sandbox. The answer is the whole program. Reward terms: ``passed`` at the end (outcome);
-    ``public_tests``, ``repair`` and ``format`` on the way (process).
+    ``public_tests`` (by how much the best share passed so far has grown), ``repair`` (1 once: a
+    program passes them all after one that did not) and ``format`` on the way (process).
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "passed": correct_term,
-        "public_tests": public_tests_term,
-        "repair": repair_term,
+        **noted_terms("public_tests", "repair"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "passed": 1.0,
-        "public_tests": 0.1,
-        "repair": 0.1,
-        "format": 0.02,
-    }
+        "passed": 1.0, "public_tests": 0.1, "repair": 0.1, "format": 0.02
+    }  # fmt: skip
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"passed"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("run_code(code)", "run_tests(code)")
     metric_names: ClassVar[tuple[str, ...]] = (
@@ -84,17 +71,11 @@ class CodeEnv(DatasetEnv):
         self.is_correct = False
         self._has_failed = self._has_passed = False
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.new_share = 0.0
-        self.has_repaired = False
-
     def on_answer(self, answer: str) -> None:
         """Run the hidden tests against the answer."""
-        program = self.program(answer)
-        self.is_correct = self._passes(program, self.task.data["tests"]).passed
+        self.is_correct = self._judge(self.program(answer), self.task.data["tests"]).passed
 
-    def _passes(self, program: str, tests: str) -> Verdict:
+    def _judge(self, program: str, tests: str) -> Verdict:
         names = _names_tested(self.task.data["solution"], tests)
         return self._sandbox.check_python(program, tests, names=names, limits=LIMITS)
 
@@ -118,20 +99,20 @@ class CodeEnv(DatasetEnv):
 
     def _check_public(self, code: str) -> list[tuple[str, Verdict]]:
         program = self.program(code)
-        return [(test, self._passes(program, test)) for test in self.task.data["public_tests"]]
+        return [(test, self._judge(program, test)) for test in self.task.data["public_tests"]]
 
     def _note_run(self, result: Result) -> None:
         self.num_failed_runs += result.status != "ok"
 
     def _note_tests(self, passed: int, total: int) -> None:
         share = passed / total
-        self.new_share = max(0.0, share - self.best_share)
+        self.noted["public_tests"] = max(0.0, share - self.best_share)
         self.best_share = max(self.best_share, share)
         if passed < total:
             self._has_failed = True
             self.num_failed_runs += 1
         else:
-            self.has_repaired = self._has_failed and not self._has_passed
+            self.noted["repair"] = float(self._has_failed and not self._has_passed)
             self._has_passed = True
 
 
@@ -213,14 +194,12 @@ class MBPPEnv(CodeEnv):
 
     dataset = DatasetSpec(
         hub=Hub(
-            name="MBPP",
-            path="google-research-datasets/mbpp",
-            configuration="full",
+            name="MBPP", path="google-research-datasets/mbpp", configuration="full",
             licence="CC BY 4.0",
         ),
         read=_read_mbpp,
         form="An MBPP row needs 'text' (or 'prompt'), 'code' and 'test_list'.",
-    )
+    )  # fmt: skip
 
 
 def _names_tested(solution: str, tests: str) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -28,22 +28,17 @@ def won_term(env: "TextGameEnv", event: StepEvent) -> float:
     return float(event.is_last and env.is_won)
 
 
-def score_gain_term(env: "TextGameEnv", event: StepEvent) -> float:
-    """Return by how much the game's score has grown, as a share of its highest score."""
-    return env.score_gain
-
-
 class TextGameEnv(ToolEnv):
     """A game of the library TextWorld: act, read what happens, reach the objective.
 
-    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` and
-    ``format`` on the way (process). The episode ends when the game is won or lost, or with an
-    answer: giving up.
+    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` (what the
+    game's score has grown by, as a share of its highest) and ``format`` on the way (process). The
+    episode ends when the game is won or lost, or with an answer: giving up.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "won": won_term,
-        "score_gain": score_gain_term,
+        **noted_terms("score_gain"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
@@ -57,11 +52,7 @@ class TextGameEnv(ToolEnv):
     )
 
     def __init__(self, **shared: Any) -> None:
-        """Open no game yet.
-
-        Args:
-            shared: What every tool environment takes; see `ToolEnv`.
-        """
+        """Open no game yet; `shared` is what every tool environment takes."""
         self._game: Any = None
         super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
 
@@ -75,8 +66,7 @@ class TextGameEnv(ToolEnv):
         )  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the libraries below warn of themselves
-            if self._game is not None:
-                self._game.close()
+            self._close_game()
             self._game = textworld.start(str(path), wanted, list(wrappers))
             self._state = self._game.reset()
         scene = _readable(self._state.feedback)
@@ -93,10 +83,6 @@ class TextGameEnv(ToolEnv):
         """Forget the last game's score."""
         self._score = 0.0
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.score_gain = 0.0
-
     def act(self, command: str) -> str:
         """Do something in the game.
 
@@ -104,8 +90,8 @@ class TextGameEnv(ToolEnv):
             command: For example "go east" or "take the key".
         """
         self._state, _, _ = self._game.step(command.replace("\n", " "))
-        score = self._share()
-        self.score_gain, self._score = score - self._score, score
+        score = float(self._state.score or 0) / (self._state.max_score or 1)
+        self.noted["score_gain"], self._score = score - self._score, score
         return _readable(self._state.feedback)
 
     def is_finished(self) -> bool:
@@ -127,14 +113,13 @@ class TextGameEnv(ToolEnv):
 
     def close(self) -> None:
         """End the game."""
+        self._close_game()
+        super().close()
+
+    def _close_game(self) -> None:
         if self._game is not None:
             self._game.close()
             self._game = None
-        super().close()
-
-    def _share(self) -> float:
-        highest = self._state.max_score or 1
-        return float(self._state.score or 0) / highest
 
 
 class TextWorldEnv(TextGameEnv):
@@ -194,8 +179,7 @@ class TextWorldEnv(TextGameEnv):
         """Make game `index` of the split, and begin it."""
         if self._file is not None:
             return self._begin(Path(self._file), (), f"textworld-{Path(self._file).stem}")
-        sizes = "-".join(map(str, self._sizes))
-        task_id = f"textworld-{sizes}-{self._split}-{index}"
+        task_id = "-".join(map(str, ("textworld", *self._sizes, self._split, index)))
         return self._begin(self._make_game(index), (), task_id)
 
     def _make_game(self, index: int) -> Path:
@@ -261,18 +245,18 @@ class ALFWorldEnv(TextGameEnv):
         """
         require_extra("alfworld", "AgentR1/ALFWorld-v0", "alfworld", "textworld")
         base = Path(data) if data else Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1"
-        folder = base / split
+        self._folder = base / split
         wanted = (kinds,) if isinstance(kinds, str) else kinds
-        self._folder = folder
         self._games = sorted(
             path
-            for path in folder.rglob("game.tw-pddl")
-            if _is_playable(path) and (wanted is None or _kind(path, folder) in wanted)
+            for path in self._folder.rglob("game.tw-pddl")
+            if _is_playable(path)
+            and (wanted is None or re.split("[-/]", self._name(path))[0] in wanted)
         )
         if not self._games:
             raise DataError(
-                f"{folder}: holds no games (game.tw-pddl). Run alfworld-download, and pass data= "
-                "or set ALFWORLD_DATA; splits are train, valid_seen, valid_unseen."
+                f"{self._folder}: holds no games (game.tw-pddl). Run alfworld-download, and pass "
+                "data= or set ALFWORLD_DATA; splits are train, valid_seen, valid_unseen."
             )
         super().__init__(**shared)
 
@@ -286,8 +270,10 @@ class ALFWorldEnv(TextGameEnv):
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
         path = self._games[index]
-        name = path.parent.relative_to(self._folder).as_posix()
-        return self._begin(path, [AlfredDemangler()], f"alfworld-{name}")
+        return self._begin(path, [AlfredDemangler()], f"alfworld-{self._name(path)}")
+
+    def _name(self, path: Path) -> str:
+        return path.parent.relative_to(self._folder).as_posix()
 
 
 def _is_playable(path: Path) -> bool:
@@ -298,10 +284,6 @@ def _is_playable(path: Path) -> bool:
         return bool(json.loads(path.read_text(encoding="utf-8")).get("solvable"))
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path}: is no game of ALFWorld ({error}). Download it again.") from None
-
-
-def _kind(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).parts[0].split("-")[0]
 
 
 def _cache_folder() -> Path:

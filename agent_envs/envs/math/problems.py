@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
-from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
+from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_formats import ParsedAction
@@ -22,29 +22,19 @@ _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
 
 
-def used_result_term(env: "MathEnv", event: StepEvent) -> float:
-    """Return 1 if the step uses a number that a tool found before, each number once."""
-    return float(env.uses_result)
-
-
-def intermediate_value_term(env: "MathEnv", event: StepEvent) -> float:
-    """Return the share of the reference solution's values that a tool has now found first."""
-    return env.new_value_share
-
-
 class MathEnv(DatasetEnv):
     """Problems with one final answer, judged by math-verify.
 
     Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
     variables last until the episode ends. Reward terms: ``correct`` at the end (outcome);
-    ``used_result`` (a number that a tool found is used in a later step), ``intermediate_value`` (a
-    tool finds a value that the reference solution shows) and ``format`` on the way (process).
+    ``used_result`` (a number that a tool found is used in a later step, each once),
+    ``intermediate_value`` (the share of the reference solution's values that a tool has now found
+    first) and ``format`` on the way (process).
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "correct": correct_term,
-        "used_result": used_result_term,
-        "intermediate_value": intermediate_value_term,
+        **noted_terms("used_result", "intermediate_value"),
         "format": format_term,
     }
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
@@ -84,17 +74,14 @@ class MathEnv(DatasetEnv):
         """Forget what was calculated."""
         self._python.close()
         self._asked = _numbers(self.task.question)
-        self._values = frozenset(_numbers(" ".join(v for _, v in self._reference_steps())))
+        # Expression and value of each step that the reference solution marks.
+        self._steps: Sequence[tuple[str, str]] = self.task.data.get("steps", ())
+        self._values = frozenset(_numbers(" ".join(value for _, value in self._steps)))
         self._found: set[float] = set()
         self._unused: set[float] = set()
         self._seen: set[float] = set()
         self.num_used_results = 0
         self.is_correct = False
-
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.uses_result = False
-        self.new_value_share = 0.0
 
     def close(self) -> None:
         """End the Python session."""
@@ -117,7 +104,8 @@ class MathEnv(DatasetEnv):
         self._unused |= new
         values = (found & self._values) - self._found
         self._found |= values
-        self.new_value_share = len(values) / len(self._values) if self._values else 0.0
+        if values:
+            self.noted["intermediate_value"] = len(values) / len(self._values)
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -129,19 +117,14 @@ class MathEnv(DatasetEnv):
 
     def reference_actions(self) -> list[str]:
         """Calculate what the reference solution does, as far as turns allow, then answer."""
-        calls = [self.write_call("calculator", expression=e) for e, _ in self._reference_steps()]
+        calls = [self.write_call("calculator", expression=e) for e, _ in self._steps]
         limit = len(calls) if self.max_turns is None else max(0, self.max_turns - 1)
         return [*calls[:limit], self.write_answer(self.task.answers[0])]
-
-    def _reference_steps(self) -> Sequence[tuple[str, str]]:
-        """Return expression and value of each step that the reference solution marks."""
-        steps: Sequence[tuple[str, str]] = self.task.data.get("steps", ())
-        return steps
 
     def _note_use(self, text: str) -> None:
         used = self._unused & _numbers(text)
         self._unused -= used
-        self.uses_result = bool(used)
+        self.noted["used_result"] = float(bool(used))
         self.num_used_results += len(used)
 
 
@@ -178,11 +161,8 @@ class GSM8KEnv(MathEnv):
         *MathEnv.metric_names, "official_match", "intermediate_value_recall",
     )  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "correct": 1.0,
-        "intermediate_value": 0.1,
-        "used_result": 0.02,
-        "format": 0.02,
-    }
+        "correct": 1.0, "intermediate_value": 0.1, "used_result": 0.02, "format": 0.02
+    }  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -197,15 +177,13 @@ def _read_math(row: Mapping[str, Any], index: int) -> Task:
         raise DataError(
             "there is no answer: neither a field 'answer' nor a \\boxed{} in the field 'solution'."
         )
-    level = _LEVEL.fullmatch(str(row.get("level", "")))
+    found = _LEVEL.fullmatch(str(row.get("level", "")))
+    level, subject = int(found.group(1)) if found else None, row.get("subject") or row.get("type")
     return Task(
         id=str(row.get("unique_id") or f"row-{index}"),
         question=text_field(row, "problem"),
         answers=(answer.strip(),),
-        data={
-            "level": int(level.group(1)) if level else None,
-            "subject": row.get("subject") or row.get("type"),
-        },
+        data={"level": level, "subject": subject},
     )
 
 
@@ -227,10 +205,8 @@ class MATHEnv(MathEnv):
         "'subject' (or 'type') are read too.",
     )
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "correct": 1.0,
-        "used_result": 0.02,
-        "format": 0.02,
-    }
+        "correct": 1.0, "used_result": 0.02, "format": 0.02
+    }  # fmt: skip
 
     def __init__(
         self,

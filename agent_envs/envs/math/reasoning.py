@@ -8,18 +8,13 @@ import numpy as np
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.tools.calculator import make_calculator_tool
 
 _SPLIT_SEEDS: Final = {"train": 1, "test": 2}
-
-
-def score_term(env: "ReasoningGymEnv", event: StepEvent) -> float:
-    """Return the task's own score of the answer, 0 to 1; outcome."""
-    return env.score if event.action.kind == "answer" else 0.0
 
 
 class ReasoningGymEnv(ToolEnv):
@@ -35,7 +30,7 @@ class ReasoningGymEnv(ToolEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "score": score_term,
+        **noted_terms("score"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
@@ -109,7 +104,7 @@ class ReasoningGymEnv(ToolEnv):
             score = self._dataset.score_answer(answer=answer, entry=self.task.data["entry"])
         except Exception:  # noqa: BLE001 - a scorer that stumbles over a model's answer
             score = 0.0
-        self.score = min(1.0, max(0.0, float(score)))
+        self.score = self.noted["score"] = min(1.0, max(0.0, float(score)))
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""

@@ -33,30 +33,23 @@ class Library:
 def load_library(
     dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...]
 ) -> Library:
-    """Load tasks and pages, once per process for the same source.
-
-    Args:
-        dataset: How rows are read.
-        source: Where they are.
-        files: Files of more passages.
+    """Load tasks and pages, those of `files` too, once per process for the same sources.
 
     Raises:
         DataError: If a source is missing or malformed; names file, row and field.
     """
-    tasks: list[Task] = []
-    pages: dict[Page, None] = {}
-    for row in dataset.read_all(source):
-        tasks.append(row.task)
-        pages |= dict.fromkeys(row.pages)
-    for stamp in files:
-        for passage in load_passages(stamp.path):
-            pages[Page(passage.title, (passage.text,))] = None
+    rows = dataset.read_all(source)
+    passages = [passage for stamp in files for passage in load_passages(stamp.path)]
+    pages = dict.fromkeys(page for row in rows for page in row.pages)
+    pages |= dict.fromkeys(Page(passage.title, (passage.text,)) for passage in passages)
     by_title: dict[str, tuple[Page, ...]] = {}
     for page in pages:
         known = by_title.get(page.title, ())
         if all(page.passage != other.passage for other in known):
             by_title[page.title] = (*known, page)
-    return Library(tuple(tasks), Corpus(page.passage for page in pages), by_title)
+    return Library(
+        tuple(row.task for row in rows), Corpus(page.passage for page in pages), by_title
+    )
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,6 @@ from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Passage, Retriever
 from agent_envs.scoring import (
-    Overlap,
     answer_overlap,
     joint_overlap,
     normalize_answer,
@@ -52,10 +51,8 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
         "joint_f1": _at_the_end("joint_f1"),
     }
-    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | {
-        "supporting_fact_f1",
-        "joint_f1",
-    }
+    _CITATION_TERMS: ClassVar[frozenset[str]] = frozenset({"supporting_fact_f1", "joint_f1"})
+    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | _CITATION_TERMS
 
     def __init__(
         self,
@@ -95,12 +92,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             optional_tools={**self._reader.tools, **self._notebook.tools},
             **shared,
         )
-        for name in ("supporting_fact_f1", "joint_f1"):
-            if name in self.reward_weights and "note" not in self.tools:
-                raise ConfigurationError(
-                    f"rewards: {name!r} scores the facts that are cited in notes; pass "
-                    "tools=['note'] as well."
-                )
+        if "note" not in self.tools and (terms := self._CITATION_TERMS & set(self.reward_weights)):
+            raise ConfigurationError(
+                f"rewards: {min(terms)!r} scores the facts that are cited in notes; pass "
+                "tools=['note'] as well."
+            )
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
         """Return the tasks of a source, and take its passages to search and read."""
@@ -146,7 +142,9 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         gold = self.task.data["supporting_facts"]
         overlap, match = set_overlap(facts, gold), set_match(facts, gold)
         measured = {"supporting_fact_em": match, "supporting_fact_f1": overlap.f1}
-        joint, joint_match = [self._answer_overlap(), overlap], answer_match * match
+        answers = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
+        best = max(answers, key=lambda answer: answer.f1)
+        joint, joint_match = [best, overlap], answer_match * match
         if "evidences" in self.task.data:
             triples = {_normalized(note.triple) for note in notes if note.triple is not None}
             evidences = {_normalized(triple) for triple in self.task.data["evidences"]}
@@ -155,10 +153,6 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             joint.append(overlap)
             joint_match *= match
         return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
-
-    def _answer_overlap(self) -> Overlap:
-        overlaps = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
-        return max(overlaps, key=lambda overlap: overlap.f1)
 
     def reference_actions(self) -> list[str]:
         """Search each gold passage by its title, cite if turns are left for it, give the answer.

@@ -7,24 +7,12 @@ passages that lead to the answer.
 from collections.abc import Mapping
 from typing import ClassVar
 
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
 from agent_envs.core.tool import ToolResult
-from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_env import NewConversation, ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.retrieval import Hit, Passage, Retriever
 from agent_envs.scoring import exact_match, f1
-
-
-def exact_match_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
-    """Return the official exact match of the answer, 0 or 1; outcome."""
-    if event.action.kind != "answer":
-        return 0.0
-    return exact_match(event.action.answer or "", env.task.answers)
-
-
-def f1_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
-    """Return the official F1 of the answer, 0 to 1; outcome."""
-    return env.answer_f1() if event.action.kind == "answer" else 0.0
 
 
 def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
@@ -42,32 +30,22 @@ def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
     return env.metrics()["exact_match"] if r_format == 1 else r_format - 1
 
 
-def new_gold_passage_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
-    """Return the share of the gold passages that this step retrieved for the first time."""
-    return env.new_gold_share
-
-
-def repeated_query_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
-    """Return -1 for a query already asked in this episode: a cost."""
-    return -1.0 if env.is_repeated_query else 0.0
-
-
 class RetrievalQAEnv(ToolEnv):
     """Questions answered with the help of a search tool.
 
     Reward terms: ``exact_match``, ``f1`` and ``format_and_answer`` at the end (outcome);
-    ``new_gold_passage``, ``format`` and ``repeated_query`` on the way (process). Where nothing says
+    ``new_gold_passage`` (the share of the gold passages that a step retrieved first), ``format``
+    and ``repeated_query`` (-1 for a query asked before) on the way (process). Where nothing says
     which passages lead to the answer, ``new_gold_passage`` earns nothing, and there is no metric
     ``gold_passage_recall``.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "exact_match": exact_match_term,
-        "f1": f1_term,
+        **noted_terms("exact_match", "f1"),
         "format_and_answer": format_and_answer_term,
-        "new_gold_passage": new_gold_passage_term,
+        **noted_terms("new_gold_passage"),
         "format": format_term,
-        "repeated_query": repeated_query_term,
+        **noted_terms("repeated_query"),
     }
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match", "f1", "format_and_answer"})
@@ -114,25 +92,27 @@ class RetrievalQAEnv(ToolEnv):
         """Return what names a passage among the gold ones: its title."""
         return passage.title
 
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.new_gold_share = 0.0
-        self.is_repeated_query = False
+    def on_answer(self, answer: str) -> NewConversation | None:
+        """Score the answer."""
+        self.noted["exact_match"] = exact_match(answer, self.task.answers)
+        self.noted["f1"] = self.answer_f1()
+        return None
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which gold passages a search found, and whether its query is an old one."""
         if action.name != "search":
             return
         query = " ".join(str((action.arguments or {}).get("query", "")).casefold().split())
-        self.is_repeated_query = query in self._queries
-        self.num_repeated_queries += self.is_repeated_query
+        is_repeated = query in self._queries
+        self.num_repeated_queries += is_repeated
         self._queries.add(query)
         hits = result.data if isinstance(result.data, list) else []
         found = {self.passage_key(hit.passage) for hit in hits if isinstance(hit, Hit)}
         gold = self.gold_keys()
         new = (found & set(gold)) - self._found
         self._found |= new
-        self.new_gold_share = len(new) / len(gold) if gold else 0.0
+        self.noted["new_gold_passage"] = len(new) / len(gold) if gold else 0.0
+        self.noted["repeated_query"] = -1.0 if is_repeated else 0.0
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""

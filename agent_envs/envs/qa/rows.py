@@ -7,7 +7,7 @@ that hold nested lists as JSON strings.
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from agent_envs.core.tasks import Task
@@ -21,7 +21,16 @@ Value = TypeVar("Value")
 UNANSWERABLE: Final = "unanswerable"
 """What to answer where the passages do not hold the answer (MuSiQue's full variant)."""
 
-_HUB_COLLECTION: Final = "RUC-NLPIR/FlashRAG_datasets"
+
+def _task(
+    row: Mapping[str, Any], index: int, answers: Iterable[str] | None = None, **data: Any
+) -> Task:
+    return Task(
+        id=str(row.get("id") or row.get("_id") or f"row-{index}"),
+        question=text_field(row, "question"),
+        answers=tuple(dict.fromkeys(answers or [text_field(row, "answer")])),
+        data=data,
+    )
 
 
 def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
@@ -35,20 +44,9 @@ def _read_facts(row: Mapping[str, Any], index: int, *, separator: str) -> QARow:
     facts = tuple(dict.fromkeys(_nested(row, "supporting_facts", _facts)))
     titles = dict.fromkeys(title for title, _ in facts)
     texts = {page.title: page.passage.text for page in pages}
-    return QARow(
-        Task(
-            id=str(row.get("id") or row.get("_id") or f"row-{index}"),
-            question=text_field(row, "question"),
-            answers=(text_field(row, "answer"),),
-            data={
-                "gold": tuple((title, texts.get(title, "")) for title in titles),
-                "supporting_facts": facts,
-                "type": row.get("type"),
-                "level": row.get("level"),
-            },
-        ),
-        pages,
-    )
+    gold = tuple((title, texts.get(title, "")) for title in titles)
+    kind = {"type": row.get("type"), "level": row.get("level")}
+    return QARow(_task(row, index, gold=gold, supporting_facts=facts, **kind), pages)
 
 
 def _read_musique(
@@ -59,58 +57,28 @@ def _read_musique(
         return None
     pages = _nested(row, "paragraphs", _paragraphs)
     aliases = _nested(row, "answer_aliases", _strings) if row.get("answer_aliases") else ()
-    task_id = str(row.get("id") or f"row-{index}")
-    answers = (text_field(row, "answer"), *aliases)
     gold = [(page.title, page.passage.text) for page, is_supporting in pages if is_supporting]
-    return QARow(
-        Task(
-            id=task_id,
-            question=text_field(row, "question"),
-            answers=tuple(dict.fromkeys(answers)) if is_answerable else (UNANSWERABLE,),
-            data={
-                "gold": tuple(dict.fromkeys(gold)),
-                "type": task_id.split("__")[0] if "__" in task_id else None,
-                "is_answerable": is_answerable,
-            },
-        ),
-        tuple(page for page, _ in pages),
-    )
+    answers = [text_field(row, "answer"), *aliases] if is_answerable else [UNANSWERABLE]
+    task = _task(row, index, answers, gold=tuple(dict.fromkeys(gold)))
+    task.data["type"] = task.id.split("__")[0] if "__" in task.id else None
+    task.data["is_answerable"] = is_answerable
+    return QARow(task, tuple(page for page, _ in pages))
 
 
 def _read_bamboogle(row: Mapping[str, Any], index: int) -> QARow:
-    row = {name.lower(): value for name, value in row.items()}
-    return QARow(
-        Task(
-            id=str(row.get("id") or f"row-{index}"),
-            question=text_field(row, "question"),
-            answers=(text_field(row, "answer"),),
-        )
-    )
+    return QARow(_task({name.lower(): value for name, value in row.items()}, index))
 
 
-def _search_r1(name: str, hub_configuration: str) -> DatasetSpec[QARow]:
-    """Return a data set in Search-R1's form.
-
-    Args:
-        name: Its name.
-        hub_configuration: Its part of the hub's collection, and what rows of a mixed file have as
-            ``data_source``; the others are left out.
-    """
+def _search_r1(name: str, source: str) -> DatasetSpec[QARow]:
+    """Return a data set in Search-R1's form; rows whose ``data_source`` is another are left out."""
 
     def read(row: Mapping[str, Any], index: int) -> QARow | None:
-        source = row.get("data_source")
-        if source is not None and str(source).lower() != hub_configuration:
+        if str(row.get("data_source") or source).lower() != source:
             return None
-        return QARow(
-            Task(
-                id=str(row.get("id") or f"row-{index}"),
-                question=text_field(row, "question"),
-                answers=_golden_answers(row),
-            )
-        )
+        return QARow(_task(row, index, _golden_answers(row)))
 
     return DatasetSpec(
-        hub=Hub(name=name, path=_HUB_COLLECTION, configuration=hub_configuration),
+        hub=Hub(name=name, path="RUC-NLPIR/FlashRAG_datasets", configuration=source),
         read=read,
         form="A row in Search-R1's form needs 'question' and 'golden_answers', or the answers in "
         "'reward_model' under 'ground_truth' and 'target'.",
@@ -119,27 +87,22 @@ def _search_r1(name: str, hub_configuration: str) -> DatasetSpec[QARow]:
 
 HOTPOTQA: Final = DatasetSpec(
     hub=Hub(
-        name="HotpotQA",
-        path="hotpotqa/hotpot_qa",
-        configuration="distractor",
-        split="validation",
+        name="HotpotQA", path="hotpotqa/hotpot_qa", configuration="distractor", split="validation",
         licence="CC BY-SA 4.0",
     ),
     read=functools.partial(_read_facts, separator=""),
     form="A HotpotQA row needs 'question', 'answer', 'context' and 'supporting_facts', in the form "
     "of the hub's hotpotqa/hotpot_qa or of the original release.",
-)
+)  # fmt: skip
 TWO_WIKI: Final = DatasetSpec(
     hub=Hub(
-        name="2WikiMultihopQA",
-        path="xanhho/2WikiMultihopQA",
-        split="validation",
+        name="2WikiMultihopQA", path="xanhho/2WikiMultihopQA", split="validation",
         licence="Apache-2.0",
     ),
     read=_read_two_wiki,
     form="A 2WikiMultihopQA row needs 'question', 'answer', 'context', 'supporting_facts' and "
     "'evidences', as nested lists (the original release) or as JSON strings of them.",
-)
+)  # fmt: skip
 MUSIQUE: Final = DatasetSpec(
     hub=Hub(name="MuSiQue", path="dgslibisey/MuSiQue", split="validation", licence="CC BY 4.0"),
     read=_read_musique,
@@ -166,10 +129,10 @@ def _golden_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
             answers = row["reward_model"]["ground_truth"]["target"]
         except (KeyError, TypeError):
             answers = field(row, "golden_answers")  # says that it is missing
-    answers = (answers,) if isinstance(answers, str) else tuple(map(str, answers))
-    if not any(answer.strip() for answer in answers):
+    answers = [answers] if isinstance(answers, str) else map(str, answers)
+    if not (known := tuple(answer for answer in answers if answer.strip())):
         raise DataError("field 'golden_answers' holds no answer.")
-    return tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
+    return known
 
 
 def _nested(row: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -23,11 +23,6 @@ def solved_term(env: "CommandLineEnv", event: StepEvent) -> float:
     return float(event.is_last and env.share_right == 1.0)
 
 
-def progress_term(env: "CommandLineEnv", event: StepEvent) -> float:
-    """Return by how much the best share of right files so far has grown."""
-    return env.new_share
-
-
 class CommandLineEnv(ToolEnv):
     """Procedural tasks for a shell, judged by the state of the folder in the end.
 
@@ -42,7 +37,7 @@ class CommandLineEnv(ToolEnv):
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "solved": solved_term,
-        "progress": progress_term,
+        **noted_terms("progress"),  # by how much the best share of right files has grown
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
@@ -108,15 +103,11 @@ class CommandLineEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Lay the folder out anew."""
-        self._files: dict[str, bytes] = {
-            path: text.encode() for path, text in self._made.files.items()
-        }
+        self._made: ShellTask = self.task.data["task"]
+        files = self._made.files
+        self._files: dict[str, bytes] = {path: files[path].encode() for path in files}
         # What is right from the beginning earns nothing.
         self.best_share = self.share_right
-
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.new_share = 0.0
 
     def shell(self, command: str) -> str:
         """Run a command in the folder of the task.
@@ -129,7 +120,7 @@ class CommandLineEnv(ToolEnv):
         )
         self._files = dict(result.files)
         share = self.share_right
-        self.new_share = max(0.0, share - self.best_share)
+        self.noted["progress"] = max(0.0, share - self.best_share)
         self.best_share = max(self.best_share, share)
         return describe(result)
 
@@ -154,8 +145,3 @@ class CommandLineEnv(ToolEnv):
         """Run the commands that do it, then say so."""
         calls = [self.write_call("shell", command=command) for command in self._made.commands]
         return [*calls, self.write_answer("done")]
-
-    @property
-    def _made(self) -> ShellTask:
-        made: ShellTask = self.task.data["task"]
-        return made

@@ -22,7 +22,7 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellTask:
-    """A task for a shell."""
+    """A task for a shell; records of the leaderboard hash its fields."""
 
     kind: str
     instruction: str
@@ -40,12 +40,7 @@ class ShellTask:
 
 
 def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> ShellTask:
-    """Make a task.
-
-    Args:
-        rng: Every draw comes from it.
-        kind: One of `KINDS`.
-        difficulty: 1 to 3: more files, deeper folders, more to do.
+    """Make a task of a kind; a `difficulty` of 1 to 3: more files, deeper folders, more to do.
 
     Raises:
         UnknownNameError: If there is no such kind.

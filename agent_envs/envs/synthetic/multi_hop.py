@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent
+from agent_envs.core.rewards import RewardFunction, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolError
 from agent_envs.core.tool_env import ENDLESS, NewConversation
@@ -29,21 +29,6 @@ SPLITS: Final[Mapping[str, int]] = {"train": 0, "test": ENDLESS}
 """First world seed of each split; each has `ENDLESS` worlds, and no world is in both."""
 
 
-def exact_match_term(env: "SyntheticMultiHopEnv", event: StepEvent) -> float:
-    """Return the exact match of an answer, divided by the number of questions; outcome."""
-    return env.is_correct[-1] / env.num_questions if event.action.kind == "answer" else 0.0
-
-
-def f1_term(env: "SyntheticMultiHopEnv", event: StepEvent) -> float:
-    """Return the F1 of an answer, divided by the number of questions; outcome."""
-    return env.f1_scores[-1] / env.num_questions if event.action.kind == "answer" else 0.0
-
-
-def all_correct_term(env: "SyntheticMultiHopEnv", event: StepEvent) -> float:
-    """Return 1 at the end if every question was answered right: a sparse reward; outcome."""
-    return float(event.is_last and env.is_all_correct)
-
-
 class SyntheticMultiHopEnv(RetrievalQAEnv):
     """A procedural world per task, and questions that hop through it.
 
@@ -62,9 +47,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         **RetrievalQAEnv.reward_functions,
-        "exact_match": exact_match_term,
-        "f1": f1_term,
-        "all_correct": all_correct_term,
+        **noted_terms("all_correct"),
     }
     outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | {"all_correct"}
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_gold_passage": 0.2}
@@ -104,12 +87,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         lengths = (hops,) if isinstance(hops, int) else tuple(hops)
         if not lengths or not all(length in range(1, MAX_HOPS + 1) for length in lengths):
             raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
-        for name, value in (
-            ("top_k", top_k),
-            ("questions", questions),
-            ("max_searches", 1 if max_searches is None else max_searches),
-        ):
-            if value < 1:
+        limits = {"top_k": top_k, "questions": questions, "max_searches": max_searches}
+        for name, value in limits.items():
+            if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         self._first_seed = lookup(SPLITS, split, kind="split")
         lookup(VARIANTS, variant, kind="variant")
@@ -153,6 +133,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         expected = (questions[len(self.is_correct)].answer,)
         self.is_correct.append(exact_match(answer, expected) == 1.0)
         self.f1_scores.append(f1(answer, expected))
+        self.noted["exact_match"] = self.is_correct[-1] / self.num_questions
+        self.noted["f1"] = self.f1_scores[-1] / self.num_questions
+        self.noted["all_correct"] = float(self.is_all_correct)
         number = len(self.is_correct)
         return NewConversation(questions[number].text) if number < len(questions) else None
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, correct_term, format_term
+from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -37,11 +37,6 @@ class Step:
     result: str
 
 
-def new_value_term(env: "SyntheticToolEnv", event: StepEvent) -> float:
-    """Return the share of the values on the way to the answer that this step found first."""
-    return env.new_value_share
-
-
 class SyntheticToolEnv(ToolEnv):
     """Procedural tasks that take several calls, each of which builds on the last.
 
@@ -51,7 +46,7 @@ class SyntheticToolEnv(ToolEnv):
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "exact_match": correct_term,
-        "new_value": new_value_term,
+        **noted_terms("new_value"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
@@ -59,6 +54,8 @@ class SyntheticToolEnv(ToolEnv):
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
     metric_names: ClassVar[tuple[str, ...]] = ("success", "value_recall", *ToolEnv.metric_names)
     max_steps: ClassVar[int]
+    _call: Callable[..., str]
+    """The family's tool."""
 
     def __init__(self, *, steps: int = 2, split: str = "train", **shared: Any) -> None:
         """Choose the family.
@@ -76,10 +73,7 @@ class SyntheticToolEnv(ToolEnv):
             raise ConfigurationError(f"steps must be 1 to {self.max_steps}, not {steps}.")
         self._steps, self._split = steps, split
         self._split_seed = lookup(_SPLITS, split, kind="split")
-        super().__init__(default_tools=self._make_tools(), **shared)
-
-    def _make_tools(self) -> list[Tool]:
-        raise NotImplementedError
+        super().__init__(default_tools=[Tool(self._call, timeout=None)], **shared)
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         """Return question, calls that lead to its answer (the last result), and what tools need."""
@@ -98,20 +92,17 @@ class SyntheticToolEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Forget what was found."""
-        self._wanted = {(step.tool, step.result) for step in self._reference()}
+        self._reference: Sequence[Step] = self.task.data["steps"]
+        self._wanted = {(step.tool, step.result) for step in self._reference}
         self._found: set[tuple[str, str]] = set()
         self.is_correct = False
-
-    def begin_step(self) -> None:
-        """Forget what the last step earned."""
-        self.new_value_share = 0.0
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note whether a call found a value on the way."""
         value = (action.name or "", result.content)
         if value in self._wanted - self._found:
             self._found.add(value)
-            self.new_value_share = 1 / len(self._wanted)
+            self.noted["new_value"] = 1 / len(self._wanted)
 
     def on_answer(self, answer: str) -> None:
         """Judge the answer."""
@@ -124,12 +115,8 @@ class SyntheticToolEnv(ToolEnv):
 
     def reference_actions(self) -> list[str]:
         """Make the calls, then answer."""
-        calls = [self.write_call(step.tool, **step.arguments) for step in self._reference()]
+        calls = [self.write_call(step.tool, **step.arguments) for step in self._reference]
         return [*calls, self.write_answer(self.task.answers[0])]
-
-    def _reference(self) -> Sequence[Step]:
-        steps: Sequence[Step] = self.task.data["steps"]
-        return steps
 
 
 class SyntheticArithmeticEnv(SyntheticToolEnv):
@@ -148,9 +135,6 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
         "Calculate the value, one operation after the other; then answer with the number alone."
     )
 
-    def _make_tools(self) -> list[Tool]:
-        return [Tool(self.calculate, timeout=None)]
-
     def calculate(self, a: int, operation: Literal["+", "-", "*"], b: int) -> str:
         """Calculate with two whole numbers.
 
@@ -162,6 +146,8 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
         if max(abs(a), abs(b)) > 10**12:
             raise ToolError("The numbers are too large.")
         return str(_OPERATIONS[operation](a, b))
+
+    _call = calculate
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         value = int(rng.integers(2, 100))
@@ -195,9 +181,6 @@ class SyntheticTableEnv(SyntheticToolEnv):
         "city."
     )
 
-    def _make_tools(self) -> list[Tool]:
-        return [Tool(self.look_up, timeout=None)]
-
     def look_up(self, table: Literal["maker", "city", "country"], key: str) -> str:
         """Look up what a table has under a key.
 
@@ -210,6 +193,8 @@ class SyntheticTableEnv(SyntheticToolEnv):
         if value is None:
             raise ToolError(f"The table {table!r} has no key {key!r}.")
         return value
+
+    _call = look_up
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
         tables = {

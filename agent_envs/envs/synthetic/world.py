@@ -34,25 +34,18 @@ _FILM_NOUNS: Final = """
     anchor bridge canyon desert engine forest garden harbor island lantern mirror orchard
     river station tower window
 """.split()
-_CITIES: Final = """
-    altona bergen cadiz delft evora fulda ghent havre izmir jena kazan lugano malmo nantes
-    oulu porto riga siena turku vigo
-""".split()
-_COUNTRIES: Final = """
-    arland borania cestia dalmor elvany fordia gallen hestria iberon jutia
-""".split()
-_COMPANIES: Final = """
-    acme bolt cobalt delta ember flux granite helix indigo juno krypton lumen
-""".split()
-_AWARDS: Final = """
-    laurel medallion orchid pearl quill ribbon sceptre trident
-""".split()
-_SCHOOLS: Final = """
-    academy birch cedar dune elm fir hawthorn juniper
-""".split()
-_INSTRUMENTS: Final = """
-    banjo cello drum flute harp oboe piano viola
-""".split()
+_THINGS: Final[Mapping[str, Sequence[str]]] = {
+    "city": """
+        altona bergen cadiz delft evora fulda ghent havre izmir jena kazan lugano malmo nantes
+        oulu porto riga siena turku vigo
+    """.split(),
+    "country": "arland borania cestia dalmor elvany fordia gallen hestria iberon jutia".split(),
+    "company": "acme bolt cobalt delta ember flux granite helix indigo juno krypton lumen".split(),
+    "award": "laurel medallion orchid pearl quill ribbon sceptre trident".split(),
+    "school": "academy birch cedar dune elm fir hawthorn juniper".split(),
+    "instrument": "banjo cello drum flute harp oboe piano viola".split(),
+}
+"""Kinds of things that every world has; films and people are drawn."""
 
 
 class Relation(NamedTuple):
@@ -94,40 +87,28 @@ _CORE: Final[Mapping[str, Relation]] = _plain(
     "company headquarters city",
     "city country country",
 )
-_PARAPHRASED: Final[Mapping[str, Relation]] = {
-    "director": Relation(
-        "film", "person", "{o} directed {s} .", "the person who directed {s}",
-        "which person directed {s} ?", "directed {s}",
-    ),
-    "writer": Relation(
-        "film", "person", "{o} wrote {s} .", "the person who wrote {s}",
-        "which person wrote {s} ?", "wrote {s}",
-    ),
-    "star": Relation(
-        "film", "person", "{o} starred in {s} .", "the person who starred in {s}",
-        "which person starred in {s} ?", "starred in {s}",
-    ),
-    "birthplace": Relation(
-        "person", "city", "{s} was born in {o} .", "the city where {s} was born",
-        "in which city was {s} born ?", "{s} was born in",
-    ),
-    "employer": Relation(
-        "person", "company", "{s} works for {o} .", "the company that {s} works for",
-        "which company does {s} work for ?", "{s} works for",
-    ),
-    "award": Relation(
-        "person", "award", "{s} won the {o} .", "the prize that {s} won",
-        "which prize has {s} won ?", "{s} won the",
-    ),
-    "headquarters": Relation(
-        "company", "city", "{s} is based in {o} .", "the city where {s} is based",
-        "in which city is {s} based ?", "{s} is based in",
-    ),
-    "country": Relation(
-        "city", "country", "{s} lies in {o} .", "the country where {s} lies",
-        "in which country lies {s} ?", "{s} lies in",
-    ),
+_OTHER_WORDS: Final = {  # fact, noun, question, query
+    "director": ("{o} directed {s} .", "the person who directed {s}",
+                 "which person directed {s} ?", "directed {s}"),
+    "writer": ("{o} wrote {s} .", "the person who wrote {s}",
+               "which person wrote {s} ?", "wrote {s}"),
+    "star": ("{o} starred in {s} .", "the person who starred in {s}",
+             "which person starred in {s} ?", "starred in {s}"),
+    "birthplace": ("{s} was born in {o} .", "the city where {s} was born",
+                   "in which city was {s} born ?", "{s} was born in"),
+    "employer": ("{s} works for {o} .", "the company that {s} works for",
+                 "which company does {s} work for ?", "{s} works for"),
+    "award": ("{s} won the {o} .", "the prize that {s} won",
+              "which prize has {s} won ?", "{s} won the"),
+    "headquarters": ("{s} is based in {o} .", "the city where {s} is based",
+                     "in which city is {s} based ?", "{s} is based in"),
+    "country": ("{s} lies in {o} .", "the country where {s} lies",
+                "in which country lies {s} ?", "{s} lies in"),
 }  # fmt: skip
+_PARAPHRASED: Final[Mapping[str, Relation]] = {
+    name: Relation(_CORE[name].subject, _CORE[name].object, *words)
+    for name, words in _OTHER_WORDS.items()
+}
 _NOVEL: Final[Mapping[str, Relation]] = _plain(
     "film composer person",
     "film editor person",
@@ -202,7 +183,11 @@ def make_world(
         UnknownNameError: If there is no such variant.
     """
     relations = lookup(VARIANTS, variant, kind="variant")
-    things = _draw_things(rng)
+    things = {
+        "film": _draw_pairs(rng, _FILM_ADJECTIVES, _FILM_NOUNS, NUM_FILMS),
+        "person": _draw_pairs(rng, _FIRST_NAMES, _LAST_NAMES, NUM_PEOPLE),
+        **_THINGS,
+    }
     facts = [
         Fact(name, subject, _draw(rng, things[relation.object]))
         for name, relation in relations.items()
@@ -210,7 +195,10 @@ def make_world(
     ]
     order = rng.permutation(len(facts)).tolist()
     facts = [facts[i] for i in order]
-    passages = [_passage(relations[fact.relation], fact) for fact in facts]
+    passages = [
+        Passage(f.subject, relations[f.relation].fact.format(s=f.subject, o=f.object))
+        for f in facts
+    ]
     if outdated:
         passages += [
             _outdated(fact, things[relations[fact.relation].object], rng) for fact in facts
@@ -219,12 +207,7 @@ def make_world(
 
 
 def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Question:
-    """Draw a question about a world.
-
-    Args:
-        world: What it is about.
-        rng: Every draw comes from it.
-        hops: How many facts lead to the answer, 1 to 4; the first is about a film.
+    """Draw a question about a world, whose answer takes `hops` facts; the first is about a film.
 
     Raises:
         ConfigurationError: If `hops` is out of range.
@@ -248,10 +231,7 @@ def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Q
 
 def vocabulary() -> tuple[str, ...]:
     """Return every word that a world of any variant can hold, sorted."""
-    names = (
-        _FIRST_NAMES, _LAST_NAMES, _FILM_ADJECTIVES, _FILM_NOUNS, _CITIES, _COUNTRIES, _COMPANIES,
-        _AWARDS, _SCHOOLS, _INSTRUMENTS,
-    )  # fmt: skip
+    names = (_FIRST_NAMES, _LAST_NAMES, _FILM_ADJECTIVES, _FILM_NOUNS, *_THINGS.values())
     words = {word for group in names for word in group}
     for relations in VARIANTS.values():
         for relation in relations.values():
@@ -263,19 +243,6 @@ def vocabulary() -> tuple[str, ...]:
 def _draw(rng: np.random.Generator, names: Sequence[str]) -> str:
     # what rng.choice draws, without making an array of the names
     return names[int(rng.integers(len(names)))]
-
-
-def _draw_things(rng: np.random.Generator) -> dict[str, Sequence[str]]:
-    return {
-        "film": _draw_pairs(rng, _FILM_ADJECTIVES, _FILM_NOUNS, NUM_FILMS),
-        "person": _draw_pairs(rng, _FIRST_NAMES, _LAST_NAMES, NUM_PEOPLE),
-        "city": _CITIES,
-        "country": _COUNTRIES,
-        "company": _COMPANIES,
-        "award": _AWARDS,
-        "school": _SCHOOLS,
-        "instrument": _INSTRUMENTS,
-    }
 
 
 def _draw_pairs(
@@ -311,7 +278,3 @@ def _outdated(fact: Fact, objects: Sequence[str], rng: np.random.Generator) -> P
     others = [thing for thing in objects if thing != fact.object]
     text = f"the {fact.relation} of {fact.subject} was {rng.choice(others)} ."
     return Passage(fact.subject, text)
-
-
-def _passage(relation: Relation, fact: Fact) -> Passage:
-    return Passage(fact.subject, relation.fact.format(s=fact.subject, o=fact.object))

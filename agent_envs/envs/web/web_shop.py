@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.rewards import RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
@@ -42,13 +42,12 @@ class _Page:
     def path(self, session: str) -> str:
         """Return its path on the server."""
         options = urllib.parse.quote(str(dict(self.options)), safe="")
-        query = urllib.parse.quote(self.query or " ", safe="")
+        results = f"{urllib.parse.quote(self.query or ' ', safe='')}/{self.number}"
         return {
             "index": f"/{session}",
-            "results": f"/search_results/{session}/{query}/{self.number}",
-            "item": f"/item_page/{session}/{self.item}/{query}/{self.number}/{options}",
-            "subpage": f"/item_sub_page/{session}/{self.item}/{query}/{self.number}"
-            f"/{self.subpage}/{options}",
+            "results": f"/search_results/{session}/{results}",
+            "item": f"/item_page/{session}/{self.item}/{results}/{options}",
+            "subpage": f"/item_sub_page/{session}/{self.item}/{results}/{self.subpage}/{options}",
             "done": f"/done/{session}/{self.item}/{options}",
         }[self.kind]
 
@@ -63,11 +62,6 @@ class _Shown:
     options: dict[str, str] = field(default_factory=dict)
     """Option -> its kind, such as colour."""
     score: float | None = None
-
-
-def score_term(env: "WebShopEnv", event: StepEvent) -> float:
-    """Return WebShop's own reward of the purchase, 0 to 1; outcome."""
-    return env.score if event.is_last else 0.0
 
 
 class WebShopEnv(ToolEnv):
@@ -85,7 +79,7 @@ class WebShopEnv(ToolEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "score": score_term,
+        **noted_terms("score"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
@@ -184,9 +178,8 @@ class WebShopEnv(ToolEnv):
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
-        return {
-            "success": float(self.score == 1.0), "score": self.score, **super().metrics()
-        }  # fmt: skip
+        score = self.score
+        return {"success": float(score == 1.0), "score": score, **super().metrics()}
 
     def close(self) -> None:
         """Close the connection."""
@@ -196,6 +189,7 @@ class WebShopEnv(ToolEnv):
     def _go(self, page: _Page) -> str:
         shown = self._fetch(page)
         self._page, self._shown = page, shown
+        self.noted["score"] = self.score
         return shown.text
 
     def _fetch(self, page: _Page) -> _Shown:
@@ -237,18 +231,17 @@ def _read_page(html: str, page: _Page) -> _Shown:
         text, parent = " ".join(node.split()), node.parent
         if not text or isinstance(node, bs4.Comment) or parent is None or parent.name in _HIDDEN:
             continue
+        line = f"[{text}]"
         if parent.name == "button":
             shown.buttons.add(text)
-            lines.append(f"[{text}]")
         elif parent.name == "label":
             shown.options[text] = kind_of_option
-            lines.append(f"[[{text}]]" if text in chosen else f"[{text}]")
+            line = f"[{line}]" if text in chosen else line
         elif "product-link" in (parent.get("class") or ()):
             shown.items.add(text)
-            lines.append(f"[{text}]")
         else:
-            kind_of_option = text
-            lines.append(text)
+            line = kind_of_option = text
+        lines.append(line)
     shown.text = "\n".join(lines)
     if page.kind == "done":
         shown.score = _read_score(lines)

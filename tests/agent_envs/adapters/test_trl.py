@@ -185,6 +185,20 @@ def test_enumerations_defaults_optional_and_nested_arguments_survive():
     assert instance.travel(start="Oslo", kind="fast", name="x").startswith("Oslo fast km 3 None")
 
 
+def test_a_tuple_of_one_which_transformers_cannot_read_is_a_list_with_its_schema():
+    from transformers.utils import get_json_schema
+
+    @tool
+    def sort(items: tuple[int]) -> str:
+        """Sort."""
+        return str(items)
+
+    schema = get_json_schema(environment_factory(ID, tools=[sort])().sort)["function"]
+    items = schema["parameters"]["properties"]["items"]
+    assert items["type"] == "array"
+    assert '"prefixItems": [{"type": "integer"}]' in items["description"]
+
+
 def named(name):
     @tool(name=name)
     def function(word: str) -> str:

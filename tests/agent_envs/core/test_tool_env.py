@@ -44,6 +44,17 @@ def test_the_turn_limit_is_gymnasiums_own_and_shows_as_truncated():
     assert info["metrics"]["num_invalid_actions"] == 2
 
 
+def test_what_a_step_has_earned_is_not_paid_again_in_the_next_or_in_the_next_episode():
+    env = gym.make(ID)
+    env.reset(seed=0)
+    first, *_ = env.unwrapped.reference_actions()
+    assert env.step(first)[4]["reward_terms"]["new_gold_passage"] > 0
+    assert env.step("hm")[4]["reward_terms"]["new_gold_passage"] == 0
+    env.step(first)
+    env.reset(seed=0)
+    assert env.unwrapped.noted == {}
+
+
 def test_a_tool_of_the_user_is_offered_and_called():
     @tool
     def shout(text: str) -> str:
