@@ -126,7 +126,9 @@ def transformers_policy(
         ]
 
     def make_stream(prompt: Prompt, finish: Finish) -> GenerationStream:
-        return SlotStream(lambda: nullcontext(model), prompt, finish, settings, max_batch_size)
+        return SlotStream(
+            lambda: nullcontext(model), prompt, finish, settings, max_slots=max_batch_size
+        )
 
     return TokenPolicy(
         ChatRenderer(tokenizer, chat_template_kwargs),

@@ -14,9 +14,6 @@ from typing import Any, Final, TypeVar
 from agent_envs.core.extras import require_extra
 from agent_envs.errors import ConfigurationError, ServerError
 
-MAX_RETRIES: Final = 6
-"""How often a request is sent again after a fault of the server or the network: no connection, no
-answer in time, status 408, 409, 429, 500 and above."""
 MAX_REASON_CHARS: Final = 500
 DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"
 _NO_KEY: Final = "none"
@@ -44,8 +41,8 @@ class ServerClient:
         model: str | None = None,
         api_key_env: str | None = None,
         max_concurrency: int,
-        timeout_seconds: float,
-        max_retries: int,
+        timeout_seconds: float = 300.0,
+        max_retries: int = 6,
     ) -> None:
         """Prepare to ask the server; nothing is sent yet.
 
@@ -56,7 +53,8 @@ class ServerClient:
                 key if that one is not set.
             max_concurrency: Requests under way at once, at most.
             timeout_seconds: How long one request may take.
-            max_retries: How often it is sent again; see `MAX_RETRIES`.
+            max_retries: How often a request is sent again after a fault of the server or the
+                network: no connection, no answer in time, status 408, 409, 429, 500 and above.
 
         Raises:
             MissingExtraError: If the library ``openai`` is not installed.

@@ -81,8 +81,9 @@ class TrainerSampler:
         return self._open_continuous_batching
 
     def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        backend = (self._lend_model, prompt, finish, self.settings)
         config = self._trainer.continuous_batching_config
-        return ContinuousBatchingStream(self._lend_model, prompt, finish, self.settings, config)
+        return ContinuousBatchingStream(*backend, config=config)
 
     def _has_slots(self) -> bool:
         wanted = self._trainer.args.transformers_generation
