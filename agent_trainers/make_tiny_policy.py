@@ -31,7 +31,7 @@ from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.evaluation import evaluate_policy
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
@@ -235,12 +235,7 @@ def measure(model: Any, tokenizer: Any, *, temperature: float, num_tasks: int = 
     """Return the success of a policy in held-out worlds, one episode each."""
     policy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=temperature)
     make_env = functools.partial(gym.make, "AgentR1/SyntheticMultiHop-v0", split="test")
-    specs = [
-        EpisodeSpec(task=i, seed=i, group_id=str(i), rng=np.random.default_rng([1, i]))
-        for i in range(num_tasks)
-    ]
-    trajectories = Rollout(make_env, policy).collect(specs)
-    return float(np.mean([trajectory.success for trajectory in trajectories]))
+    return evaluate_policy(make_env, policy, range(num_tasks), seed=1).metrics["success"]
 
 
 def write_card(output: Path, model: Any, sampled: float, greedy: float) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -123,21 +124,14 @@ def sample(
 ) -> list[Completion]:
     """Sample one completion per prompt.
 
-    Args:
-        model: A causal language model with ``generate``.
-        prompts: Token ids of each prompt.
-        rngs: One generator per prompt; each is asked for `max_new_tokens` numbers.
-        settings: How tokens are drawn.
+    Each of `rngs`, one per prompt, is asked for `max_new_tokens` numbers.
     """
     if not prompts:
         return []
     device = model.device
-    width = max(len(prompt) for prompt in prompts)
-    input_ids = torch.full((len(prompts), width), settings.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        attention_mask[row, width - len(prompt) :] = 1
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    input_ids = pad_sequence(rows, True, settings.pad_token_id, padding_side="left")
+    attention_mask = pad_sequence([torch.ones_like(r) for r in rows], True, padding_side="left")
     uniforms = None
     if settings.temperature > 0:
         draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
@@ -149,7 +143,7 @@ def sample(
         generation_config=_generation_config(settings),
         logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
     )
-    token_ids = output[:, width:].cpu()  # (B, T)
+    token_ids = output[:, input_ids.size(1) :].cpu()  # (B, T)
     logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
     return [
         _completion(ids, logp, settings)
