@@ -68,7 +68,6 @@ RESPONSE_TEMPLATE: Final[dict[str, Any]] = {
 }
 """Tells transformers, and so TRL's own loop, how to read calls in what was written."""
 
-TOOLS: Final = [{"type": "function", "function": {"name": "search"}}]
 FORMAT: Final = TOOL_FORMATS["hermes"]
 TOP_K: Final = 2
 

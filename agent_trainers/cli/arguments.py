@@ -100,16 +100,12 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
     ) -> tuple[Any, ...]:
         """Parse a command line into one object per dataclass; see `check`."""
-        values, _ = self.check(arguments, others)
-        names = [
-            [field.name for field in dataclasses.fields(kind) if field.init]
-            for kind in self.dataclass_types
-        ]
+        self.check(arguments, others)
         try:
-            return tuple(
-                kind(**{name: getattr(values, name) for name in own})
-                for kind, own in zip(self.dataclass_types, names, strict=True)
+            *parsed, _, _ = self.parse_args_into_dataclasses(
+                list(arguments), return_remaining_strings=True, look_for_args_file=False
             )
+            return tuple(parsed)
         except ValueError as error:  # ours, TRL's and transformers' own checks
             self.error(str(error))
 

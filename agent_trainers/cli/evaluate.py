@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
@@ -201,9 +201,7 @@ def _as_json(
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
     title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
-    table = Table(title=title, min_width=60)
-    table.add_column("metric")
-    table.add_column("mean", justify="right")
+    table = Table("metric", Column("mean", justify="right"), title=title, min_width=60)
     for name, value in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}")
     for k, value in evaluation.pass_at_k.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
@@ -150,10 +150,9 @@ def write_results(
 
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
-    table = Table(title=f"{results['algorithm']} on {results['env']}", min_width=60)
-    table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    columns = [Column(name, justify="right") for name in ("before", "after")]
+    title = f"{results['algorithm']} on {results['env']}"
+    table = Table("", *columns, title=title, min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
