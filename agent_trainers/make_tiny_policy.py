@@ -130,9 +130,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-# Demonstrations
-
-
 def demonstrate(
     world: World, question: Question, retriever: Retriever, habits: Round, rng: np.random.Generator
 ) -> list[Message]:
@@ -192,9 +189,6 @@ def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[boo
         ids += header + body
         written += [False] * len(header) + [message["role"] == "assistant"] * len(body)
     return ids, written
-
-
-# Training
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> None:

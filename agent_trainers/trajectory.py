@@ -187,8 +187,7 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
     trajectories = []
     for number, record in enumerate(read_records(path), start=1):
         try:
-            decoded = _convert(record, json.loads) if is_parquet else record
-            trajectories.append(_trajectory(decoded))
+            trajectories.append(_trajectory(_convert(record, json.loads) if is_parquet else record))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path}, row {number}: is no trajectory ({type(error).__name__}: {error})."

@@ -33,10 +33,10 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         groups: Mapping[str, Sequence[str]] | None = None,
         show_all: bool = False,
     ) -> None:
-        """Make an option of each field.
+        """Make an option of each field of dataclasses, as `HfArgumentParser` takes them.
 
         Args:
-            kinds: Dataclasses, as `HfArgumentParser` takes them.
+            kinds: The dataclasses.
             program: The program's name.
             description: What it does.
             groups: Heading -> names of options, for ``--help``; all in one if not given.
@@ -58,9 +58,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
         """Make settings the defaults; each is checked and converted as on the command line.
 
-        Args:
-            settings: Names and values; lists and None are taken as they are.
-            source: Where they come from, for messages.
+        Lists and None are taken as they are. `source` is named in messages.
         """
         self._source = f"{source}: "
         values = {}
@@ -79,14 +77,9 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     def check(
         self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line, without making the objects.
+        """Parse a command line into values by name, and what is no option here.
 
-        Args:
-            arguments: The command line, without the program's name.
-            others: Given what is no option here, returns what is none elsewhere either.
-
-        Returns:
-            The values by name, and what is no option here.
+        `others` returns, of what is no option here, what is none elsewhere either.
 
         Raises:
             SystemExit: On ``--help``, or if an option is wrong or unknown.

@@ -68,10 +68,7 @@ def prepare(config: StepGRPOConfig) -> None:
 def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None) -> None:
     """Play, score and train one batch up to its gradient; print what came of it.
 
-    Args:
-        trainer: Made with settings that `prepare` has seen.
-        title: What runs.
-        checkpoint: Where to begin; None for the model as it is.
+    `trainer` was made with settings that `prepare` has seen.
 
     Raises:
         ConfigurationError: If the model cannot be stopped before its update.

@@ -48,12 +48,7 @@ def launch_command(
 ) -> list[str] | None:
     """Return the command that starts the processes, or None where this process will do.
 
-    Args:
-        num_processes: How many.
-        accelerate_config: A file of Accelerate's settings, by name or path.
-        others: Further options of ``accelerate launch``.
-        module: What the processes run.
-        arguments: Its command line.
+    They run `module` with `arguments`; `others` are further options of ``accelerate launch``.
 
     Raises:
         ConfigurationError: If the options ask for what a CPU cannot do.
@@ -116,10 +111,7 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
     torchrun passes an interrupt on, prints a traceback and kills after 30 seconds. So a launcher
     runs in a session of its own, where the terminal's interrupt does not reach it, and its
     processes learn of a request to stop from a file, which they look at after each step.
-
-    Args:
-        command: The launcher with its arguments.
-        notify: Told what a request to stop leads to.
+    `notify` is told what a request to stop leads to.
     """
     received: list[int] = []
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder:

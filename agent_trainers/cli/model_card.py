@@ -15,10 +15,7 @@ EMBEDDED: Final = "embedded policy"
 def model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str | None) -> str:
     """Return the text of ``README.md`` beside a trained model.
 
-    Args:
-        results: What ``results.json`` holds; what is not known yet is None.
-        output_dir: Where the model is.
-        hub_model_id: Its name on the hub, where it goes there.
+    `results` is what ``results.json`` holds; what is not known yet is None there.
     """
     model = results["model"]
     is_on_hub = model != EMBEDDED and not Path(model).exists()

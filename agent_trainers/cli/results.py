@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
+from agent_trainers.cli.model_card import model_card
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
@@ -35,13 +36,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 0) -> None:
-        """Collect from `trainer`.
-
-        Args:
-            trainer: Whose batches.
-            title: Heading of the page.
-            every: Optimiser steps between two collections; 0 for the first and the last only.
-        """
+        """Collect from `trainer` each `every` optimiser steps; 0: the first and the last only."""
         self._trainer = trainer
         self._title = title
         self._every = every
@@ -83,11 +78,9 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         """Keep samples of what was evaluated last."""
         played = self._trainer.trajectories["eval"]
         step = self._trainer.state.global_step
+        chosen = [played[i] for i in choose(played, SAMPLES_PER_BATCH)]
         self._batches.append(
-            [
-                TrajectorySample(label=label, trajectory=played[i], optimiser_step=step)
-                for i in choose(played, SAMPLES_PER_BATCH)
-            ]
+            [TrajectorySample(label=label, trajectory=t, optimiser_step=step) for t in chosen]
         )
 
     def write_page(self) -> None:
@@ -103,19 +96,14 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
 def describe_run(
     trainer: StepGRPOTrainer,
     run: Mapping[str, Any],
-    *,
     before: Mapping[str, float],
     after: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return what ``results.json`` holds.
+    """Return what ``results.json`` holds, and let the model card say so: `run`, what came of it.
 
-    Args:
-        trainer: What has trained, or is about to.
-        run: What was asked for.
-        before: Evaluated ``success`` and ``return`` before training; may be empty.
-        after: The same after training, with ``num_episodes``.
+    `before` and `after` are what was evaluated before and after training; both may be empty.
     """
-    return {
+    results = {
         **run,
         "success_before": before.get("success"),
         "success_after": after.get("success"),
@@ -130,6 +118,9 @@ def describe_run(
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},
     }
+    args = trainer.args
+    trainer.model_card = model_card(results, args.output_dir, args.hub_model_id)
+    return results
 
 
 def write_results(

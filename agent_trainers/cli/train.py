@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import gymnasium as gym
 from accelerate.utils import gather_object
@@ -44,7 +44,7 @@ from agent_trainers.cli.launch import (
     unknown_to_accelerate,
 )
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.model_card import EMBEDDED, model_card
+from agent_trainers.cli.model_card import EMBEDDED
 from agent_trainers.cli.results import SampleCollector, describe_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
@@ -156,14 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
-    """Train in this process, alone or as one of several.
+    """Train in this process, alone or as one of several; return the exit code.
 
-    Args:
-        arguments: The command line.
-        requests: Where to learn that the run is to stop.
-
-    Returns:
-        The exit code: 0 if the run went to its end.
+    `requests` tells whether the run is to stop.
     """
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
@@ -194,7 +189,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         "algorithm": options.algorithm,
         "command": shlex.join([PROGRAM, *arguments]),
     }
-    _describe(trainer, run, before, {})
+    describe_run(trainer, run, before, {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
@@ -203,26 +198,13 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     after = evaluate(trainer)
     close_loggers(trainer)
     collector.collect_evaluated("evaluation, after training")
-    results = _describe(trainer, run, before, after)
+    results = describe_run(trainer, run, before, after)
     trainer.create_model_card()
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         seconds = round(time.perf_counter() - started, 2)
         write_results(trainer, collector, results | {"total_seconds": seconds})
     return 0
-
-
-def _describe(
-    trainer: StepGRPOTrainer,
-    run: Mapping[str, Any],
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-) -> dict[str, Any]:
-    """Return what is known of a run, and let its model card say so."""
-    results = describe_run(trainer, run, before=before, after=after)
-    args = trainer.args
-    trainer.model_card = model_card(results, args.output_dir, args.hub_model_id)
-    return results
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:

@@ -58,9 +58,7 @@ def summarise(
 ) -> EpisodeSummary:
     """Reduce a trajectory to its numbers.
 
-    Args:
-        trajectory: What was played.
-        reward_factors: What the reward terms are multiplied with now; 1 where not named.
+    `reward_factors` are what the reward terms are multiplied with now; 1 where not named.
     """
     factors = reward_factors or {}
     terms: dict[str, float] = {}

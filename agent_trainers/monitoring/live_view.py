@@ -142,13 +142,7 @@ class LiveView(TrainerCallback):  # type: ignore[misc]
     """Keeps a `RunView` on the terminal while training runs; whatever is printed goes above it."""
 
     def __init__(self, title: str, clock: Any = None, console: Console | None = None) -> None:
-        """Show nothing until training begins.
-
-        Args:
-            title: Heading.
-            clock: The trainer's `StepClock`, for what is being done right now.
-            console: Where to draw; the terminal that standard error goes to if not given.
-        """
+        """Show nothing until training begins; then what the trainer's `StepClock` says, too."""
         self._title = title
         self._clock = clock
         self._console = console or Console(stderr=True)

@@ -21,11 +21,7 @@ def write_trajectory_page(
 ) -> None:
     """Write one self-contained HTML page: every step, how the state changed, tokens, rows.
 
-    Args:
-        path: The file to write.
-        samples: What to show, in order.
-        tokenizer: Turns token ids back into text; anything with ``decode``.
-        title: Heading of the page.
+    Of `tokenizer`, ``decode`` alone is used.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -48,13 +44,13 @@ def plot_learning_curve(
     before: float | None,
     after: float | None,
 ) -> None:
-    """Draw success and return against optimiser steps.
+    """Draw success and return against optimiser steps, as PNG.
 
     Args:
-        path: The PNG file to write.
+        path: The file to write.
         history: The trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
         before: Evaluated success before training, if measured.
-        after: Evaluated success after training, if measured.
+        after: The same after training.
     """
     from matplotlib.figure import Figure
 

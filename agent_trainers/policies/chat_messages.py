@@ -39,10 +39,8 @@ def text_messages(
 ) -> list[ApiMessage]:
     """Return a state as a conversation in plain text.
 
-    Args:
-        messages: The state.
-        tools: Function schemas that the system prompt is to describe, for formats whose chat
-            template would do so; None where the state describes them.
+    The system prompt describes `tools`, for formats whose chat template would do so; they are None
+    where the state describes them.
     """
     converted: list[ApiMessage] = []
     for message in messages:
@@ -88,11 +86,6 @@ def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFo
     """Return a reply of the API as an action in `tool_format`.
 
     Some servers read calls out of the text by themselves; such calls are written back.
-
-    Args:
-        content: What the model said besides.
-        calls: The structured calls of the reply.
-        tool_format: The format of the environment.
     """
     if tool_format.is_structured:
         return write_message(content, calls)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import ContinuousBatchingConfig
 
 from agent_trainers.policies.generation import Generation
-from agent_trainers.policies.sampling import Completion, SamplingSettings
+from agent_trainers.policies.sampling import Completion
 from agent_trainers.policies.slots import ModelStream
 from agent_trainers.policies.streams import POLL_SECONDS, StreamedResult
 
@@ -20,16 +20,13 @@ class ContinuousBatchingStream(ModelStream):
     """Hands states to a `ContinuousBatchingManager` and takes actions from it."""
 
     def __init__(self, *args: Any, config: ContinuousBatchingConfig) -> None:
-        """Start the manager for one rollout.
-
-        Args:
-            args: As in `ModelStream`.
-            config: transformers' own settings: memory, size of the batch.
-        """
+        """Start the manager; `args` as in `ModelStream`, `config` is transformers' own."""
         super().__init__(*args)
         self._loan.callback(self._model.train, self._model.training)  # the manager sets eval mode
+        names = ("temperature", "top_k", "top_p") if self._settings.temperature else ()
+        sampling = {name: getattr(self._settings, name) for name in names}
         self._manager = self._model.init_continuous_batching(
-            generation_config=_generation_config(self._settings),
+            generation_config=self._settings.generation_config(do_sample=bool(names), **sampling),
             continuous_batching_config=replace(config, return_logprobs=True),
         )
         self._manager.start()
@@ -72,15 +69,3 @@ class ContinuousBatchingStream(ModelStream):
         token_ids = list(output.generated_tokens)
         logprobs = np.array(output.logprobs[: len(token_ids)], np.float32)
         return self._finish(prompt, Completion(token_ids=token_ids, logprobs=logprobs))
-
-
-def _generation_config(settings: SamplingSettings) -> GenerationConfig:
-    is_greedy = settings.temperature == 0.0
-    sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p")}
-    return GenerationConfig(
-        max_new_tokens=settings.max_new_tokens,
-        do_sample=not is_greedy,
-        eos_token_id=list(settings.eos_token_ids),
-        pad_token_id=settings.pad_token_id,
-        **({} if is_greedy else sampling),
-    )

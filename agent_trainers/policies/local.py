@@ -116,14 +116,11 @@ def transformers_policy(
     )
 
     def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
-        chunks = range(0, len(prompts), max_batch_size)
-        return [
-            completion
-            for i in chunks
-            for completion in sample(
-                model, prompts[i : i + max_batch_size], rngs[i : i + max_batch_size], settings
-            )
-        ]
+        completions: list[Completion] = []
+        for i in range(0, len(prompts), max_batch_size):
+            j = i + max_batch_size
+            completions += sample(model, prompts[i:j], rngs[i:j], settings)
+        return completions
 
     def make_stream(prompt: Prompt, finish: Finish) -> GenerationStream:
         return SlotStream(
@@ -144,9 +141,9 @@ def load_policy(name: str, *, max_new_tokens: int | None = None, **options: Any)
 
     Args:
         name: Name on the hub, or a folder.
-        max_new_tokens: Longest turn; 24 for models with a vocabulary as small as the embedded
-            policy's, else 512.
-        options: The other options of `transformers_policy`.
+        max_new_tokens: Longest turn; 24 with a vocabulary as small as the embedded policy's, else
+            512.
+        options: Those of `transformers_policy`.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.

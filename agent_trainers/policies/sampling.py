@@ -51,6 +51,15 @@ class SamplingSettings:
         is_cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p is not None
         return is_cut or self.repetition_penalty != 1.0 or self.temperature == 0.0
 
+    def generation_config(self, **options: Any) -> GenerationConfig:
+        """Return what ``generate`` wants to know, with more `options` of its own."""
+        return GenerationConfig(
+            max_new_tokens=self.max_new_tokens,
+            eos_token_id=list(self.eos_token_ids),
+            pad_token_id=self.pad_token_id,
+            **options,
+        )
+
     def warpers(self) -> LogitsProcessorList:
         """Return what shapes the distribution before a token is drawn."""
         warpers = LogitsProcessorList()
@@ -137,10 +146,15 @@ def sample(
         draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
         uniforms = torch.from_numpy(draws).to(device)
     sampling = SeededSampling(uniforms)
+    config = settings.generation_config(
+        do_sample=False,  # SeededSampling draws
+        repetition_penalty=settings.repetition_penalty,
+        disable_compile=True,
+    )
     output = model.generate(
         input_ids=input_ids.to(device),
         attention_mask=attention_mask.to(device),
-        generation_config=_generation_config(settings),
+        generation_config=config,
         logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
     )
     token_ids = output[:, input_ids.size(1) :].cpu()  # (B, T)
@@ -149,17 +163,6 @@ def sample(
         _completion(ids, logp, settings)
         for ids, logp in zip(token_ids.tolist(), logprobs, strict=True)
     ]
-
-
-def _generation_config(settings: SamplingSettings) -> GenerationConfig:
-    return GenerationConfig(
-        max_new_tokens=settings.max_new_tokens,
-        do_sample=False,  # SeededSampling draws
-        eos_token_id=list(settings.eos_token_ids),
-        pad_token_id=settings.pad_token_id,
-        repetition_penalty=settings.repetition_penalty,
-        disable_compile=True,
-    )
 
 
 def _completion(

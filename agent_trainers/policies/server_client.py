@@ -83,11 +83,7 @@ class ServerClient:
             return list(pool.map(function, items))
 
     def call(self, create: Callable[..., Result], **body: Any) -> Result:
-        """Send a request.
-
-        Args:
-            create: A method of `api`.
-            body: What it is called with.
+        """Send a request: call `create`, a method of `api`, with `body`.
 
         Raises:
             PromptTooLongError: If the server finds the prompt too long.

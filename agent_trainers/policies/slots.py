@@ -213,7 +213,9 @@ class SlotStream(ModelStream):
             if prompt is None:
                 ready.append((key, self._finish([], None)))
                 continue
-            slot, tokens = self._stored.get(key) or (self._new_slot(), [])
+            slot, tokens = self._stored.get(key) or (None, [])
+            if slot is None:
+                slot = self._free.pop() if self._free else len(self._stored)
             uniforms = None
             if self._settings.temperature > 0:
                 uniforms = request.rng.random(self._settings.max_new_tokens)
@@ -221,9 +223,6 @@ class SlotStream(ModelStream):
             self._stored[key] = (slot, prompt)
             self._reading[key] = _Turn(slot, prompt, uniforms, known)
         return ready
-
-    def _new_slot(self) -> int:
-        return self._free.pop() if self._free else len(self._stored)
 
     def _read(self) -> None:
         """Store keys and values of new states; equal first states are read once."""

@@ -66,14 +66,9 @@ class Rollout:
         specs: Sequence[EpisodeSpec],
         on_end: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play one episode per spec.
+        """Play one episode per spec; return the trajectories in order, also those that failed.
 
-        Args:
-            specs: What to play.
-            on_end: Told of each trajectory as it ends, in no particular order.
-
-        Returns:
-            One trajectory per spec, in order; those that failed hold their error.
+        `on_end` is told of each as it ends, in no particular order.
         """
         episodes = [Episode(i, spec, self._take_env()) for i, spec in enumerate(specs)]
         stream = self._policy.open_stream()

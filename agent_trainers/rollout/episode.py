@@ -78,21 +78,13 @@ class Episode:
         )
 
     def begin(self, answer: Any) -> None:
-        """Note the first state.
-
-        Raises:
-            TypeError: If the environment did not answer with a state.
-        """
+        """Note the first state; a TypeError says why `answer` is none."""
         _, info = _checked(answer, "reset", _RESET)
         _check_info(info, "reset", is_over=False)
         self.info = info
 
     def advance(self, answer: Any) -> None:
-        """Note what the environment said to the action.
-
-        Raises:
-            TypeError: If it did not answer with a state.
-        """
+        """Note what the environment said to the action; a TypeError says why it is no state."""
         generation = self.generation
         assert generation is not None
         _, reward, terminated, truncated, info = _checked(answer, "step", _STEP)

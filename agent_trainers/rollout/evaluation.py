@@ -38,16 +38,10 @@ def evaluate_policy(
     ks: Sequence[int] = (1,),
     seed: int = 0,
 ) -> Evaluation:
-    """Play every task `samples_per_task` times.
+    """Play every task `samples_per_task` times; `seed` is that of every draw.
 
-    Args:
-        make_env: Makes one environment.
-        policy: Who acts.
-        tasks: Indices of tasks.
-        samples_per_task: Episodes of each.
-        ks: The k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
-            be scored are left out.
-        seed: Seed of every draw.
+    `ks` are the k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
+    be scored are left out.
     """
     specs = [
         EpisodeSpec(
