@@ -215,13 +215,12 @@ def _fields(item: Transition | Trajectory) -> dict[str, Any]:
 
 
 def _trajectory(record: Mapping[str, Any]) -> Trajectory:
-    transitions = [_transition(item) for item in record["transitions"]]
+    steps = [
+        Transition(**{**step, "logprobs": np.array(step["logprobs"], np.float32)})
+        for step in record[_STEPS]
+    ]
     stop_reason = StopReason(record["stop_reason"])
-    return Trajectory(**{**record, "transitions": transitions, "stop_reason": stop_reason})
-
-
-def _transition(record: Mapping[str, Any]) -> Transition:
-    return Transition(**{**record, "logprobs": np.array(record["logprobs"], np.float32)})
+    return Trajectory(**{**record, _STEPS: steps, "stop_reason": stop_reason})
 
 
 def _plain(value: Any) -> Any:

@@ -35,12 +35,8 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     ) -> None:
         """Make an option of each field of dataclasses, as `HfArgumentParser` takes them.
 
-        Args:
-            kinds: The dataclasses.
-            program: The program's name.
-            description: What it does.
-            groups: Heading -> names of options, for ``--help``; all in one if not given.
-            show_all: Whether the help lists the options that are in no group, too.
+        ``--help`` shows them by `groups`, heading -> names of options: all in one if not given.
+        Those in no group it shows if `show_all`.
         """
         super().__init__(kinds, prog=program, description=description, allow_abbrev=False)
         self.add_argument("--config")
@@ -135,8 +131,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
 def parse(arguments: Sequence[str], kind: type[T], *, program: str, description: str) -> T:
     """Parse a command line, and the file that its ``--config`` names, into one object."""
     parser = CommandParser((kind,), program=program, description=description)
-    config = parser.check(arguments)[0].config
-    if config is not None:
+    if (config := parser.check(arguments)[0].config) is not None:
         parser.use_settings(read_config(Path(config)), config)
     parsed: T = parser.parse(arguments)[0]
     return parsed

@@ -59,9 +59,8 @@ def launch_command(
     if num_processes is not None and num_processes < 1:
         raise ConfigurationError(f"--num_processes must be at least 1, not {num_processes}.")
     settings = {}
-    launch_options = [*others]
-    if num_processes is not None:
-        launch_options = ["--num_processes", str(num_processes), *others]
+    count = [] if num_processes is None else ["--num_processes", str(num_processes)]
+    launch_options = [*count, *others]
     if accelerate_config is not None:
         config = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind=_CONFIG_OPTION)
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))

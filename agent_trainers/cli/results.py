@@ -1,18 +1,20 @@
-"""What a training run leaves behind: a table, ``results.json``, a picture, a page, trajectories."""
+"""What a training run leaves behind: figures, a model card, a picture, a page, trajectories."""
 
 import datetime
 import importlib.metadata
+import json
 import platform
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from huggingface_hub import ModelCardData
 from rich.console import Console
 from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
-from agent_trainers.cli.model_card import model_card
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
@@ -23,6 +25,8 @@ from agent_trainers.monitoring.trajectory_samples import (
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import save_trajectories
 
+EMBEDDED: Final = "embedded policy"
+"""What the model is called where none was given."""
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
 SAMPLES_ON_PAGE: Final = 4
@@ -119,8 +123,68 @@ def describe_run(
         | {package: importlib.metadata.version(package) for package in PACKAGES},
     }
     args = trainer.args
-    trainer.model_card = model_card(results, args.output_dir, args.hub_model_id)
+    trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
     return results
+
+
+def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str | None) -> str:
+    """Return the text of ``README.md`` beside a trained model.
+
+    `results` is what ``results.json`` holds; what is not known yet is None there.
+    """
+    model = results["model"]
+    is_on_hub = model != EMBEDDED and not Path(model).exists()
+    metadata = ModelCardData(
+        base_model=model if is_on_hub else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["agent-r1", "reinforcement-learning", "trl", results["algorithm"]],
+    )
+    eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
+    name = hub_model_id or output_dir
+    command = ["agent-r1-eval", "--model", name, "--env", results["env"]]
+    if eval_kwargs:
+        command += ["--env_kwargs", json.dumps(eval_kwargs)]
+    facts = {
+        "base model": model,
+        "environment": results["env"],
+        "its arguments in training": json.dumps(results["env_kwargs"]),
+        "its arguments in evaluation": json.dumps(eval_kwargs),
+        "algorithm": results["algorithm"],
+        "optimiser steps": results["steps"] or "training goes on",
+        "success before training": _percent(results["success_before"]),
+        "success after training": _percent(results["success_after"]),
+        "evaluation episodes": results["num_eval_episodes"],
+        **results["versions"],
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    return f"""---
+{metadata.to_yaml()}
+---
+# {Path(name).name}
+
+A language model trained by step-level reinforcement learning with Agent-R1 Gym.
+
+| | |
+|---|---|
+{table}
+
+Trained with:
+
+```
+{results["command"]}
+```
+
+Evaluate it with:
+
+```
+{shlex.join(command)}
+```
+"""
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.1%}"
 
 
 def write_results(

@@ -44,8 +44,7 @@ from agent_trainers.cli.launch import (
     unknown_to_accelerate,
 )
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.model_card import EMBEDDED
-from agent_trainers.cli.results import SampleCollector, describe_run, write_results
+from agent_trainers.cli.results import EMBEDDED, SampleCollector, describe_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
 from agent_trainers.trainers.grpo import StepGRPOTrainer

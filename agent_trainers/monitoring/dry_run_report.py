@@ -1,7 +1,7 @@
 """What ``--dry_run`` prints: groups, one trajectory step by step, rows, tables of facts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console, Group
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
 MAX_GROUPS: Final = 10
@@ -19,30 +20,20 @@ MAX_MESSAGE_CHARS: Final = 400
 STRIP_WIDTH: Final = 72
 
 
-class EpisodeLine(NamedTuple):
-    """An episode of the batch in a few numbers."""
-
-    group_id: str
-    task_id: str
-    return_: float | None
-    """Sum of its rewards; None if it cannot be scored."""
-    success: bool
-    """Whether it counts as one: never, if it cannot be scored."""
-    num_steps: int
-    has_signal: bool
-    """Whether any of its advantages is not 0."""
-
-
 def print_dry_run(
     console: Console,
     record: BatchRecord,
     sample: TrajectorySample,
-    episodes: Sequence[EpisodeLine],
+    episodes: Sequence[EpisodeSummary],
+    has_signal: Sequence[bool],
     tokenizer: Any,
 ) -> None:
-    """Print the groups of all processes, a trajectory of `record` step by step, and rows."""
+    """Print groups, a trajectory of `record` step by step, and rows.
+
+    `episodes` are those of all processes; `has_signal` says which have an advantage other than 0.
+    """
     number = next(i for i, t in enumerate(record.trajectories) if t is sample.trajectory)
-    console.print(_groups(episodes))
+    console.print(_groups(episodes, has_signal))
     console.rule(f"trajectory {number + 1}, step by step", align="left")
     for t in range(len(sample.trajectory.transitions)):
         console.print(_step(sample, t, tokenizer))
@@ -65,35 +56,36 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     return table
 
 
-def _groups(episodes: Sequence[EpisodeLine]) -> Table:
-    groups: dict[str, list[EpisodeLine]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.group_id, []).append(episode)
+def _groups(episodes: Sequence[EpisodeSummary], has_signal: Sequence[bool]) -> Table:
+    groups: dict[str, list[tuple[EpisodeSummary, bool]]] = {}
+    for episode, signal in zip(episodes, has_signal, strict=True):
+        groups.setdefault(episode.group_id, []).append((episode, signal))
     title = f"{len(groups)} groups, {len(episodes)} episodes"
     figures = [Column(name, justify="right") for name in ("success", "mean", "std", "turns")]
     group, task = Column("group", no_wrap=True), Column("task", overflow="fold")
     table = Table(group, task, *figures, "returns", title=title, title_justify="left")
     for number, members in enumerate(list(groups.values())[:MAX_GROUPS], start=1):
-        returns = [member.return_ for member in members if member.return_ is not None]
+        scored = [episode for episode, _ in members if episode.is_scorable]
+        returns = [sum(episode.rewards) for episode in scored]
         table.add_row(
             str(number),
-            members[0].task_id,
-            f"{sum(member.success for member in members)}/{len(returns)}",
+            members[0][0].task_id,
+            f"{sum(episode.success for episode in scored)}/{len(returns)}",
             f"{np.mean(returns):.2f}" if returns else "-",
             f"{np.std(returns):.2f}" if returns else "-",
-            f"{np.mean([member.num_steps for member in members]):.1f}",
-            Text(" ").join(_member(member) for member in members),
+            f"{np.mean([episode.num_steps for episode, _ in members]):.1f}",
+            Text(" ").join(_member(*member) for member in members),
         )
     if len(groups) > MAX_GROUPS:
         table.caption = f"and {len(groups) - MAX_GROUPS} more groups"
     return table
 
 
-def _member(episode: EpisodeLine) -> Text:
-    if episode.return_ is None:
+def _member(episode: EpisodeSummary, has_signal: bool) -> Text:
+    if not episode.is_scorable:
         return Text("failed", "red")
-    style = ("green" if episode.success else "") if episode.has_signal else "dim"
-    return Text(f"{episode.return_:.2f}", style)
+    style = ("green" if episode.success else "") if has_signal else "dim"
+    return Text(f"{sum(episode.rewards):.2f}", style)
 
 
 def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> Group:

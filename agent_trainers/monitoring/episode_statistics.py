@@ -16,6 +16,8 @@ from agent_trainers.trajectory import StopReason, Trajectory
 class EpisodeSummary:
     """One episode without its texts and tokens; enough to assign credit and to log."""
 
+    task_id: str
+    """The environment's id of the task."""
     group_id: str
     """Episodes with the same id are compared with each other."""
     rewards: tuple[float, ...]
@@ -52,6 +54,11 @@ class EpisodeSummary:
         """Model turns."""
         return len(self.rewards)
 
+    @property
+    def success(self) -> bool:
+        """Whether the environment counts the episode as a success."""
+        return self.metrics.get("success", 0.0) > 0.0
+
 
 def summarise(
     trajectory: Trajectory, reward_factors: Mapping[str, float] | None = None
@@ -73,10 +80,14 @@ def summarise(
     num_timed = len(trajectory.step_seconds)
     last = trajectory.transitions[-1] if trajectory.transitions else None
     return EpisodeSummary(
+        task_id=trajectory.task_id,
         group_id=trajectory.group_id,
         rewards=tuple(rewards),
         lengths=tuple(trajectory.lengths),
-        anchors=tuple(_digest(anchor) for anchor in trajectory.anchors),
+        anchors=tuple(
+            hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            for anchor in trajectory.anchors
+        ),
         is_truncated=trajectory.is_truncated,
         is_scorable=trajectory.is_scorable,
         reward_terms=terms,
@@ -192,18 +203,11 @@ def _sum(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-
-
 def _share_without_signal(episodes: Sequence[EpisodeSummary], advantages: Sequence[Any]) -> float:
     """Return the share of groups in which every advantage is 0: nothing to learn from."""
-    has_signal: dict[str, bool] = {}
-    for episode, values in zip(episodes, advantages, strict=True):
-        if episode.is_scorable:
-            before = has_signal.get(episode.group_id, False)
-            has_signal[episode.group_id] = before or bool(np.any(values))
-    return 1.0 - sum(has_signal.values()) / len(has_signal)
+    scored = [e for e in zip(episodes, advantages, strict=True) if e[0].is_scorable]
+    with_signal = {episode.group_id for episode, values in scored if np.any(values)}
+    return 1.0 - len(with_signal) / len({episode.group_id for episode, _ in scored})
 
 
 def _share_without_variance(scored: Sequence[EpisodeSummary]) -> float:

@@ -46,11 +46,8 @@ def plot_learning_curve(
 ) -> None:
     """Draw success and return against optimiser steps, as PNG.
 
-    Args:
-        path: The file to write.
-        history: The trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-        before: Evaluated success before training, if measured.
-        after: The same after training.
+    `history` is the trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
+    `before` and `after` are the success in evaluation, if measured.
     """
     from matplotlib.figure import Figure
 

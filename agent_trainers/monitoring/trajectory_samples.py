@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,7 @@ class TrajectorySample:
     """Its training rows; none where nothing was trained on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateChange:
+class StateChange(NamedTuple):
     """How a state differs from the one before it and the action taken there."""
 
     added: list[Message]
@@ -74,16 +73,17 @@ def trained_samples(
 
     `new_logprobs`, (B, T), are of the policy to compare with; see `step_tokens`.
     """
+    played = record.trajectories
     return [
         TrajectorySample(
             label=label,
-            trajectory=trajectory,
+            trajectory=played[i],
             optimiser_step=optimiser_step,
             # A trajectory that cannot be scored was not trained on.
-            steps=step_tokens(record, i, new_logprobs) if trajectory.is_scorable else None,
+            steps=step_tokens(record, i, new_logprobs) if played[i].is_scorable else None,
             rows=[row for row in record.rows if row.episode == i],
         )
-        for i, trajectory in ((i, record.trajectories[i]) for i in chosen)
+        for i in chosen
     ]
 
 

@@ -51,10 +51,9 @@ def text_messages(
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
         described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas))
-        if not converted or converted[0]["role"] != "system":
-            converted.insert(0, {"role": "system", "content": ""})
-        content = (converted[0]["content"] + described).strip()
-        converted[0] = {"role": "system", "content": content}
+        has_prompt = converted and converted[0]["role"] == "system"
+        prompt = converted.pop(0)["content"] if has_prompt else ""
+        converted.insert(0, {"role": "system", "content": (prompt + described).strip()})
     return converted
 
 
@@ -113,8 +112,7 @@ def _result(call_id: str, content: str) -> ApiMessage:
 
 def _text(call: FunctionCall, tool_format: ToolFormat) -> str:
     if _is_object(call.arguments):
-        arguments = json.loads(call.arguments or "{}")
-        return tool_format.write_call(call.name, arguments)
+        return tool_format.write_call(call.name, json.loads(call.arguments or "{}"))
     # Malformed, as the model wrote it: the environment says what is wrong with it.
     return (
         f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'

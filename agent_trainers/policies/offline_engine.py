@@ -59,9 +59,7 @@ def vllm_policy(
             for rng in rngs
         ]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        if not inputs:
-            return []
-        outputs = llm.generate(inputs, settings, use_tqdm=False)
+        outputs = llm.generate(inputs, settings, use_tqdm=False) if inputs else []
         return [_completion(output.outputs[0]) for output in outputs]
 
     return TokenPolicy(

@@ -159,15 +159,9 @@ def sample(
     )
     token_ids = output[:, input_ids.size(1) :].cpu()  # (B, T)
     logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
-    return [
-        _completion(ids, logp, settings)
-        for ids, logp in zip(token_ids.tolist(), logprobs, strict=True)
-    ]
-
-
-def _completion(
-    ids: list[int], logprobs: npt.NDArray[np.float32], settings: SamplingSettings
-) -> Completion:
-    ends = (i for i, token in enumerate(ids, start=1) if token in settings.eos_token_ids)
-    length = next(ends, len(ids))
-    return Completion(token_ids=ids[:length], logprobs=logprobs[:length].copy())
+    completions = []
+    for ids, logp in zip(token_ids.tolist(), logprobs, strict=True):
+        ends = (i for i, token in enumerate(ids, start=1) if token in settings.eos_token_ids)
+        length = next(ends, len(ids))
+        completions.append(Completion(token_ids=ids[:length], logprobs=logp[:length].copy()))
+    return completions

@@ -65,7 +65,12 @@ class ServerClient:
 
         if max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency ({max_concurrency}) must be at least 1.")
-        self._key = _api_key(api_key_env)
+        self._key = os.environ.get(api_key_env or DEFAULT_API_KEY_ENV) or _NO_KEY
+        if self._key == _NO_KEY and api_key_env is not None:
+            raise ConfigurationError(
+                f"The environment variable {api_key_env} is not set; it is to hold the server's "
+                "API key."
+            )
         self.api = openai.OpenAI(
             base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
         )
@@ -120,15 +125,6 @@ class ServerClient:
     def close(self) -> None:
         """Close the connections; no further request gets through."""
         self.api.close()
-
-
-def _api_key(variable: str | None) -> str:
-    key = os.environ.get(variable or DEFAULT_API_KEY_ENV)
-    if not key and variable is not None:
-        raise ConfigurationError(
-            f"The environment variable {variable} is not set; it is to hold the server's API key."
-        )
-    return key or _NO_KEY
 
 
 def _reason(error: Any) -> str:

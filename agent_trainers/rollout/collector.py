@@ -15,8 +15,14 @@ from agent_envs.errors import AgentEnvsError
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.streams import GenerationStream
-from agent_trainers.rollout.episode import Episode, EpisodeSpec, TextEnv, template_tools
-from agent_trainers.rollout.foreign_envs import UnmadeEnv, is_immediate
+from agent_trainers.rollout.episode import (
+    Episode,
+    EpisodeSpec,
+    TextEnv,
+    UnmadeEnv,
+    is_immediate,
+    template_tools,
+)
 from agent_trainers.trajectory import StopReason, Trajectory
 
 GATHER_SECONDS: Final = 0.02
@@ -78,7 +84,8 @@ class Rollout:
             stream.close()
         for episode in episodes:
             self._note_final_state(episode)
-        self._keep_envs(episodes)
+        # An environment that failed or hangs may be in any state: the next episode gets a new one.
+        self._idle_envs += [e.env for e in episodes if e.stop_reason not in _BROKEN]
         return [episode.trajectory() for episode in episodes]
 
     def close(self) -> None:
@@ -96,10 +103,6 @@ class Rollout:
             raise  # wrong settings or data: no episode would ever work
         except Exception as error:  # noqa: BLE001 - foreign code; the episode records it
             return UnmadeEnv(error)
-
-    def _keep_envs(self, episodes: Sequence[Episode]) -> None:
-        # An environment that failed or hangs may be in any state: the next episode gets a new one.
-        self._idle_envs += [e.env for e in episodes if e.stop_reason not in _BROKEN]
 
     def _note_final_state(self, episode: Episode) -> None:
         """Note the state in which an episode was cut off."""
