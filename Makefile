@@ -3,14 +3,38 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+PIP := python -m pip install --quiet --disable-pip-version-check
+CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
+OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
-.PHONY: demo test lint types setup clean
+.PHONY: demo test test-newest test-oldest test-wheel docs lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadscope
+
+# What we rely on, in the newest releases, whatever our own bounds say.
+test-newest:
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/$(PIP) --editable '.[train,dev]'
+	.venv-newest/bin/$(PIP) --upgrade accelerate torch transformers trl
+	.venv-newest/bin/python -m pytest $(CONTRACT)
+
+# The lower bounds of pyproject.toml.
+test-oldest:
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/$(PIP) uv
+	.venv-oldest/bin/uv pip compile --quiet --resolution lowest-direct --extra train --extra dev \
+		--output-file .venv-oldest/oldest.txt pyproject.toml
+	.venv-oldest/bin/$(PIP) --requirement .venv-oldest/oldest.txt
+	.venv-oldest/bin/$(PIP) --no-deps --editable .
+	.venv-oldest/bin/python -m pytest -n auto --dist loadscope tests/agent_envs $(CONTRACT) $(OF_TRAINERS)
+
+# The wheel, outside the repository: the core alone, then with what training needs.
+test-wheel: setup
+	$(BIN)/python tests/try_wheel.py
 
 lint: setup
 	$(BIN)/ruff check
@@ -20,14 +44,17 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[train,dev]'
 	@touch $@
 
 clean:
-	rm -rf .venv runs build dist *.egg-info
+	rm -rf .venv .venv-newest .venv-oldest runs build dist *.egg-info

@@ -18,12 +18,7 @@ class NaiveRAG(PolicyWrapper):
     """Searches with the question as it stands; what the model says next is the answer."""
 
     def __init__(self, model: Policy, tokenizer: Any) -> None:
-        """Let `model` answer.
-
-        Args:
-            model: Who answers.
-            tokenizer: Its tokenizer: the search becomes part of what it reads.
-        """
+        """Let `model` answer; with its tokenizer, the search becomes part of what it reads."""
         super().__init__(model)
         self._tokenizer = tokenizer
 

@@ -15,6 +15,19 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]
 RATIO_TO_BEAT: Final = 2.9
 """GRPO over naive RAG in the first paper's table."""
 _UNTRAINED: Final = ("base tool call", "naive RAG")
+_COMPARED: Final = {
+    "masks": (
+        ("ppo, both masks", "ppo, no advantage mask"),
+        ("ppo, both masks", "ppo, no mask"),
+        ("grpo, loss mask", "grpo, no loss mask"),
+    ),
+    "context": (
+        ("grpo, window of 1 turn", "grpo, full"),
+        ("grpo, budget of 90 tokens", "grpo, full"),
+    ),
+    "long_horizon": (("grpo_step", "grpo"), ("gigpo", "grpo")),
+}
+"""Which methods of a table are set beside each other: the one meant to be better first."""
 
 
 def write_report(
@@ -26,12 +39,8 @@ def write_report(
 ) -> None:
     """Write ``papers_table.md``, ``.png`` and ``.json``.
 
-    Args:
-        folder: Where to.
-        studies: Results of each table: ``rows`` of methods, the ablations ``masks`` and
-            ``context``, ``long_horizon``.
-        titles: Heading of each table.
-        facts: Command, date, versions, budgets, times.
+    The tables are ``rows`` of methods, the ablations ``masks`` and ``context``, ``long_horizon``;
+    the facts are command, date, versions, budgets, times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: [_row(*item) for item in results.items()] for name, results in studies.items()}
@@ -54,7 +63,7 @@ def write_report(
 
 def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores = {column: [run["scores"][column] for run in runs] for column in runs[0]["scores"]}
-    by_seed = [statistics.fmean(run["scores"].values()) for run in runs]
+    by_seed = _by_seed(scores)
     return {
         "method": name,
         "scores": scores,
@@ -63,6 +72,11 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "half_way": [_half_way(run["curve"]) for run in runs if run["curve"]],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
     }
+
+
+def _by_seed(scores: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return the mean over columns of each seed's scores."""
+    return [statistics.fmean(own) for own in zip(*scores.values(), strict=True)]
 
 
 def _half_way(curve: Sequence[Sequence[float]]) -> float:
@@ -101,7 +115,9 @@ def _markdown(
         "![Learning curves](papers_table.png)",
     ]
     for name, rows in tables.items():
-        parts += [f"## {titles[name]}", _table(rows), _FINDINGS[name](rows)]
+        lines = [f"- {line}" for pair in _COMPARED.get(name, ()) if (line := _compare(rows, *pair))]
+        findings = _rows_findings(rows) if name == "rows" else "\n".join(lines)
+        parts += [f"## {titles[name]}", _table(rows), findings]
     return "\n\n".join(parts) + "\n"
 
 
@@ -143,18 +159,12 @@ def _rows_findings(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]], better: str, worse: str) -> str:
+def _compare(rows: Sequence[Mapping[str, Any]], better: str, worse: str) -> str:
     by_name = {row["method"]: row for row in rows}
     if better not in by_name or worse not in by_name:
         return ""
     first, second = by_name[better], by_name[worse]
-    pairs = [
-        (
-            statistics.fmean(values[i] for values in first["scores"].values()),
-            statistics.fmean(values[i] for values in second["scores"].values()),
-        )
-        for i in range(len(first["environment_steps"]))
-    ]
+    pairs = list(zip(_by_seed(first["scores"]), _by_seed(second["scores"]), strict=True))
     wins = sum(a > b for a, b in pairs)
     verb = "beats" if first["mean"] > second["mean"] else "does not beat"
     return (
@@ -163,28 +173,6 @@ def _comparison(rows: Sequence[Mapping[str, Any]], better: str, worse: str) -> s
         f"{100 * statistics.fmean(first['half_way']):.1f} % against "
         f"{100 * statistics.fmean(second['half_way']):.1f} %."
     )
-
-
-def _comparisons(*pairs: tuple[str, str]) -> Any:
-    def findings(rows: Sequence[Mapping[str, Any]]) -> str:
-        return "\n".join(f"- {line}" for pair in pairs if (line := _comparison(rows, *pair)))
-
-    return findings
-
-
-_FINDINGS: Final = {
-    "rows": _rows_findings,
-    "masks": _comparisons(
-        ("ppo, both masks", "ppo, no advantage mask"),
-        ("ppo, both masks", "ppo, no mask"),
-        ("grpo, loss mask", "grpo, no loss mask"),
-    ),
-    "context": _comparisons(
-        ("grpo, window of 1 turn", "grpo, full"),
-        ("grpo, budget of 90 tokens", "grpo, full"),
-    ),
-    "long_horizon": _comparisons(("grpo_step", "grpo"), ("gigpo", "grpo")),
-}
 
 
 # Picture

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from tqdm.auto import tqdm
 
+from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import parse
@@ -144,11 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: PapersTableArguments, command: str) -> None:
     """Do the runs that are missing, then write the tables."""
     known = {study.name: study for study in STUDIES}
-    if unknown := set(options.studies) - known.keys():
-        raise ConfigurationError(
-            f"--studies: {', '.join(sorted(unknown))} is none of {', '.join(known)}."
-        )
-    studies = [known[name] for name in options.studies]
+    studies = [lookup(known, name, kind="study") for name in options.studies]
     wanted = {
         (study.name, method.name, seed): learning_run(study, method, seed, options)
         for study in studies

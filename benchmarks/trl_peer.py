@@ -33,12 +33,8 @@ def make_trl_trainer(
 ) -> tuple[GRPOTrainer, Callable[[], tuple[int, float]]]:
     """Make TRL's trainer for an environment that asks one question.
 
-    Args:
-        env_id: The environment.
-        env_kwargs: Its arguments.
-        config: Settings of ours; those that mean the same are taken over.
-        tokenizer: The policy's, with a template that TRL can read calls by.
-        model: The policy.
+    Settings of ours that mean the same there are taken over; the tokenizer has a template that TRL
+    can read calls by.
 
     Returns:
         The trainer, and what says of its last batch the same as `played_by_ours`.

@@ -10,7 +10,7 @@ ENVIRONMENT = "AgentR1/SyntheticMultiHop-v0"
 
 config = GRPOConfig(
     output_dir="runs/plain_trl",
-    max_steps=5,
+    max_steps=3,
     num_generations=8,
     per_device_train_batch_size=64,
     max_completion_length=250,  # of the whole episode

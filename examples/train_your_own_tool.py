@@ -4,9 +4,7 @@ import gymnasium as gym
 from transformers import AutoTokenizer
 
 from agent_envs import tool
-from agent_trainers import TINY_POLICY
-from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
 
 
 @tool(timeout=2.0)
@@ -32,9 +30,9 @@ def make_env() -> gym.Env:
 config = StepGRPOConfig(
     output_dir="runs/own_tool",
     advantage_estimator="grpo_step",
-    max_steps=5,
+    max_steps=3,
     num_generations=8,
-    per_device_train_batch_size=64,
+    per_device_train_batch_size=32,
     max_completion_length=24,
     learning_rate=1e-3,
     use_cpu=True,

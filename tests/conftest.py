@@ -1,5 +1,11 @@
 import json
+import os
 from pathlib import Path
+
+# Before any library reads them; the programs that tests start get them, too.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gymnasium as gym
 import pytest

@@ -1,10 +1,16 @@
-"""Look a name up in a table; a wrong name is an error that holds the right one."""
+"""Look a name up in a table; a wrong name is an error that holds the right one.
+
+What no table holds has an import path, ``"my_module:my_function"``: plain text, that settings can
+hold, write down and hand to another process.
+"""
 
 import difflib
+import functools
+import importlib
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from agent_envs.errors import UnknownNameError
+from agent_envs.errors import ConfigurationError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -24,6 +30,50 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
     if name in table:
         return table[name]
     raise UnknownNameError(unknown_name_message(name, table, kind=kind))
+
+
+def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
+    """Return ``table[name]``, or what is at the import path `name`.
+
+    Args:
+        table: See `lookup`.
+        name: A name in it, or ``"module:name"``.
+        kind: See `lookup`.
+
+    Raises:
+        UnknownNameError: If there is nothing of that name, or the module cannot be imported.
+    """
+    module, is_path, attribute = name.partition(":")
+    if not is_path:
+        return lookup(table, name, kind=kind)
+    try:
+        start: Any = importlib.import_module(module)
+        found: T = functools.reduce(getattr, attribute.split("."), start)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownNameError(
+            f"The {kind} {name!r} cannot be imported: {error}. Write 'module:name', of a module "
+            "that is installed or on PYTHONPATH."
+        ) from error
+    return found
+
+
+def import_path(thing: Any, *, kind: str) -> str:
+    """Return the import path of a function or class.
+
+    Raises:
+        ConfigurationError: If it has none.
+    """
+    path = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+    try:
+        is_there = lookup_or_import({}, path, kind=kind) is thing
+    except UnknownNameError:
+        is_there = False
+    if not is_there:
+        raise ConfigurationError(
+            f"The {kind} {thing!r} has no import path, so no checkpoint and no other process could "
+            "name it. Give it a name at the top level of a module, and pass it, or 'module:name'."
+        )
+    return path
 
 
 def unknown_name_message(name: str, known: Mapping[str, object], *, kind: str) -> str:

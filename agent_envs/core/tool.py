@@ -5,12 +5,7 @@ one from a function::
 
     @tool
     def add(a: int, b: int) -> int:
-        '''Add two numbers.
-
-Args:
-            a: The first number.
-            b: The second number.
-        '''
+        '''Add two numbers.'''
         return a + b
 """
 

@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-import tempfile
+import stat
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,26 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        settle(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def settle(path: Path) -> None:
+    """Wait until a file is on the disk, and let be read by whom the umask lets read new files.
+
+    Some writers, such as that of safetensors, leave files that only their owner can read.
+    """
+    probe = path.with_name(f".{uuid.uuid4().hex}")
+    probe.touch()
+    path.chmod(stat.S_IMODE(probe.stat().st_mode))
+    probe.unlink()
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -16,8 +16,6 @@ import sys
 import threading
 from typing import Any, Final
 
-from agent_envs.sandbox import supervisor
-
 CONTROL: Final = 255
 """The stream of the supervisor; the others are the program's descriptors, from 0."""
 
@@ -165,6 +163,8 @@ def main(config: dict[str, Any]) -> None:
     Args:
         config: ``descriptors``: how many the program has; ``packages`` to import from.
     """
+    from agent_envs.sandbox import supervisor  # Linux only; the other end may be another system
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the program, of the same user, cannot reach into us

@@ -4,9 +4,13 @@ Every token comes with a weight; over the whole batch, all processes and micro-b
 weights sum to 1. That makes a loss independent of how rows are cut, merged, padded and spread.
 """
 
-from typing import Final, NamedTuple
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import torch
+
+from agent_envs.core.lookup import lookup_or_import
 
 RATIO_LEVELS: Final = ("token", "step", "product", "sequence")
 
@@ -108,6 +112,40 @@ def cispo_loss(
         torch.zeros_like(ratio, dtype=torch.bool),
         (ratio > epsilon_high) & (advantages > 0),
     )
+
+
+PolicyLossFunction = Callable[..., PolicyLoss | torch.Tensor]
+
+POLICY_LOSSES: Final[Mapping[str, PolicyLossFunction]] = {"dapo": policy_loss, "cispo": cispo_loss}
+LOSS_ARGUMENTS: Final = (
+    "log_ratio", "logprobs", "advantages", "epsilon_low", "epsilon_high", "delta",
+)  # fmt: skip
+"""What a policy loss may take, by name; see `policy_loss` and `cispo_loss`."""
+
+
+def find_policy_loss(name: str) -> PolicyLossFunction:
+    """Return the policy loss of a name or an import path.
+
+    Raises:
+        UnknownNameError: If there is none.
+    """
+    return lookup_or_import(POLICY_LOSSES, name, kind="loss_type")
+
+
+def evaluate_policy_loss(loss: PolicyLossFunction, **arguments: Any) -> PolicyLoss:
+    """Apply a policy loss, built in or a user's own.
+
+    Args:
+        loss: Takes some of `LOSS_ARGUMENTS` by name; returns a `PolicyLoss`, or just the loss of
+            each token, (B, T), not yet weighed.
+        arguments: All of `LOSS_ARGUMENTS`.
+    """
+    taken = inspect.signature(loss).parameters
+    result = loss(**{name: value for name, value in arguments.items() if name in taken})
+    if isinstance(result, PolicyLoss):
+        return result
+    nowhere = torch.zeros_like(result, dtype=torch.bool)
+    return PolicyLoss(result, nowhere, nowhere)
 
 
 def kl_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

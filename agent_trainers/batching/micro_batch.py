@@ -1,37 +1,39 @@
-"""Pieces: rows that go through the model together.
+"""Micro-batches: rows that go through the model together.
 
 Rows that are equal token by token, as short turns of a group often are, go through it once; what
-comes out is spread over all of them, and their gradients add up on the way back.
+comes out is expanded to all of them, and their gradients add up on the way back.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 
-from agent_trainers.batching.packing import group_rows, pack, pick_rows
-from agent_trainers.batching.rows import trim
+from agent_trainers.batching.collate import trim
 
 _TOKENS: Final = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
-class Piece(dict[str, torch.Tensor]):
+class MicroBatch(dict[str, torch.Tensor]):
     """Tensors of some rows of a batch, narrowed to them."""
 
+    rows: list[int]
+    """Their numbers in the batch; empty for a row that only keeps other processes company."""
     forwarded: dict[str, torch.Tensor]
     """Tokens and masks of the rows that differ, (U, ...): what goes through the model."""
     copies: list[int] | None
     """Which of them each row equals, shape (B,); None where all differ."""
 
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
+    def expand(self, values: torch.Tensor) -> torch.Tensor:
         """Turn values of the rows that differ, (U, T), into those of all, (B, T)."""
         return values if self.copies is None else pick_rows(values, self.copies)
 
 
-def cut(
+def split_into_micro_batches(
     batch: Mapping[str, torch.Tensor], *, max_rows: int, max_tokens: int | None
 ) -> list[list[int]]:
-    """Cut a batch into pieces; rows that are equal are in the same.
+    """Split a batch; rows that are equal are in the same micro-batch.
 
     Args:
         batch: See `collate`.
@@ -39,25 +41,25 @@ def cut(
         max_tokens: See `pack`; counts tokens of rows that differ.
 
     Returns:
-        Row numbers of each piece; every row once.
+        Row numbers of each micro-batch; every row once.
     """
     firsts, group = group_rows(*(batch[name] for name in _TOKENS))
     copies: list[list[int]] = [[] for _ in firsts]
     for row, number in enumerate(group):
         copies[number].append(row)
-    pieces = pack(
+    packed = pack(
         batch["prompt_mask"][firsts].sum(dim=1).tolist(),
         batch["completion_mask"][firsts].sum(dim=1).tolist(),
         max_rows=max_rows,
         max_tokens=max_tokens,
     )
-    return [[row for number in piece for row in copies[number]] for piece in pieces]
+    return [[row for number in numbers for row in copies[number]] for numbers in packed]
 
 
-def take(
+def select_rows(
     batch: Mapping[str, torch.Tensor], rows: Sequence[int], *, merge_equal: bool = True
-) -> Piece:
-    """Return a piece of a batch; of no rows, one row that weighs nothing.
+) -> MicroBatch:
+    """Return some rows of a batch as a micro-batch; of no rows, one row that weighs nothing.
 
     Args:
         batch: See `collate`.
@@ -65,14 +67,86 @@ def take(
         merge_equal: Whether rows that are equal go through the model once.
     """
     chosen = list(rows) or [0]
-    piece = Piece(trim({name: tensor[chosen] for name, tensor in batch.items()}))
+    micro_batch = MicroBatch(trim({name: tensor[chosen] for name, tensor in batch.items()}))
+    micro_batch.rows = list(rows)
     if not rows:
-        weights = [name for name in piece if name.endswith("_weights")]
-        piece |= {name: torch.zeros_like(piece[name]) for name in weights}
-    groups = group_rows(*(piece[name] for name in _TOKENS))
+        weights = [name for name in micro_batch if name.endswith("_weights")]
+        micro_batch |= {name: torch.zeros_like(micro_batch[name]) for name in weights}
+    groups = group_rows(*(micro_batch[name] for name in _TOKENS))
     is_merged = merge_equal and len(groups.firsts) < len(chosen)
-    piece.copies = groups.group if is_merged else None
-    piece.forwarded = {
-        name: piece[name][groups.firsts] if is_merged else piece[name] for name in _TOKENS
+    micro_batch.copies = groups.group if is_merged else None
+    micro_batch.forwarded = {
+        name: micro_batch[name][groups.firsts] if is_merged else micro_batch[name]
+        for name in _TOKENS
     }
-    return piece
+    return micro_batch
+
+
+class RowGroups(NamedTuple):
+    """Which rows are equal."""
+
+    firsts: list[int]
+    """The first row of each group, shape (U,)."""
+    group: list[int]
+    """The group of each row, shape (B,)."""
+
+
+def group_rows(*columns: torch.Tensor) -> RowGroups:
+    """Find rows that are equal in all columns, each of shape (B, ...), integers."""
+    numbers: dict[tuple[int, ...], int] = {}
+    firsts: list[int] = []
+    group: list[int] = []
+    for row, values in enumerate(torch.cat(columns, dim=1).tolist()):
+        number = numbers.setdefault(tuple(values), len(firsts))
+        if number == len(firsts):
+            firsts.append(row)
+        group.append(number)
+    return RowGroups(firsts, group)
+
+
+def pick_rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return rows of a tensor, some more than once; their gradients add up in a fixed order.
+
+    ``values[rows]`` would add them up atomically, in whatever order threads come by on a CPU, and
+    no run could be repeated bit by bit.
+    """
+    return values.index_select(0, torch.tensor(rows, device=values.device))
+
+
+def pack(
+    prompt_lengths: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    max_rows: int,
+    max_tokens: int | None = None,
+) -> list[list[int]]:
+    """Sort rows by length and pack those of like length into micro-batches.
+
+    A micro-batch is as wide as its longest prompt and its longest completion together: rows of
+    like length waste little, and with a token budget its memory is the same however many rows
+    there are. The longest come first, so memory runs out at once or not at all.
+
+    Args:
+        prompt_lengths: Tokens of each row's prompt, shape (B,).
+        lengths: Tokens of each row's completion, shape (B,).
+        max_rows: Rows of a micro-batch, where there is no token budget.
+        max_tokens: Rows times width that a micro-batch may have, padding included; a row that is
+            longer by itself goes alone.
+
+    Returns:
+        Row numbers of each micro-batch; every row once.
+    """
+    order = np.argsort(-(np.asarray(prompt_lengths) + np.asarray(lengths)), kind="stable")
+    packed: list[list[int]] = []
+    widths = (0, 0)
+    for row in order.tolist():
+        wider = (max(widths[0], prompt_lengths[row]), max(widths[1], lengths[row]))
+        count = len(packed[-1]) + 1 if packed else 0
+        fits = count <= max_rows if max_tokens is None else count * sum(wider) <= max_tokens
+        if packed and fits:
+            packed[-1].append(row)
+            widths = wider
+        else:
+            packed.append([row])
+            widths = (prompt_lengths[row], lengths[row])
+    return packed

@@ -1,21 +1,72 @@
 """Forward passes over rows, by TRL's fused head: each by itself, or with prompts in common.
 
+Rows stand flush left, with padding on the right only: nothing that counts comes after padding, so a
+causal model needs no mask, and attention can leave out all that lies ahead.
+
 The members of a group begin with the same state. Its keys and values are computed once and handed
 to every row; gradients come back through them and add up. The result is the same as row by row.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from transformers import DynamicCache
 
-from agent_trainers.batching.alignment import align
-from agent_trainers.batching.packing import RowGroups, group_rows, pick_rows
+from agent_trainers.batching.micro_batch import RowGroups, group_rows, pick_rows
 
 MIN_SAVED_SHARE: Final = 0.1
 """Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
 work is 0.84 of what it was, at 0.57 it is 0.44)."""
+
+
+class Aligned(NamedTuple):
+    """Rows flush left; N is the longest prompt with its completion."""
+
+    input_ids: torch.Tensor
+    """(B, N), int64."""
+    labels: torch.Tensor
+    """(B, N), int64: the tokens of completions, -100 elsewhere."""
+    before: torch.Tensor
+    """Position of the token before each completion token, (B, T), int64; what padding has is of no
+    account."""
+
+
+def align(rows: Mapping[str, torch.Tensor]) -> Aligned:
+    """Move rows to the left.
+
+    Args:
+        rows: ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask`` as `collate`
+            makes them: prompts padded on the left, completions on the right.
+    """
+    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)  # (B, P + T)
+    lengths = rows["prompt_mask"].sum(dim=1, keepdim=True)  # (B, 1)
+    ends = lengths + rows["completion_mask"].sum(dim=1, keepdim=True)  # (B, 1)
+    places = torch.arange(int(ends.max()), device=ids.device)[None]  # (1, N)
+    padding = rows["prompt_ids"].size(1) - lengths
+    input_ids = ids.gather(1, (places + padding).clamp(max=ids.size(1) - 1))
+    is_completion = (places >= lengths) & (places < ends)
+    width = rows["completion_ids"].size(1)
+    before = lengths - 1 + torch.arange(width, device=ids.device)[None]
+    return Aligned(
+        input_ids,
+        input_ids.masked_fill(~is_completion, -100),
+        before.clamp(max=places.size(1) - 1),
+    )
+
+
+class TokenScores(NamedTuple):
+    """What a model says of completion tokens."""
+
+    logprobs: torch.Tensor
+    """(B, T)."""
+    entropies: torch.Tensor | None
+    """(B, T); None from a model whose head gives none, as the reference."""
+    before: torch.Tensor
+    """Where the model stood when it was about to write each token, (B, T), int64: a position of
+    what went through its body last."""
+    aux_loss: torch.Tensor | None = None
+    """That of a mixture's router, where it was asked for; shape ()."""
 
 
 def can_share(model: Any) -> bool:
@@ -55,7 +106,7 @@ def find_groups(
     return groups if saved >= MIN_SAVED_SHARE * num_rows * (length + width) else None
 
 
-def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
+def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> TokenScores:
     """Score the completions of rows, each with its own prompt.
 
     Relies on: TRL's fused head, which takes labels and returns ``log_probs`` and ``entropy`` of all
@@ -64,22 +115,18 @@ def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> tuple[Any, Any
     Args:
         model: The policy, wrapped or not.
         rows: See `align`.
-
-    Returns:
-        Log-probabilities and entropies of completion tokens, each (B, T); no entropies (None) from
-        a model whose head gives none, as the reference.
     """
     aligned = align(rows)
     output = model(input_ids=aligned.input_ids, labels=aligned.labels, fused_lm_head=True)
     # The first position is not scored, so the score of a token stands where the one before it is.
     places = aligned.before.clamp(max=output.log_probs.size(1) - 1)
     entropies = None if output.entropy is None else output.entropy.gather(1, places)
-    return output.log_probs.gather(1, places), entropies
+    return TokenScores(output.log_probs.gather(1, places), entropies, aligned.before)
 
 
 def forward_shared(
-    model: Any, body: Any, piece: Mapping[str, torch.Tensor], groups: RowGroups
-) -> tuple[Any, Any]:
+    model: Any, body: Any, rows: Mapping[str, torch.Tensor], groups: RowGroups
+) -> TokenScores:
     """Score the completions of rows that begin with prompts in common.
 
     Relies on: what `forward_rows` does, and a model that goes on from a `DynamicCache` with a
@@ -88,33 +135,32 @@ def forward_shared(
     Args:
         model: The policy, wrapped or not.
         body: The same without its language-model head, unwrapped.
-        piece: Rows, see `collate`.
+        rows: See `collate`.
         groups: Which of them begin with the same prompt.
-
-    Returns:
-        Log-probabilities and entropies of completion tokens, each (B, T).
     """
     cache = DynamicCache(config=body.config)
     # The last token of the prompt goes with the completion: what follows it is scored.
     body(
-        input_ids=piece["prompt_ids"][groups.firsts, :-1],  # (U, P - 1)
-        attention_mask=piece["prompt_mask"][groups.firsts, :-1],
+        input_ids=rows["prompt_ids"][groups.firsts, :-1],  # (U, P - 1)
+        attention_mask=rows["prompt_mask"][groups.firsts, :-1],
         past_key_values=cache,
         use_cache=True,
     )
     _hand_out(cache, groups.group)
-    input_ids = torch.cat([piece["prompt_ids"][:, -1:], piece["completion_ids"]], dim=1)
-    mask = torch.cat([piece["prompt_mask"][:, -1:], piece["completion_mask"]], dim=1)
+    input_ids = torch.cat([rows["prompt_ids"][:, -1:], rows["completion_ids"]], dim=1)
+    mask = torch.cat([rows["prompt_mask"][:, -1:], rows["completion_mask"]], dim=1)
     labels = input_ids.masked_fill(mask == 0, -100)
     labels[:, 0] = -100
     output = model(
         input_ids=input_ids,  # (B, 1 + T)
-        attention_mask=torch.cat([piece["prompt_mask"][:, :-1], mask], dim=1),  # (B, P + T)
+        attention_mask=torch.cat([rows["prompt_mask"][:, :-1], mask], dim=1),  # (B, P + T)
         past_key_values=cache,
         labels=labels,
         fused_lm_head=True,
     )
-    return output.log_probs, output.entropy
+    width = rows["completion_ids"].size(1)
+    before = torch.arange(width, device=input_ids.device).expand(len(input_ids), width)
+    return TokenScores(output.log_probs, output.entropy, before)
 
 
 def _hand_out(cache: DynamicCache, group: Sequence[int]) -> None:

@@ -6,9 +6,9 @@ checksums (``checkpoint.json``), is flushed to the disk and only then renamed to
 what an earlier one left in the same folder.
 """
 
+import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent_envs.data.files import write_json
+from agent_envs.data.files import settle, write_json
 from agent_envs.errors import CheckpointError, ConfigurationError
 
 UNFINISHED: Final = "_unfinished"  # TRL leaves names with an underscore out of uploads
 MANIFEST: Final = "checkpoint.json"
 RUN_FILE: Final = "run.json"
 WEIGHTS: Final = ("model", "adapter_model", "pytorch_model")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,22 +222,20 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 def flush(folder: Path) -> None:
-    """Wait until everything below `folder` is on the disk."""
+    """Wait until everything below `folder` is on the disk, with the modes of new files."""
     for path in _files(folder):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        settle(path)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _flush_folder(path)
 
 
 def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:  # some network file systems cannot flush folders
-        _log.debug("%s: not flushed (%s)", folder, error)
-    finally:
-        os.close(handle)
+    with contextlib.suppress(OSError):  # Windows and some network file systems cannot do it
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _files(folder: Path) -> list[Path]:

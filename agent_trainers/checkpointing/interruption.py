@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
+import psutil
 import torch
 from transformers import TrainerCallback
 
@@ -59,7 +60,7 @@ class StopRequests:
         if self._received is None and (path := os.environ.get(STOP_FILE)):
             if Path(path).exists():
                 self._received = int(Path(path).read_text(encoding="utf-8"))
-            elif not _is_running(int(os.environ[SUPERVISOR])):
+            elif not psutil.pid_exists(int(os.environ[SUPERVISOR])):
                 self._received = signal.SIGTERM
         return self._received
 
@@ -107,13 +108,3 @@ class StopAtStepEnd(TrainerCallback):  # type: ignore[misc]
             number = int(self._accelerator.gather(own).max())
         if number:
             self.stopped_by = number
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

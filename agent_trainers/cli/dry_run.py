@@ -6,7 +6,6 @@ its first optimiser step; so what is shown is what a run would do, and nothing h
 
 import contextlib
 import math
-import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,9 +88,7 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     assert record is not None
     new_logprobs = trainer.current_logprobs()
     episodes: list[EpisodeSummary] = gather_object([*map(summarise, record.trajectories)])
-    has_signal: list[bool] = gather_object(
-        [bool(np.any(values)) for values in trainer.advantages["train"]]
-    )
+    has_signal: list[bool] = gather_object([bool(np.any(values)) for values in record.advantages])
     counts: list[dict[str, float]] = gather_object([_count(record, new_logprobs)])
     if not trainer.accelerator.is_main_process:
         return
@@ -201,6 +198,12 @@ def _memory(trainer: StepGRPOTrainer, counts: list[dict[str, float]]) -> dict[st
 def _peak_bytes() -> int:
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage if sys.platform == "darwin" else usage * 1024  # Linux counts in KiB
 

@@ -23,6 +23,8 @@ class BatchRecord:
     """Its rows, without padding rows."""
     tensors: Mapping[str, Any]
     """The batch as it is trained, (B, ...): the rows in order, then padding rows."""
+    advantages: Sequence[Floats] = ()
+    """Of each trajectory, as the estimator gave them: per step, or per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ class Policy(ABC):
 
     A policy of your own needs `generate` alone::
 
-    class Echo(Policy):
-        def generate(self, requests):
-            return [Generation(text=r.messages[-1]["content"]) for r in requests]
+        class Echo(Policy):
+            def generate(self, requests):
+                return [Generation(text=r.messages[-1]["content"]) for r in requests]
     """
 
     max_concurrency: int | None = None

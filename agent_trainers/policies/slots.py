@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from agent_trainers.batching.packing import pack
+from agent_trainers.batching.micro_batch import pack
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
 from agent_trainers.policies.streams import GenerationStream, StreamedResult

@@ -19,7 +19,8 @@ import numpy as np
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_trainers.algorithms.advantages import Array, estimate
+from agent_trainers.algorithms.advantages import estimate
+from agent_trainers.algorithms.episodes import Array
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.policy import Policy

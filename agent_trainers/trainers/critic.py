@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModel
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.batching.alignment import align
+from agent_trainers.batching.shared_prefix import align
 
 
 class ValueHead(nn.Module):

@@ -1,27 +1,68 @@
-"""What processes have to tell each other."""
+"""What processes have to tell each other, and when they do not talk."""
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import gather_object
+
+T = TypeVar("T")
 
 
-class Ranks:
+class ProcessGroup:
     """The processes of a run. Every method is collective: all processes must call it."""
 
     def __init__(self, accelerator: Any) -> None:
         """Talk through `accelerator`."""
         self._accelerator = accelerator
+        self.device: torch.device = accelerator.device
+        self.size: int = accelerator.num_processes
+        self.index: int = accelerator.process_index
 
-    def each(self, value: int) -> list[int]:
+    def all_gather(self, value: int) -> list[int]:
         """Return the value of each process, shape (P,)."""
         tensor = torch.tensor([value], device=self._accelerator.device)
         values: list[int] = self._accelerator.gather(tensor).tolist()
         return values
 
+    def all_gather_objects(self, items: Sequence[T]) -> list[T]:
+        """Return the items of all processes, those of the first process first."""
+        gathered: list[T] = gather_object(list(items))
+        return gathered
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all processes, same shape."""
+        total: torch.Tensor = self._accelerator.reduce(tensor, reduction="sum")
+        return total
+
     def any(self, value: bool) -> bool:
         """Return whether the value of any process is true."""
-        return any(self.each(int(value)))
+        return any(self.all_gather(int(value)))
 
     def num_before(self, count: int) -> int:
         """Return how many the processes before this one hold, if this one holds `count`."""
-        return sum(self.each(count)[: self._accelerator.process_index])
+        return sum(self.all_gather(count)[: self.index])
+
+    def normalise(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return weights that sum to 1 over all processes, same shape; all 0 if all are."""
+        return weights / self.all_reduce(weights.sum()).clamp(min=1.0)
+
+
+@contextmanager
+def without_sync(accelerator: Any, model: Any, others: Sequence[Any] = ()) -> Iterator[None]:
+    """Add up gradients in this process only: another micro-batch follows.
+
+    Args:
+        accelerator: Accelerate's.
+        model: The model that the `Trainer` itself holds back within an accumulation window.
+        others: Models beside it that are trained too.
+    """
+    state = accelerator.gradient_state
+    is_last = state.sync_gradients
+    with ExitStack() as stack:
+        state._set_sync_gradients(False)  # DeepSpeed steps where this is True
+        stack.callback(state._set_sync_gradients, is_last)
+        for trained in (model, *others) if is_last else others:
+            stack.enter_context(accelerator.no_sync(trained))
+        yield

@@ -1,15 +1,58 @@
-"""What is played when: tasks of a run, and the episodes of a batch with their seeds."""
+"""What is played when: tasks of a run, the episodes of a batch with their seeds, and who plays."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from datasets import Dataset
 
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
+from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec, TextEnv
+from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trajectory import Trajectory
+
+MakeEnv = Callable[[], TextEnv]
+
+
+class EpisodePlayer:
+    """Plays this process's episodes."""
+
+    def __init__(
+        self,
+        args: StepGRPOConfig,
+        processes: ProcessGroup,
+        group_sizes: Mapping[str, int],
+        rollouts: Mapping[str, Rollout],
+    ) -> None:
+        """Play groups of the given sizes in the given rollouts, both by mode."""
+        self._args, self._processes, self._group_sizes = args, processes, group_sizes
+        self.rollouts = dict(rollouts)
+
+    def play(
+        self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
+    ) -> list[Trajectory]:
+        """Play one episode per row of the dataset; see `plan_episodes`."""
+        return self.rollouts[mode].collect(self.specs(inputs, mode, step))
+
+    def specs(
+        self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
+    ) -> list[EpisodeSpec]:
+        """Return what to play; collective."""
+        return plan_episodes(
+            inputs,
+            mode=mode,
+            first=self._processes.num_before(len(inputs)),
+            group_size=self._group_sizes[mode],
+            seed=self._args.seed,
+            step=step,
+        )
 
 
 def plan_episodes(
@@ -71,8 +114,8 @@ def all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
     return Dataset.from_dict({"task": tasks.tolist()})
 
 
-def check_tasks(name: str, dataset: Any) -> None:
-    """Make sure that a dataset has a column `task`.
+def check_tasks(name: str, dataset: Any) -> Any:
+    """Return a dataset, or None, if it has a column `task`.
 
     Raises:
         ConfigurationError: If it has not; names the dataset and what was found.
@@ -83,7 +126,43 @@ def check_tasks(name: str, dataset: Any) -> None:
             f"{', '.join(dataset.column_names)}). Example: "
             "Dataset.from_dict({'task': list(range(100))})."
         )
+    return dataset
 
 
 def _seed(*entropy: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def env_maker(env: str | MakeEnv) -> MakeEnv:
+    """Return what makes the environment of a Gymnasium id, or `env` itself if it is that.
+
+    Raises:
+        ConfigurationError: If it is neither.
+    """
+    if not isinstance(env, str) and not callable(env):
+        raise ConfigurationError(
+            "env is an environment, but each episode of a batch needs one of its own: pass its id, "
+            "or a function that makes it, such as lambda: gym.make(...)."
+        )
+    return functools.partial(gym.make, env) if isinstance(env, str) else env
+
+
+def check_schedules(args: StepGRPOConfig, env: TextEnv) -> None:
+    """Make sure that scheduled reward terms are terms of the environment.
+
+    Raises:
+        UnknownNameError: If one is not.
+    """
+    weights = getattr(env.unwrapped, "reward_weights", None)
+    if weights is not None:
+        for name in args.schedules:
+            lookup(weights, name, kind="scheduled reward term")
+
+
+def environment_reward(**_: Any) -> list[float]:
+    """Stand in the place where TRL wants a reward function; the environment owns the reward.
+
+    Raises:
+        RuntimeError: Always. TRL must not call it: `_generate_and_score_completions` is overridden.
+    """
+    raise RuntimeError("TRL asked for a reward although the environment gives it.")

@@ -1,20 +1,29 @@
 """Settings of step-level GRPO: TRL's, a few of our own, and refusals by name."""
 
+import functools
+import inspect
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from trl import GRPOConfig
 
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
     estimator_options,
+    find_estimator,
     needs_values,
 )
-from agent_trainers.algorithms.losses import RATIO_LEVELS
+from agent_trainers.algorithms.losses import (
+    LOSS_ARGUMENTS,
+    POLICY_LOSSES,
+    RATIO_LEVELS,
+    find_policy_loss,
+)
 from agent_trainers.algorithms.reward_schedules import parse_schedules
-from agent_trainers.batching.rows import DENOMINATORS
+from agent_trainers.batching.per_token import DENOMINATORS
 
 
 class _Refusal(NamedTuple):
@@ -27,15 +36,15 @@ class _Refusal(NamedTuple):
 # (DESIGN section 5). What would break that, or would silently do nothing, is refused here.
 _REFUSALS: Final = (
     _Refusal(
-        "loss_type",
-        ("dapo", "cispo"),
-        "the others average over rows or micro-batches, so the loss would change with merging, "
-        "padding and micro-batch size; loss_denominator says what is averaged over",
-    ),
-    _Refusal(
         "vllm_importance_sampling_mode",
         ("token_truncate", "token_mask"),
         "a row may hold several steps, so a ratio per row would change with merging",
+    ),
+    _Refusal(
+        "enable_jit_checkpoint",
+        (False,),
+        "its signal handler saves on each process by itself; a stopped agent-r1-train saves on all "
+        "of them at the same step",
     ),
     _Refusal("off_policy_mask_threshold", (None,), "it averages over rows"),
     _Refusal("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
@@ -71,17 +80,28 @@ TRANSFORMERS_GENERATION: Final = ("auto", "slots", "waves")
 class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     """Settings of `StepGRPOTrainer`, on top of ``trl.GRPOConfig``.
 
-    ``max_completion_length`` is the length of one turn. ``loss_type`` is ``"dapo"`` (clipped policy
-    gradient) or ``"cispo"``; what the loss is averaged over is ``loss_denominator``, always of the
-    whole batch, over all processes. ``importance_sampling_level`` is ``"token"``, ``"step"`` (mean
-    of the step's log-ratios), ``"product"`` (their sum) or ``"sequence"`` (mean over the
-    trajectory).
+    ``max_completion_length`` is the length of one turn. What the loss is averaged over is
+    ``loss_denominator``, always of the whole batch, over all processes.
+    ``importance_sampling_level`` is ``"token"``, ``"step"`` (mean of the step's log-ratios),
+    ``"product"`` (their sum) or ``"sequence"`` (mean over the trajectory). ``advantage_estimator``
+    and ``loss_type`` may be functions of your own; they are kept as import paths.
     """
 
     advantage_estimator: str = field(
         default="grpo",
         metadata={
-            "help": "How rewards become advantages: one of " + ", ".join(ADVANTAGE_ESTIMATORS) + "."
+            "help": "How rewards become advantages: one of "
+            + ", ".join(ADVANTAGE_ESTIMATORS)
+            + ", or the import path of your own, 'my_module:my_estimator'."
+        },
+    )
+    loss_type: str = field(
+        default="dapo",
+        metadata={
+            "help": "The policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or the "
+            "import path of your own, 'my_module:my_loss', which may take "
+            + ", ".join(LOSS_ARGUMENTS)
+            + " by name and returns a loss per token."
         },
     )
     gamma: float = field(
@@ -208,8 +228,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
 
     def __post_init__(self) -> None:
         """Check our own settings, and refuse by name what would break the loss."""
+        # Functions become import paths: settings are plain text in checkpoints and other processes.
+        for option in ("advantage_estimator", "loss_type"):
+            if callable(given := getattr(self, option)):
+                setattr(self, option, import_path(given, kind=option))
         super().__post_init__()
-        lookup(ADVANTAGE_ESTIMATORS, self.advantage_estimator, kind="advantage estimator")
+        self._check_functions()
         for option, names in (
             ("importance_sampling_level", RATIO_LEVELS),
             ("loss_denominator", DENOMINATORS),
@@ -241,6 +265,20 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             given["scale"] = self.scale_rewards
         return {name: value for name, value in given.items() if value is not None}
 
+    def _check_functions(self) -> None:
+        """Make sure that estimator and loss are there and take what they are given."""
+        if self.loss_type not in POLICY_LOSSES and ":" not in self.loss_type:
+            raise ConfigurationError(
+                f"loss_type={self.loss_type!r} is not supported with step rows: TRL's others "
+                "average over rows or micro-batches, so the loss would change with merging, "
+                "padding and micro-batch size; loss_denominator says what is averaged over. Set "
+                f"loss_type={' or '.join(map(repr, POLICY_LOSSES))}, or a function of your own."
+            )
+        _check_arguments("loss_type", find_policy_loss(self.loss_type), LOSS_ARGUMENTS)
+        estimator = functools.partial(find_estimator(self.advantage_estimator), [])
+        given = (*ESTIMATOR_OPTIONS, "scale", "values", "bootstrap_values", "whiten")
+        _check_arguments("advantage_estimator", estimator, given)
+
     def _check_ranges(self) -> None:
         for option in ("gamma", "lam", "token_gamma", "token_lam"):
             value = getattr(self, option)
@@ -265,7 +303,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         ]
         if self.scale_rewards != "group" and "scale" not in known:
             unused.append("scale_rewards")
-        if not self.advantage_mask and estimator != "gae_token":
+        is_own = estimator not in ADVANTAGE_ESTIMATORS
+        if not self.advantage_mask and estimator != "gae_token" and not is_own:
             unused.append("advantage_mask")
         if unused:
             raise ConfigurationError(
@@ -291,3 +330,17 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 raise ConfigurationError(
                     f"{setting} needs whole trajectories in a row; set merge_steps=True."
                 )
+
+
+def _check_arguments(option: str, function: Callable[..., Any], given: Collection[str]) -> None:
+    """Refuse a function that cannot do without what nobody gives it."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if is_needed and name not in given:
+            raise ConfigurationError(
+                f"The function of {option} takes {name!r}, which the trainer does not give. It "
+                f"gives: {', '.join(given)}. Give {name!r} a default."
+            )

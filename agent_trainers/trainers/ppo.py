@@ -9,19 +9,27 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
-from agent_trainers.algorithms.advantages import TOKEN_LEVEL, Array, estimate, whiten
+from agent_trainers.algorithms.advantages import estimate, estimator_options
+from agent_trainers.algorithms.episodes import Array, whiten
 from agent_trainers.algorithms.losses import value_loss
-from agent_trainers.batching.micro_batch import Piece
-from agent_trainers.batching.rows import Row, collate, state_row
+from agent_trainers.batching.collate import collate, pad_like
+from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.batching.per_token import (
+    credit_masks,
+    sort_by_step,
+    spread_over_tokens,
+    value_masks,
+)
+from agent_trainers.batching.rows import state_row
+from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
+from agent_trainers.trainers.batch_builder import Credit
 from agent_trainers.trainers.critic import (
     CriticModel,
     ValueHead,
@@ -29,8 +37,9 @@ from agent_trainers.trainers.critic import (
     body_states,
     watch_states,
 )
-from agent_trainers.trainers.grpo import StepGRPOTrainer, body_of
+from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.scorer import body_of
 from agent_trainers.trajectory import Trajectory
 
 CRITIC_FILE: Final = "critic.safetensors"
@@ -72,6 +81,99 @@ class StepPPOTrainer(StepGRPOTrainer):
         else:
             critic = CriticModel(self.args.critic_model)
         self.critic: nn.Module = self.accelerator.prepare_model(critic)
+        self._trained_beside = (self.critic,)
+        self.builder.assign_credit = self._assign_credit
+
+    @torch.no_grad()
+    def values(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the value before each completion token of rows, (B, T)."""
+        # unwrapped: processes may have different numbers of rows to ask about
+        critic = self.accelerator.unwrap_model(self.critic)
+
+        def values_of(micro_batch: MicroBatch) -> torch.Tensor:
+            rows = micro_batch.forwarded
+            with self.accelerator.autocast():
+                if self._is_shared:
+                    values = before_tokens(critic(body_states(self._body(), rows)), rows)
+                else:
+                    values = critic(rows)
+            return micro_batch.expand(values)
+
+        batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+        return self.scorer.by_micro_batch(batch, values_of, is_training=self.model.training)
+
+    # Credit
+
+    def _assign_credit(
+        self, batch: BatchRecord, everyone: Sequence[EpisodeSummary], first: int
+    ) -> Credit:
+        """Estimate from this process's values; whiten over all processes."""
+        rows, tokens = batch.rows, batch.tensors["completion_ids"]
+        episodes = everyone[first : first + len(batch.trajectories)]
+        num_steps = [len(episode.rewards) for episode in episodes]
+        masks = credit_masks(rows, actions_only=self.args.advantage_mask)
+        old_values = self.values(batch.tensors)
+        values = sort_by_step(rows, masks, old_values.cpu().numpy(), num_steps)
+        raw = self._estimate(episodes, values, self.bootstrap_values(batch.trajectories))
+        targets = [
+            advantages + _aligned(steps, len(advantages))
+            for advantages, steps in zip(raw, values, strict=True)
+        ]
+        has_value = value_masks(rows, masks, raw, num_steps)
+        tensors = {
+            "old_values": old_values,
+            "value_targets": pad_like(spread_over_tokens(rows, masks, targets, num_steps), tokens),
+            "value_weights": self.processes.normalise(pad_like(has_value, tokens)),
+        }
+        return Credit(
+            whiten(self.processes.all_gather_objects(raw)),
+            tensors,
+            self.explained_variance(**tensors),
+        )
+
+    def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Return the value of each trajectory's last state; 0 where it was not truncated."""
+        values = [0.0] * len(trajectories)
+        cut = [i for i, t in enumerate(trajectories) if t.is_scorable and t.is_truncated]
+        if cut and self.args.bootstrap_truncated:
+            pad = self._tokenizer.pad_token_id
+            last = collate([state_row(trajectories[i].final_prompt_ids, pad) for i in cut], pad)
+            for i, value in zip(cut, self.values(last)[:, 0].tolist(), strict=True):
+                values[i] = value
+        return values
+
+    def _estimate(
+        self,
+        episodes: Sequence[EpisodeSummary],
+        values: Sequence[Sequence[Array]],
+        bootstrap_values: Sequence[float],
+    ) -> list[Array]:
+        options = {"bootstrap_values": bootstrap_values, "whiten": False}
+        known = estimator_options(self.args.advantage_estimator)
+        return estimate(
+            self.args.advantage_estimator,
+            episodes,
+            values=values,
+            **{name: value for name, value in options.items() if name in known},
+            **self.args.estimator_settings,
+        )
+
+    def explained_variance(
+        self, old_values: torch.Tensor, value_targets: torch.Tensor, value_weights: torch.Tensor
+    ) -> dict[str, float]:
+        """Return how much of the targets' variance the values explain, and the targets' mean.
+
+        1 is all of it, 0 none, NaN where nothing varies. All (B, T); weights sum to 1 over all
+        processes.
+        """
+        errors = value_targets - old_values
+        sums = [
+            (value_weights * x**power).sum() for x in (value_targets, errors) for power in (1, 2)
+        ]
+        mean, square, error, squared_error = self.processes.all_reduce(torch.stack(sums)).tolist()
+        variance, unexplained = square - mean**2, squared_error - error**2
+        explained = 1.0 - unexplained / variance if variance > 1e-12 else float("nan")
+        return {"critic/explained_variance": explained, "critic/value_target": mean}
 
     # What is overridden
 
@@ -111,136 +213,38 @@ class StepPPOTrainer(StepGRPOTrainer):
             )
         self.accelerator.unwrap_model(self.critic).load_state_dict(load_file(path))
 
-    def _piece_loss(self, model: Any, inputs: Piece) -> torch.Tensor:
-        """Return policy loss and value loss of a piece."""
+    # The loss
+
+    def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
+        """Return policy loss and value loss of a micro-batch."""
         is_warming_up = self.state.global_step < self.args.critic_warmup_steps
         with watch_states(self._body()) as caught:
-            loss = super()._piece_loss(model, inputs)
+            scores = self.scorer.score(model, micro_batch, with_aux_loss=True)
+        loss = self._policy_loss(micro_batch, scores)
         if is_warming_up:
             loss = 0.0 * loss
         if self._is_shared:
             states = caught[-1].detach() if is_warming_up else caught[-1]
-            values = self._values_of(self.critic(states), inputs.forwarded)
+            values = self.critic(states).gather(1, scores.before)
         else:
-            values = self.critic(inputs.forwarded)
-        values = inputs.spread(values)
+            values = self.critic(micro_batch.forwarded)
+        weights = micro_batch["value_weights"]
         errors = value_loss(
-            values, inputs["old_values"], inputs["value_targets"], self.args.value_clip_range
+            micro_batch.expand(values),
+            micro_batch["old_values"],
+            micro_batch["value_targets"],
+            self.args.value_clip_range,
         )
-        self.shares.note_mean("critic/value_loss", errors, inputs["value_weights"])
-        return loss + self.args.value_coef * self._reduce_loss(errors, inputs["value_weights"])
-
-    # Values
+        self.means.add_mean("critic/value_loss", errors, weights)
+        return loss + self.args.value_coef * self._reduce_loss(errors, weights)
 
     @property
     def _is_shared(self) -> bool:
+        """Whether the critic is a head on the policy's body."""
         return self.args.critic_model is None
 
     def _body(self) -> Any:
         return body_of(self.accelerator.unwrap_model(self.model))
-
-    def _assign_credit(
-        self,
-        batch: dict[str, Any],
-        rows: Sequence[Row],
-        trajectories: Sequence[Trajectory],
-        own: Sequence[EpisodeSummary],
-        mode: str,
-    ) -> list[Array]:
-        """Ask the critic, estimate, and add to the batch what the value loss needs."""
-        own = self._with_kl_in_reward(batch, rows, own)
-        old_values = self._values(batch)
-        values = self._values_by_step(rows, old_values, own)
-        raw = estimate(
-            self.args.advantage_estimator,
-            own,
-            values=values,
-            bootstrap_values=self._bootstrap_values(trajectories),
-            whiten=False,
-            **self.args.estimator_settings,
-        )
-        targets = [
-            advantages + _aligned(steps, len(advantages))
-            for advantages, steps in zip(raw, values, strict=True)
-        ]
-        batch["old_values"] = old_values
-        batch["value_targets"] = self._per_token(rows, targets, batch)
-        batch["value_weights"] = self._weights([self._has_value(row) for row in rows], batch)
-        self._log_explained_variance(batch, mode)
-        start = self.ranks.num_before(len(raw))
-        return whiten(gather_object(raw))[start : start + len(raw)]
-
-    def _values_of(self, values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Pick values before completion tokens, (B, T), from those of all that went through."""
-        if self.aux_loss_enabled:  # TRL's own layout: prompts flush right
-            return values[:, -rows["completion_ids"].size(1) - 1 : -1]
-        if self._prompt_groups(self.model, rows) is None:
-            return before_tokens(values, rows)
-        return values[:, :-1]  # of the last token of the prompt, and the completion's
-
-    def _trained_models(self, model: Any) -> tuple[Any, ...]:
-        return (model, self.critic)
-
-    @torch.no_grad()
-    def _values(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the value before each completion token, (B, T)."""
-        # unwrapped: processes may have different numbers of rows to ask about
-        critic = self.accelerator.unwrap_model(self.critic)
-
-        def values_of(piece: Piece) -> torch.Tensor:
-            with self.accelerator.autocast():
-                if self._is_shared:
-                    states = body_states(self._body(), piece.forwarded)
-                    return piece.spread(before_tokens(critic(states), piece.forwarded))
-                return piece.spread(critic(piece.forwarded))
-
-        return self._by_piece(batch, values_of)
-
-    def _values_by_step(
-        self, rows: Sequence[Row], values: torch.Tensor, own: Sequence[EpisodeSummary]
-    ) -> list[list[Array]]:
-        """Sort values of rows, (B, T), by trajectory and step, as estimators take them."""
-        sorted_values: list[list[Array]] = [
-            [np.zeros(0, np.float32)] * len(episode.rewards) for episode in own
-        ]
-        for row, numbers in zip(rows, values.cpu().numpy(), strict=False):  # padding comes last
-            steps = np.where(self._has_credit(row), row.steps, -1)
-            for step in dict.fromkeys(row.steps):
-                sorted_values[row.episode][step] = numbers[: len(steps)][steps == step]
-        return sorted_values
-
-    def _bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return the value of each trajectory's last state; 0 where it was not truncated."""
-        values = [0.0] * len(trajectories)
-        cut = [i for i, t in enumerate(trajectories) if t.is_scorable and t.is_truncated]
-        if cut and self.args.bootstrap_truncated:
-            pad = self._tokenizer.pad_token_id
-            rows = [state_row(trajectories[i].final_prompt_ids, pad) for i in cut]
-            batch = {k: v.to(self.accelerator.device) for k, v in collate(rows, pad).items()}
-            for i, value in zip(cut, self._values(batch)[:, 0].tolist(), strict=True):
-                values[i] = value
-        return values
-
-    def _has_value(self, row: Row) -> npt.NDArray[np.float64]:
-        """Return 1 where the critic learns: where the estimator looks at its value, shape (T,)."""
-        has_credit = self._has_credit(row)
-        if self.args.advantage_estimator not in TOKEN_LEVEL:
-            firsts = np.diff(np.where(has_credit, row.steps, -1), prepend=-1) != 0
-            has_credit = has_credit & firsts
-        return has_credit.astype(float)
-
-    def _log_explained_variance(self, batch: Mapping[str, torch.Tensor], mode: str) -> None:
-        """Log how much of the targets' variance the values explain: 1 all of it, 0 none."""
-        weights, targets = batch["value_weights"], batch["value_targets"]
-        errors = targets - batch["old_values"]
-        sums = [(weights * x**power).sum() for x in (targets, errors) for power in (1, 2)]
-        mean, square, error, squared_error = self.accelerator.reduce(
-            torch.stack(sums), reduction="sum"
-        ).tolist()
-        variance, unexplained = square - mean**2, squared_error - error**2
-        explained = 1.0 - unexplained / variance if variance > 1e-12 else float("nan")
-        self._metrics[mode]["critic/explained_variance"].append(explained)
-        self._metrics[mode]["critic/value_target"].append(mean)
 
 
 def _aligned(steps: Sequence[Array], length: int) -> Array:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from benchmarks.performance.comparison import measure_in_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +37,8 @@ def train_in_turns(
 ) -> dict[str, list[TimedStep]]:
     """Train each trainer for `rounds` steps after one that is not counted; return its steps.
 
-    Args:
-        trainers: By name; each with ``max_steps`` of `rounds` + 1. Who goes first changes from
-            round to round.
-        rounds: How many steps of each are counted.
-        before_round: Called before each round, when no trainer is at work.
-        facts: By name, called after each step.
+    The ``max_steps`` of each is `rounds` + 1. `before_round` is called when no trainer is at work,
+    `facts` after each step.
     """
     sides = {
         name: _Side(trainer, (facts or {}).get(name, dict[str, float]))
@@ -50,15 +47,14 @@ def train_in_turns(
     try:
         for side in sides.values():
             side.start()
-        for number in tqdm(range(rounds + 1), desc=" vs ".join(sides), leave=False):
-            before_round()
-            order = list(sides.values())
-            for side in order if number % 2 else reversed(order):
-                side.take_turn()
+        turns = {name: side.take_turn for name, side in sides.items()}
+        steps = measure_in_turns(
+            turns, rounds + 1, description=" vs ".join(sides), before_round=before_round
+        )
     finally:
         for side in sides.values():
             side.end()
-    return {name: side.steps[1:] for name, side in sides.items()}
+    return {name: timed[1:] for name, timed in steps.items()}
 
 
 class _Stopped(Exception):
@@ -69,7 +65,6 @@ class _Side(TrainerCallback):  # type: ignore[misc]
     """One trainer in its thread."""
 
     def __init__(self, trainer: Trainer, facts: Callable[[], dict[str, float]]) -> None:
-        self.steps: list[TimedStep] = []
         self._trainer, self._facts = trainer, facts
         self._may_go, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
         self._is_stopped = False
@@ -83,10 +78,11 @@ class _Side(TrainerCallback):  # type: ignore[misc]
         self._thread.start()
         self._wait()
 
-    def take_turn(self) -> None:
+    def take_turn(self) -> TimedStep:
         """Let the trainer do one step."""
         self._may_go.release()
         self._wait()
+        return self._step
 
     def end(self) -> None:
         """Let the thread end, wherever it is."""
@@ -110,8 +106,8 @@ class _Side(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the step."""
         seconds = _now() - self._started
-        self.steps.append(
-            TimedStep(seconds=seconds, gradient_seconds=self._gradient_seconds, facts=self._facts())
+        self._step = TimedStep(
+            seconds=seconds, gradient_seconds=self._gradient_seconds, facts=self._facts()
         )
 
     def _run(self) -> None:

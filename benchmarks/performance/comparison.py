@@ -1,8 +1,31 @@
-"""Two sides of a comparison, measured in turns: what is written down about them."""
+"""Sides of a comparison: measured in turns, and what is written down about them."""
 
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
+
+T = TypeVar("T")
+
+
+def measure_in_turns(
+    sides: Mapping[str, Callable[[], T]],
+    rounds: int,
+    *,
+    description: str,
+    before_round: Callable[[], object] = lambda: None,
+) -> dict[str, list[T]]:
+    """Measure each side once a round, so that all meet the same machine.
+
+    Who goes first changes from round to round.
+    """
+    measured: dict[str, list[T]] = {name: [] for name in sides}
+    for number in tqdm(range(rounds), desc=description, leave=False):
+        before_round()
+        for name in sides if number % 2 else reversed(list(sides)):
+            measured[name].append(sides[name]())
+    return measured
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ it is the growth of the process's memory (``VmHWM``), on CUDA that of ``max_memo
 """
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -17,11 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 from transformers import PrinterCallback, TrainerCallback
 
 from agent_trainers.trajectory import Trajectory
-from benchmarks.performance.comparison import compare
+from benchmarks.performance.comparison import compare, measure_in_turns
 from benchmarks.performance.merged_rows import make_trainer
 from benchmarks.performance.models import load_model, quieten
 from benchmarks.performance.settings import SEED, Settings
@@ -47,11 +47,9 @@ _ALLOCATOR: Final = {
 
 def measure_memory(settings: Settings) -> dict[str, Any]:
     """Return the peak over the reference's, by number of steps."""
-    results: dict[str, list[int]] = {}
     names = ["budget", *map(str, settings.memory_steps)]
-    for _ in tqdm(range(max(1, settings.rounds // 2)), desc="memory", leave=False):
-        for name in names:
-            results.setdefault(name, []).append(_in_own_process(settings, name))
+    sides = {name: functools.partial(_in_own_process, settings, name) for name in names}
+    results = measure_in_turns(sides, max(1, settings.rounds // 2), description="memory")
     return {
         name: compare(results[name], results["budget"], target=TARGET)
         | {"unit": "bytes", "model": settings.gradient_model, "budget": settings.token_budget}

@@ -20,18 +20,16 @@ No scheduler can be faster than the first; the second is what ours needs if no t
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-from tqdm.auto import tqdm
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-from benchmarks.performance.comparison import compare, spread
+from benchmarks.performance.comparison import compare, measure_in_turns, spread
 from benchmarks.performance.models import load_model, load_tokenizer
 from benchmarks.performance.settings import SEED, Settings
 from benchmarks.performance.slow_search import ENVIRONMENT, ToolLatencies, register
@@ -66,30 +64,25 @@ def _play_in_turns(
     settings: Settings, ours: "_OurSide", theirs: "_TheirSide"
 ) -> dict[str, list[float]]:
     """Return the seconds of each side, of the ideal, and of its bounds, by round."""
-    times: dict[str, list[float]] = {"ours": [], "trl": [], "ideal": [], "G": [], "g": []}
     ours.play(settings.num_episodes, without_latencies=True)  # the first time is slower
     theirs.play(without_latencies=True)
-    for number in tqdm(range(settings.rounds), desc="slow tools", leave=False):
-        sides: list[tuple[str, Callable[[], float]]] = [
-            ("ours", lambda: ours.play(settings.num_episodes)),
-            ("trl", theirs.play),
-            ("G", lambda: ours.play(settings.num_episodes, without_latencies=True)),
-            ("g", lambda: ours.play(1, without_latencies=True)),
-        ]
-        for name, play in sides if number % 2 else reversed(sides):
-            times[name].append(play())
-        own = ours.latencies.longest_episode(number)
-        times["ideal"].append(max(own + times["g"][-1], times["G"][-1]))
+    sides = {
+        "ours": lambda: ours.play(settings.num_episodes),
+        "trl": theirs.play,
+        "G": lambda: ours.play(settings.num_episodes, without_latencies=True),
+        "g": lambda: ours.play(1, without_latencies=True),
+    }
+    times = measure_in_turns(sides, settings.rounds, description="slow tools")
+    times["ideal"] = [
+        max(ours.latencies.longest_episode(number) + alone, together)
+        for number, (alone, together) in enumerate(zip(times["g"], times["G"], strict=True))
+    ]
     return times
 
 
 def _latencies(settings: Settings) -> ToolLatencies:
     names = ("num_episodes", "num_calls", "fast_seconds", "slow_seconds", "slow_share")
     return ToolLatencies(seed=SEED, **{name: getattr(settings, name) for name in names})
-
-
-def _scripted_model(settings: Settings) -> Any:
-    return load_model(settings.step_model, settings.device, is_scripted=True)
 
 
 class _OurSide:
@@ -101,7 +94,9 @@ class _OurSide:
         self._rollout = Rollout(
             lambda: gym.make(ENVIRONMENT, latencies=self.latencies, max_episode_steps=num_turns),
             transformers_policy(
-                _scripted_model(settings).to(settings.device),
+                load_model(settings.step_model, settings.device, is_scripted=True).to(
+                    settings.device
+                ),
                 load_tokenizer(),
                 max_new_tokens=MAX_NEW_TOKENS,
                 max_batch_size=settings.num_episodes,
@@ -141,7 +136,7 @@ class _TheirSide:
         rows = tasks_dataset(ENVIRONMENT, num_tasks, latencies=uncounted, **limit)
         self._inputs = [row for row in rows for _ in range(settings.num_episodes // num_tasks)]
         self._trainer = GRPOTrainer(
-            model=_scripted_model(settings),
+            model=load_model(settings.step_model, settings.device, is_scripted=True),
             reward_funcs=environment_return,
             args=GRPOConfig(
                 output_dir=folder,

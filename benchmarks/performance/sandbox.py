@@ -19,13 +19,17 @@ from typing import Any
 
 from agent_envs.data.files import write_json
 from agent_envs.sandbox import Sandbox, open_sandbox
+from benchmarks.performance.comparison import measure_in_turns
 
 
 def measure(sandbox: Sandbox, *, rounds: int, leak_runs: int) -> dict[str, Any]:
     """Measure one sandbox: medians of `rounds`, and what `leak_runs` programs leave behind."""
-    # In turns, so that both sides meet the same machine.
-    times = [(_seconds(_run_bare_python), _seconds(_run_trivial, sandbox)) for _ in range(rounds)]
-    bare, sandboxed = (statistics.median(side) for side in zip(*times, strict=True))
+    sides = {
+        "bare": lambda: _seconds(_run_bare_python),
+        "sandboxed": lambda: _seconds(_run_trivial, sandbox),
+    }
+    times = measure_in_turns(sides, rounds, description="bare vs sandboxed")
+    bare, sandboxed = map(statistics.median, times.values())
     with sandbox.session() as session:
         calls = [_seconds(session.run, "1") for _ in range(rounds)]
     return {

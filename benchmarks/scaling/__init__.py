@@ -1,9 +1,8 @@
-"""How the cost of an optimiser step grows with processes, turns, context and group size.
+"""What an optimiser step costs with more processes, turns, tokens of context and group members.
 
 ::
 
     python -m benchmarks.scaling --output benchmarks/results/scaling.json
 
-measures small cases on this machine, fits a model with named terms, checks it on cases left out of
-the fit, extrapolates it to GPUs under stated assumptions, and writes ``docs/scaling.md``.
+measures small cases on this machine, and writes the table of ``docs/scaling.md``.
 """

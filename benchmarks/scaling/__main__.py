@@ -1,4 +1,4 @@
-"""Measure, fit, check, extrapolate, and write the results and the page."""
+"""Measure the cases, and write the results and the page."""
 
 import argparse
 import dataclasses
@@ -13,40 +13,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agent_envs.data.files import write_json
+from agent_envs.data.files import write_json, write_text
+from agent_envs.errors import DataError
+from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.scaling.cases import CASES, Case
-from benchmarks.scaling.cost_model import (
-    Assumptions,
-    extrapolate,
-    fit,
-    predict,
-)
-from benchmarks.scaling.measure import NUM_STEPS
-from benchmarks.scaling.page import write_page
+from benchmarks.scaling.measure import NUM_STEPS, TERMS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
-GPUS: Final = (1, 2, 8, 64)
+BEGIN: Final = "<!-- begin measured: made by python -m benchmarks.scaling -->"
+END: Final = "<!-- end measured -->"
+_QUIET: Final = 0.8
+"""Share of a core below which a measurement is not to be trusted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="the results, as JSON")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the tables are written to")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the table is written to")
     parser.add_argument("--num_steps", type=int, default=NUM_STEPS, help="optimiser steps a case")
     parser.add_argument(
         "--from_measured",
         action="store_true",
-        help="measure nothing: take the cases from the results that are there",
+        help="measure nothing: make the page from the results that are there",
     )
     options = parser.parse_args(arguments)
-    if options.from_measured:
-        cases = json.loads(options.output.read_text(encoding="utf-8"))["cases"]
-    else:
+    if not options.from_measured:
+        machine = {"cpus": os.cpu_count(), "architecture": platform.machine()}
         cases = measure_in_processes(CASES, options.num_steps)
-    result = analyse(cases)
-    write_json(options.output, result)
-    write_page(options.page, result)
+        write_json(options.output, {"machine": machine, "cases": cases})
+    result = json.loads(options.output.read_text(encoding="utf-8"))
+    write_page(options.page, result["cases"])
 
 
 def measure_in_processes(cases: Sequence[Case], num_steps: int) -> list[dict[str, Any]]:
@@ -70,54 +67,54 @@ def measure_in_processes(cases: Sequence[Case], num_steps: int) -> list[dict[str
     return [measured[case] for case in cases]
 
 
-def analyse(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fit the model, check it on the cases held out, and extrapolate."""
-    measured = [{name: entry[name] for name in ("case", "seconds", "num_steps")} for entry in cases]
-    costs = fit([entry for entry in measured if not entry["case"]["is_held_out"]])
-    for entry in measured:
-        prediction = predict(Case(**entry["case"]), costs)
-        entry["model"] = {term: round(value, 6) for term, value in prediction.items()}
-    assumptions = Assumptions()
-    return {
-        "machine": {"cpus": os.cpu_count(), "architecture": platform.machine()},
-        "core_share": _core_share(measured),
-        "cases": measured,
-        "costs": costs,
-        "fit_error": _error([e for e in measured if not e["case"]["is_held_out"]]),
-        "held_out_error": _error([e for e in measured if e["case"]["is_held_out"]]),
-        "assumptions": dataclasses.asdict(assumptions),
-        "extrapolated": [
-            {
-                "processes": processes,
-                "seconds": {
-                    term: round(value, 6)
-                    for term, value in extrapolate(assumptions, processes).items()
-                },
-            }
-            for processes in GPUS
-        ],
-    }
+def write_page(page: Path, cases: Sequence[Mapping[str, Any]]) -> None:
+    """Put the table of measured cases between the page's markers.
+
+    Raises:
+        DataError: If a marker is missing.
+    """
+    head, found, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, closed, tail = rest.partition(END)
+    if not (found and closed):
+        raise DataError(f"{page}: needs the lines {BEGIN!r} and {END!r}.")
+    content = f"{measured_table(cases)}\n\n{_quietness(cases)}"
+    write_text(page, f"{head}{BEGIN}\n{content}\n{END}{tail}")
 
 
-def _core_share(entries: Sequence[Mapping[str, Any]]) -> float:
-    """Return how much of its core a process had: the median of those measured alone or together.
+def measured_table(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Return a row per measured case: medians by term."""
+    head = ["processes", "turns", "observation", "group", *TERMS, "total", "spread"]
+    rows = []
+    for entry in cases:
+        case, seconds = entry["case"], entry["seconds"]
+        total = seconds["total"]
+        rows.append(
+            [
+                *(str(case[n]) for n in ("processes", "turns", "observation_tokens", "group_size")),
+                *(f"{seconds[term]['median']:.3f}" for term in TERMS),
+                f"{total['median']:.2f}",
+                f"{total['least']:.2f} to {total['most']:.2f}",
+            ]
+        )
+    return markdown_table(head, rows, len(head))
+
+
+def _quietness(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Say how much of its core a process had: the median of those measured alone or together.
 
     The lower of both: two processes want all cores there may be. They also wait for each other a
     little, so their share is below 1 on a quiet machine too.
     """
     shares: dict[int, list[float]] = {}
-    for entry in entries:
+    for entry in cases:
         seconds = entry["seconds"]
         share = seconds["cpu"]["median"] / seconds["total"]["median"]
         shares.setdefault(entry["case"]["processes"], []).append(share)
-    return float(min(statistics.median(values) for values in shares.values()))
-
-
-def _error(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    errors = [
-        abs(entry["model"]["total"] / entry["seconds"]["total"]["median"] - 1) for entry in entries
-    ]
-    return {"num_cases": len(errors), "median": statistics.median(errors), "most": max(errors)}
+    share = min(map(statistics.median, shares.values()))
+    text = f"While it was measured, a process had {share:.0%} of its core"
+    if share >= _QUIET:
+        return f"{text}."
+    return f"{text}: **the machine was busy with other things: times are too long and uneven**."
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium as gym
-import numpy as np
 
 from agent_envs.core.spaces import UnicodeText
 
@@ -27,31 +26,24 @@ class Case:
     """Tokens that the policy writes in each turn."""
     group_size: int = 8
     """Episodes of a group."""
-    is_held_out: bool = False
-    """Whether the case is left out of the fit, to check it."""
-
-    @property
-    def episodes_per_process(self) -> float:
-        """Episodes that each process plays in an optimiser step."""
-        return NUM_GROUPS * self.group_size / self.processes
 
 
 CASES: Final = (
     Case(turns=2),
     Case(),
-    Case(turns=8, is_held_out=True),
+    Case(turns=8),
     Case(turns=16),
     Case(observation_tokens=8),
     Case(observation_tokens=96),
-    Case(observation_tokens=64, is_held_out=True),
+    Case(observation_tokens=64),
     Case(group_size=4),
     Case(group_size=16),
-    Case(group_size=12, turns=6, is_held_out=True),
+    Case(group_size=12, turns=6),
     Case(processes=2),
-    Case(processes=2, turns=8, is_held_out=True),
+    Case(processes=2, turns=8),
     Case(processes=2, turns=16),
     Case(processes=2, group_size=16),
-    Case(processes=2, observation_tokens=64, is_held_out=True),
+    Case(processes=2, observation_tokens=64),
 )
 
 
@@ -98,59 +90,3 @@ class FixedShape(gym.Env[str, str]):
     def _words(self, count: int) -> str:
         words = ("academy", "award", "born", "bridge", "city", "company", "country", "director")
         return " ".join(words[i] for i in self.np_random.integers(len(words), size=count))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one process does in one optimiser step of a case: the variables of the model."""
-
-    episodes: float
-    """Episodes it plays."""
-    turns: float
-    """Turns of each."""
-    waves: float
-    """Tokens that are sampled one after the other: turns times tokens of an action."""
-    sampled: float
-    """Tokens sampled in all episodes."""
-    read: float
-    """Tokens of all states that were not sampled: read once, then kept from turn to turn."""
-    attended: float
-    """Tokens looked back at while sampling, summed over sampled tokens."""
-    trained: float
-    """Tokens of all merged rows."""
-    squared: float
-    """Squared lengths of all merged rows, summed: attention in training."""
-    processes: float
-    """Processes in all."""
-
-
-def work_of(
-    *, episodes: float, turns: int, prompt: float, action: float, observation: float, processes: int
-) -> Work:
-    """Count the work of episodes whose states grow by an action and an observation a turn."""
-    states = prompt + (action + observation) * np.arange(turns)  # (S,)
-    length = float(states[-1] + action)
-    return Work(
-        episodes=episodes,
-        turns=turns,
-        waves=turns * action,
-        sampled=episodes * turns * action,
-        read=episodes * (length - turns * action),
-        attended=episodes * action * float((states + action / 2).sum()),
-        trained=episodes * length,
-        squared=episodes * length**2,
-        processes=processes,
-    )
-
-
-def case_work(case: Case) -> Work:
-    """Count the work of a measured case; the chat template adds a few tokens a turn."""
-    template = 8
-    return work_of(
-        episodes=case.episodes_per_process,
-        turns=case.turns,
-        prompt=PROMPT_WORDS + template,
-        action=case.action_tokens,
-        observation=case.observation_tokens + template,
-        processes=case.processes,
-    )

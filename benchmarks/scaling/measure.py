@@ -87,10 +87,12 @@ class FixedLengthTrainer(StepGRPOTrainer):
         super().__init__(callbacks=[stopwatch], **options)
         self._stopwatch = stopwatch
         self._end_of_turn: int = self._tokenizer.eos_token_id
-        self.eos_token_ids: list[int] = [_NO_TOKEN]
+        self.sampler.settings = dataclasses.replace(
+            self.sampler.settings, eos_token_ids=(_NO_TOKEN,)
+        )
         batch = stopwatch.timed("batch", self._generate_and_score_completions)
         self._generate_and_score_completions = batch  # type: ignore[method-assign]
-        rollout: Any = self._rollouts["train"]
+        rollout: Any = self.player.rollouts["train"]
         rollout.collect = stopwatch.timed("play", rollout.collect)
         policy = rollout._policy
         self._open_slots = policy._make_stream

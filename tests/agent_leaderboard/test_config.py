@@ -39,7 +39,7 @@ def test_an_unknown_name_is_an_error_with_the_right_one(tmp_path, text, message)
     ("text", "message"),
     [
         (AGENT, "a run needs 'environments' and 'agents'"),
-        (ENVIRONMENT + AGENT + "protocol: {samples_per_task: 0}", "samples_per_task must be at le"),
+        (ENVIRONMENT + AGENT + "protocol: {samples_per_task: 0}", "samples_per_task: .* than 0"),
         (ENVIRONMENT + AGENT + "protocol: {seed: x}", "protocol: seed: .*valid integer"),
         (ENVIRONMENT + AGENT.replace("}]", "}, {name: Oracle, kind: random}]"), "is used twice"),
         (ENVIRONMENT + AGENT.replace("}]", ", train: {}}]"), "has no model to train"),

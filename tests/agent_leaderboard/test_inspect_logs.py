@@ -110,8 +110,8 @@ def test_a_score_that_was_edited_is_refused(logs, tmp_path):
     ("change", "complaint"),
     [
         (lambda record: record["agent"].update(slug="../../evil"), "is no plain name"),
-        (lambda record: record.update(position=["a", 0]), "is not two numbers"),
-        (lambda record: record.pop("tasks"), "KeyError"),
+        (lambda record: record.update(position=["a", 0]), "field 'position.0'"),
+        (lambda record: record.pop("tasks"), "field 'tasks'"),
         (lambda record: record["environment"].update(num_tasks="many"), "num_tasks"),
     ],
 )
@@ -234,3 +234,14 @@ def test_errors_and_limits_of_a_foreign_log_are_kept(foreign, tmp_path):
         StopReason.TOKEN_LIMIT
     ) == 1
     assert all(asdict(line)["usage"]["money"] is None for line in lines)
+
+
+def test_a_foreign_sample_without_a_turn_of_the_model_is_kept(foreign, tmp_path):
+    from inspect_ai.log import write_eval_log
+
+    log = read(next(foreign.glob("*.eval")))
+    log.samples[0].messages = []
+    write_eval_log(log, str(tmp_path / "log.eval"))
+    convert.import_logs([tmp_path / "log.eval"], tmp_path / "back")
+    (lines,) = read_run(tmp_path / "back").lines.values()
+    assert [line.return_ for line in lines if not line.actions] == [0.0]

@@ -232,7 +232,7 @@ def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
     [
         ('"seed": 5', '"seed": 6', "field 'seed'"),
         ('"samples_per_task": 2', '"samples_per_task": 1', "is not listed"),
-        ('"samples_per_task": 2', '"samples_per_task": 0', "must be at least 1"),
+        ('"samples_per_task": 2', '"samples_per_task": 0', "should be greater than 0"),
         ('"exact_match": 1.0', '"exact_match": 2.0', "field 'reward_terms'"),
         ('"max_turns": 6', '"max_turns": 7', "field 'max_turns'"),
         ('"split": "test"', '"split": "train"', "field 'sha256'"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from agent_envs.core.lookup import lookup
+from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
@@ -49,11 +50,9 @@ class Agent(Protocol):
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order.
+        """Play one episode per spec, in order; every draw comes from a spec's own generator.
 
-        Args:
-            make_env: Makes one environment, in the agent's tool format.
-            specs: What to play; every draw comes from a spec's own generator.
+        What `make_env` makes is in the agent's tool format.
         """
 
 
@@ -123,6 +122,20 @@ def import_path(agent: Callable[..., Agent]) -> str:
             "it at the top of a module."
         )
     return path
+
+
+def tool_env(env: TextEnv) -> ToolEnv:
+    """Return the environment below its wrappers.
+
+    Raises:
+        ConfigurationError: If it is no `ToolEnv`.
+    """
+    base = env.unwrapped
+    if not isinstance(base, ToolEnv):
+        raise ConfigurationError(
+            f"{base}: the leaderboard plays environments with tools (ToolEnv)."
+        )
+    return base
 
 
 def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:

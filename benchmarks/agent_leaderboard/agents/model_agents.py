@@ -17,16 +17,25 @@ from pydantic import PositiveInt
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode
-from agent_leaderboard.agents.model_source import ModelSettings, ModelSource, read_settings
-from agent_leaderboard.agents.repeated_play import play_best_of, play_with_reflection, total_usage
+from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
+from agent_leaderboard.agents.model_source import (
+    ModelSettings,
+    check_format,
+    open_policy,
+    read_settings,
+)
+from agent_leaderboard.agents.repeated_play import (
+    Collect,
+    play_best_of,
+    play_with_reflection,
+    total_usage,
+)
 from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk
 from agent_trainers.policies import Policy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
-Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
 Strategy = Callable[[Policy, ToolFormat], Policy]
 PlayAttempts = Callable[[Policy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
 
@@ -78,27 +87,19 @@ class ModelAgent:
             play_attempts: Plays each task several times; None plays it once.
         """
         self._kind = kind
-        self._source = ModelSource(settings)
+        self._settings = settings
         self._strategy = strategy
         self._num_turns_needed = num_turns_needed
         self._play_attempts = play_attempts or _play_once
 
     def check(self, make_env: MakeEnv) -> None:
-        """See that the agent can play in an environment; the model is not loaded for it.
-
-        Raises:
-            ConfigurationError: If it cannot.
-        """
+        """See that the agent can play in an environment; the model is not loaded for it."""
         self._checked_format(make_env)
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order.
-
-        Raises:
-            ConfigurationError: If the agent cannot play in this environment.
-        """
+        """Play one episode per spec, in order."""
         tool_format = self._checked_format(make_env)
-        with self._source.open(tool_format) as model:
+        with open_policy(self._settings, tool_format) as model:
 
             def collect(policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
                 acting = self._strategy(policy, tool_format) if self._strategy else policy
@@ -111,16 +112,12 @@ class ModelAgent:
         """Return the tool format of the environment, if the agent can play in it."""
         env = make_env()
         try:
-            base = env.unwrapped
-            name = env.spec.id if env.spec is not None else type(base).__name__
-            if not isinstance(base, ToolEnv):
-                raise ConfigurationError(
-                    f"Agent {self._kind!r} plays environments with tools (ToolEnv); {name} is none."
-                )
+            base = tool_env(env)
             if self._strategy is not None:
+                name = env.spec.id if env.spec is not None else type(base).__name__
                 limit = env.spec.max_episode_steps if env.spec is not None else None
                 self._check_search(base, name, limit)
-            self._source.check(base.action_format)
+            check_format(self._settings, base.action_format)
             return base.action_format
         finally:
             env.close()
@@ -141,17 +138,24 @@ class ModelAgent:
             )
 
 
-def base_tool_call(settings: Mapping[str, Any]) -> Agent:
-    """Let the model call the tools itself."""
-    return ModelAgent("base_tool_call", read_settings(ModelSettings, settings, "base_tool_call"))
+def _agent(kind: str, **options: Any) -> Callable[[Mapping[str, Any]], Agent]:
+    """Return what builds an agent that takes nothing but `ModelSettings`."""
+
+    def build(settings: Mapping[str, Any]) -> Agent:
+        return ModelAgent(kind, read_settings(ModelSettings, settings, kind), **options)
+
+    return build
 
 
-def react(settings: Mapping[str, Any]) -> Agent:
-    """Let the model think and act as ReAct does (Yao et al., arXiv 2210.03629).
-
-    The prompt and the rhythm are the environment's tool format ``react``.
-    """
-    return ModelAgent("react", read_settings(ModelSettings, settings, "react"))
+base_tool_call = _agent("base_tool_call")
+"""Lets the model call the tools itself."""
+react = _agent("react")
+"""Lets the model think and act as ReAct does (Yao et al., arXiv 2210.03629): the prompt and the
+rhythm are the environment's tool format ``react``."""
+naive_rag = _agent("naive_rag", strategy=NaiveRAG, num_turns_needed=2)
+"""Searches once with the question, and answers."""
+self_ask = _agent("self_ask", strategy=SelfAsk, num_turns_needed=2)
+"""Searches for follow-up questions that the model asks itself."""
 
 
 def checkpoint(settings: Mapping[str, Any]) -> Agent:
@@ -169,18 +173,6 @@ def checkpoint(settings: Mapping[str, Any]) -> Agent:
     return ModelAgent("checkpoint", read)
 
 
-def naive_rag(settings: Mapping[str, Any]) -> Agent:
-    """Search once with the question, and answer."""
-    read = read_settings(ModelSettings, settings, "naive_rag")
-    return ModelAgent("naive_rag", read, strategy=NaiveRAG, num_turns_needed=2)
-
-
-def self_ask(settings: Mapping[str, Any]) -> Agent:
-    """Search for follow-up questions that the model asks itself."""
-    read = read_settings(ModelSettings, settings, "self_ask")
-    return ModelAgent("self_ask", read, strategy=SelfAsk, num_turns_needed=2)
-
-
 def iterative_rag(settings: Mapping[str, Any]) -> Agent:
     """Search and answer in turns, each search with the last answer."""
     read = read_settings(IterativeSettings, settings, "iterative_rag")
@@ -192,10 +184,7 @@ def iterative_rag(settings: Mapping[str, Any]) -> Agent:
 def reflexion(settings: Mapping[str, Any]) -> Agent:
     """Try again with what the model notes about its failure; see `play_with_reflection`."""
     read = read_settings(ReflexionSettings, settings, "reflexion")
-
-    def play(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
-        return play_with_reflection(model, collect, specs, trials=read.trials)
-
+    play = functools.partial(play_with_reflection, trials=read.trials)
     return ModelAgent("reflexion", read, play_attempts=play)
 
 
@@ -211,10 +200,7 @@ def best_of_n(settings: Mapping[str, Any]) -> Agent:
             "best_of_n at temperature 0 plays the same episode each time. Raise temperature, or "
             "use base_tool_call."
         )
-
-    def play(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
-        return play_best_of(model, collect, specs, samples=read.samples)
-
+    play = functools.partial(play_best_of, samples=read.samples)
     return ModelAgent("best_of_n", read, play_attempts=play)
 
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic
 
-from agent_envs.core.lookup import unknown_name_message
+from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import ToolFormat
-from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.errors import ConfigurationError
+from agent_leaderboard.records.reading import first_problem
 from agent_trainers.policies import Policy
 
 DEFAULT_MAX_NEW_TOKENS: Final = 512
@@ -49,12 +50,7 @@ Settings = TypeVar("Settings", bound=ModelSettings)
 
 
 def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str) -> Settings:
-    """Return the settings of an agent, checked.
-
-    Args:
-        kind: What they are to be.
-        settings: What was given.
-        agent: The agent's kind, for messages.
+    """Return the settings of an `agent`, which messages name, checked.
 
     Raises:
         UnknownNameError: If a setting is unknown; suggests the nearest.
@@ -62,67 +58,53 @@ def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str)
     """
     known = {entry.name: entry for entry in dataclasses.fields(kind)}
     for name in settings:
-        if name not in known:
-            message = unknown_name_message(name, known, kind=f"setting of {agent}")
-            raise UnknownNameError(message)
+        lookup(known, name, kind=f"setting of {agent}")
     try:
-        return pydantic.TypeAdapter(kind).validate_python(dict(settings), strict=False)
+        return pydantic.TypeAdapter(kind).validate_python(dict(settings))
     except pydantic.ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in problem["loc"])
-        raise ConfigurationError(f"Setting {name!r} of {agent}: {problem['msg']}.") from None
+        name, message = first_problem(error)
+        raise ConfigurationError(f"Setting {name!r} of {agent}: {message}.") from None
 
 
-class ModelSource:
-    """Gives policies on one model."""
+def check_format(settings: ModelSettings, tool_format: ToolFormat) -> None:
+    """See that the model can act in a tool format.
 
-    def __init__(self, settings: ModelSettings) -> None:
-        """Use the model that `settings` name; it is loaded when it is needed first."""
-        self.settings = settings
-
-    def check(self, tool_format: ToolFormat) -> None:
-        """See that the model can act in a tool format.
-
-        Raises:
-            ConfigurationError: If a local model is to use a server's calls.
-        """
-        if self.settings.base_url is None and tool_format.is_structured:
-            raise ConfigurationError(
-                f"{self.settings.model}: tool_format {tool_format.name} is for served models; pass "
-                "base_url, or hermes, which a local model's chat template describes."
-            )
-
-    @contextlib.contextmanager
-    def open(self, tool_format: ToolFormat) -> Iterator[Policy]:
-        """Give a policy for environments with this tool format; see `check`."""
-        settings = self.settings
-        if settings.base_url is None:
-            names = [*_SAMPLING, "model", "backend", "concurrency", "chat_template_kwargs"]
-            yield _local_policy(json.dumps({name: getattr(settings, name) for name in names}))
-            return
-        from agent_trainers.policies.served import OpenAIPolicy
-
-        policy = OpenAIPolicy(
-            base_url=settings.base_url,
-            model=settings.model,
-            tool_format=tool_format,
-            api_key_env=settings.api_key_env,
-            max_new_tokens=settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_concurrency=settings.concurrency,
+    Raises:
+        ConfigurationError: If a local model is to use a server's calls.
+    """
+    if settings.base_url is None and tool_format.is_structured:
+        raise ConfigurationError(
+            f"{settings.model}: tool_format {tool_format.name} is for served models; pass "
+            "base_url, or hermes, which a local model's chat template describes."
         )
-        with contextlib.closing(policy):
-            yield policy
+
+
+@contextlib.contextmanager
+def open_policy(settings: ModelSettings, tool_format: ToolFormat) -> Iterator[Policy]:
+    """Give a policy for environments with this tool format; see `check_format`."""
+    if settings.base_url is None:
+        names = [*_SAMPLING, "model", "backend", "concurrency", "chat_template_kwargs"]
+        yield _local_policy(json.dumps({name: getattr(settings, name) for name in names}))
+        return
+    from agent_trainers.policies.served import OpenAIPolicy
+
+    policy = OpenAIPolicy(
+        base_url=settings.base_url,
+        model=settings.model,
+        tool_format=tool_format,
+        api_key_env=settings.api_key_env,
+        max_new_tokens=settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_concurrency=settings.concurrency,
+    )
+    with contextlib.closing(policy):
+        yield policy
 
 
 @functools.lru_cache(maxsize=1)  # a model at a time
 def _local_policy(settings: str) -> Policy:
-    """Load a model; agents that differ in nothing but their kind share it.
-
-    Args:
-        settings: What says which policy it is, as JSON.
-    """
+    """Load a model by its settings, as JSON; agents that differ in their kind only share it."""
     options: dict[str, Any] = json.loads(settings)
     model, backend = options.pop("model"), options.pop("backend")
     if backend == "vllm":

@@ -14,7 +14,7 @@ import numpy as np
 
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import PlayedEpisode
+from agent_leaderboard.agents.agent import PlayedEpisode, tool_env
 from agent_leaderboard.agents.heuristics import next_action
 from agent_trainers.policies import GenerationRequest, ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
@@ -43,11 +43,7 @@ class ProgramAgent:
     ) -> list[PlayedEpisode]:
         """Play one episode per spec, in order."""
         env = make_env()
-        base = env.unwrapped
-        if not isinstance(base, ToolEnv):
-            raise ConfigurationError(
-                f"{base}: agents without a model play environments with tools (ToolEnv) only."
-            )
+        base = tool_env(env)
         players: list[Player] = []
         for spec in specs:
             env.reset(seed=spec.seed, options=None if spec.task is None else {"task": spec.task})

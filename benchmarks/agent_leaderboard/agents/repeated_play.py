@@ -28,23 +28,17 @@ Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
 def play_with_reflection(
     model: Policy, collect: Collect, specs: Sequence[EpisodeSpec], *, trials: int
 ) -> list[PlayedEpisode]:
-    """Play, and again where it failed, with the model's notes (Shinn et al., arXiv 2303.11366).
+    """Play up to `trials` times, with the model's notes on what failed (arXiv 2303.11366).
 
     That it failed is what the environment says (its metric ``success``), as in the paper: an agent
     with this knowledge is not to be compared with agents without it as if they were alike. The last
     attempt counts; the earlier ones are kept as attempts.
-
-    Args:
-        model: Who plays and reflects.
-        collect: Plays episodes.
-        specs: What to play.
-        trials: Attempts at a task, at most.
     """
     tasks = waiting = [_Task(spec) for spec in specs]
     for trial in range(trials):
         if trial > 0:
             # What failed through a fault says nothing about the task; whoever asked plays it again.
-            failed = [task for task in waiting if _may_be_tried_again(task.attempts[-1])]
+            failed = [task for task in waiting if task.has_failed]
             waiting = _reflect(model, failed) if failed else []
         if not waiting:
             break
@@ -65,16 +59,10 @@ def play_with_reflection(
 def play_best_of(
     model: Policy, collect: Collect, specs: Sequence[EpisodeSpec], *, samples: int
 ) -> list[PlayedEpisode]:
-    """Play each task several times; the answer given most often counts (self-consistency).
+    """Play each task `samples` times; the answer given most often counts (self-consistency).
 
     Wang et al., arXiv 2203.11171. The vote knows nothing of the right answer. Of several answers
     given equally often the one given first counts, and where no sample answered, the first sample.
-
-    Args:
-        model: Who plays.
-        collect: Plays episodes.
-        specs: What to play.
-        samples: Attempts at a task.
     """
     generators = [
         [np.random.default_rng(spec.rng.integers(2**32, size=4)) for _ in range(samples)]
@@ -126,6 +114,11 @@ class _Task:
     """What the model noted about its failures."""
     reflecting: Usage = field(default_factory=Usage)
     """What noting it took."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt was not successful, and no fault ended it."""
+        return self.attempts[-1].is_scorable and not self.attempts[-1].success
 
 
 class _Reminded(PolicyWrapper):
@@ -192,10 +185,6 @@ def transcript(trajectory: Trajectory) -> str:
             lines.append(f"Result: {said[:MAX_OBSERVATION_CHARS]}{' …' if is_long else ''}")
     lines.append(f"It ended so: {trajectory.stop_reason.value.replace('_', ' ')}, without success.")
     return "\n".join(lines)
-
-
-def _may_be_tried_again(attempt: Trajectory) -> bool:
-    return attempt.is_scorable and not attempt.success
 
 
 def _not_begun(before: Trajectory, error: str) -> Trajectory:

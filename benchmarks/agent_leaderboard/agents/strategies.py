@@ -64,12 +64,7 @@ class SearchStrategy(PolicyWrapper):
     """Whether the model speaks before the first search."""
 
     def __init__(self, model: Policy, tool_format: ToolFormat) -> None:
-        """Let `model` speak.
-
-        Args:
-            model: Who is asked.
-            tool_format: How the environment wants actions.
-        """
+        """Let `model` speak, and write actions in the environment's tool format."""
         super().__init__(model)
         self._format = tool_format
         self._talks: dict[int, Talk] = {}  # by episode
@@ -98,12 +93,7 @@ class SearchStrategy(PolicyWrapper):
 
     @abstractmethod
     def prompt(self, talk: Talk, observation: str) -> list[Message]:
-        """Return what the model is asked.
-
-        Args:
-            talk: What is known of the question.
-            observation: What the environment said last: passages, or what was wrong.
-        """
+        """Return what the model is asked after passages, or after what was wrong."""
 
     @abstractmethod
     def read(self, talk: Talk, reply: str) -> str:

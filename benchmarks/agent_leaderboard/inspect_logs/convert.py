@@ -6,7 +6,6 @@ evaluations that inspect_ai made itself are read too; nothing can play their epi
 they are marked as not verifiable.
 """
 
-import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,8 +19,8 @@ from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.inspect_logs.read_log import LogContents, read_contents
 from agent_leaderboard.inspect_logs.write_log import make_log
-from agent_leaderboard.records.manifest import FORMAT_VERSION
-from agent_leaderboard.records.results import write_line
+from agent_leaderboard.records.manifest import FORMAT_VERSION, Manifest
+from agent_leaderboard.records.results import line_record, write_line
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.episodes import TextSource, view_episodes
 from agent_leaderboard.report.summary import read_run
@@ -30,13 +29,10 @@ _FEATURE: Final = "Logs of inspect_ai"
 
 
 def export(run: Path, folder: Path, data: Path | None = None) -> None:
-    """Write one log for each agent on each environment; look at them with ``inspect view``.
+    """Write one log for each agent on each environment, ``<environment>_<agent>.eval``.
 
-    Args:
-        run: The run folder.
-        folder: Where to; ``<environment>_<agent>.eval``.
-        data: Folder of the data sets. With it, logs hold the text of licensed data sets as well:
-            they are then for one's own eyes.
+    With the `data` folder, logs hold the text of licensed data sets as well: they are then for
+    one's own eyes. Look at them with ``inspect view``.
 
     Raises:
         DataError: If the run folder cannot be read.
@@ -57,11 +53,7 @@ def export(run: Path, folder: Path, data: Path | None = None) -> None:
 
 
 def import_logs(logs: Sequence[Path], out: Path) -> None:
-    """Make a run folder of logs.
-
-    Args:
-        logs: ``.eval`` or ``.json`` files, or folders of them.
-        out: The run folder; it must not exist, or be empty.
+    """Make a run folder, which is new or empty, of ``.eval`` or ``.json`` files or folders of them.
 
     Raises:
         ConfigurationError: If `out` holds something, or there is no log.
@@ -91,48 +83,46 @@ def _log_files(given: Path) -> list[Path]:
 
 
 def _write_run(contents: Sequence[tuple[Path, LogContents]], folder: Path) -> None:
-    """Write a run folder, and read it back: what is wrong in a log is found there."""
     run = RunFolder(folder)
-    known: dict[str, dict[str, Any]] = {k: {} for k in ("run", "environment", "agent", "tasks")}
+    known: dict[tuple[str, str], Any] = {}
     for path, log in contents:
-        environment, agent = log.environment["slug"], log.agent["slug"]
-        _agree(known["run"], "protocol", log.protocol, path)
-        _agree(known["environment"], environment, log.environment, path)
-        _agree(known["tasks"], environment, log.tasks, path)
-        _agree(known["agent"], agent, log.agent, path)
+        record = log.record
+        environment, agent = record.environment.slug, record.agent.slug
+        told = {
+            ("run", "protocol"): record.protocol,
+            ("environment", environment): record.environment,
+            ("tasks", environment): record.tasks,
+            ("agent", agent): record.agent,
+        }
+        for (kind, name), value in told.items():
+            if known.setdefault((kind, name), value) != value:
+                raise DataError(
+                    f"{path}: {name} is not as in the logs before it, so their results cannot "
+                    "stand in one table. Import them into a run of their own."
+                )
         results = run.results_path(environment, agent)
         if results.exists():
             raise DataError(f"{path}: another log holds {agent} on {environment} already.")
-        write_text(results, "".join(map(write_line, log.lines)))
-        if all(line["seconds"] is not None for line in log.seconds):
-            write_text(run.seconds_path(environment, agent), "".join(map(write_line, log.seconds)))
+        run.write_tasks(environment, record.tasks)
+        write_text(results, "".join(write_line(line_record(line)) for line in log.lines))
+        if None not in log.seconds:
+            seconds = (
+                write_line({"task": line.task, "sample": line.sample, "seconds": seconds})
+                for line, seconds in zip(log.lines, log.seconds, strict=True)
+            )
+            write_text(run.seconds_path(environment, agent), "".join(seconds))
+    records = [log.record for _, log in contents]
     # In the order of the run they came from; without one, as they were read.
-    places = {log.environment["slug"]: log.position[:1] for _, log in contents}
-    seats = {log.agent["slug"]: log.position[1:] for _, log in contents}
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "protocol": known["run"]["protocol"],
-        "environments": [
-            known["environment"][slug] for slug in sorted(places, key=lambda slug: places[slug])
-        ],
-        "agents": [known["agent"][slug] for slug in sorted(seats, key=lambda slug: seats[slug])],
-        "left_out": contents[0][1].left_out,
-    }
-    write_text(run.manifest_path, json.dumps(manifest, indent=2) + "\n")
-    for environment, entries in known["tasks"].items():
-        write_text(run.tasks_path(environment), json.dumps(entries, indent=2) + "\n")
-    read_run(folder)
-    checked = run.read_manifest()
-    for record in checked.environments:
-        run.read_tasks(record.slug)
-    if all(run.results_path(e.slug, a.slug).exists() for e, a in checked.cells):
-        run.write_checksums(checked)
-
-
-def _agree(known: dict[str, Any], name: str, value: Any, path: Path) -> None:
-    """Note a value, or refuse one that differs from the one noted."""
-    if known.setdefault(name, value) != value:
-        raise DataError(
-            f"{path}: {name} is not as in the logs before it, so their results cannot stand in one "
-            "table. Import them into a run of their own."
-        )
+    environments = [r.environment for r in sorted(records, key=lambda r: r.position[0])]
+    agents = [r.agent for r in sorted(records, key=lambda r: r.position[1])]
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        protocol=records[0].protocol,
+        environments=list({one.slug: one for one in environments}.values()),
+        agents=list({one.slug: one for one in agents}.values()),
+        left_out=records[0].left_out,
+    )
+    run.write_manifest(manifest)
+    read_run(folder)  # what a log of others says is checked as it is read
+    if all(run.results_path(e.slug, a.slug).exists() for e, a in manifest.cells):
+        run.write_checksums(manifest)

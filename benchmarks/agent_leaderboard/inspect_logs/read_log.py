@@ -5,30 +5,24 @@ messages, scores and usage of each sample become a result line; its environment'
 nothing can play the episodes again.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import DataError
-from agent_leaderboard.inspect_logs.write_log import RECORD_KEY, SUCCESS
-from agent_leaderboard.records.manifest import (
-    AgentRecord,
-    EnvironmentRecord,
-    Protocol,
-    is_slug,
-    make_slug,
-)
+from agent_leaderboard.inspect_logs.write_log import RECORD_KEY, SUCCESS, LogRecord
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol, make_slug
+from agent_leaderboard.records.reading import parse_json, validated
 from agent_leaderboard.records.results import (
     LineUsage,
     ResultLine,
     TaskEntry,
-    line_record,
+    parse_line,
     tasks_text,
 )
 from agent_leaderboard.report.summary import IMPORTED
@@ -44,30 +38,17 @@ _LIMITS: Final[Mapping[str, StopReason]] = {
     "message": StopReason.TURN_LIMIT,
     "turn": StopReason.TURN_LIMIT,
 }
-_RECORDED: Final = ("protocol", "environment", "agent", "tasks", "left_out", "position")
 _PASSES: Final = ("C", "correct", "yes", True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContents:
-    """One agent on one environment, as JSON."""
+    """One agent on one environment."""
 
-    protocol: dict[str, Any]
-    """How it was measured."""
-    environment: dict[str, Any]
-    """The manifest's record of it."""
-    agent: dict[str, Any]
-    """The same of the agent."""
-    tasks: list[dict[str, Any]]
-    """The task list."""
-    lines: list[dict[str, Any]]
-    """Result lines."""
-    seconds: list[dict[str, Any]]
-    """Lines of the file of seconds."""
-    left_out: list[dict[str, Any]] = field(default_factory=list)
-    """What the run left out."""
-    position: list[int] = field(default_factory=list)
-    """Where environment and agent stood in the run's manifest, if it came from one."""
+    record: LogRecord
+    lines: list[ResultLine]
+    seconds: list[float | None]
+    """Seconds of the same episodes."""
 
 
 def read_contents(path: Path) -> LogContents:
@@ -79,55 +60,21 @@ def read_contents(path: Path) -> LogContents:
     log = _read(path)
     if not log.samples:
         raise DataError(f"{path}: holds no samples.")
-    if RECORD_KEY not in (log.eval.metadata or {}):
+    metadata = log.eval.metadata or {}
+    if RECORD_KEY not in metadata:
         return _foreign(log)
-    try:
-        record = _json(log.eval.metadata[RECORD_KEY])
-        lines = [_json(sample.metadata[RECORD_KEY]) for sample in log.samples]
-        _check_places(record)
-        order = {entry["task"]: i for i, entry in enumerate(record["tasks"])}
-        both = sorted(
-            zip(lines, log.samples, strict=True),
-            key=lambda pair: (order[pair[0]["task"]], pair[0]["sample"]),
-        )
-        for line, sample in both:
-            _check_score(line, sample, path)
-        return LogContents(
-            **{key: record[key] for key in _RECORDED},
-            lines=[line for line, _ in both],
-            seconds=[_seconds(line, sample) for line, sample in both],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{path}: its record of the run is malformed ({type(error).__name__}: {error})."
-        ) from None
-
-
-def _seconds(line: Mapping[str, Any], sample: Any) -> dict[str, Any]:
-    return {"task": line["task"], "sample": line["sample"], "seconds": sample.total_time}
-
-
-def _json(text: str) -> Any:
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no number of JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def _check_places(record: Mapping[str, Any]) -> None:
-    """Check what becomes names of files, and their order; the rest is checked as it is read back.
-
-    Raises:
-        ValueError: If a name is no plain name, or the order no two numbers.
-    """
-    for kind in ("environment", "agent"):
-        if not is_slug(record[kind]["slug"]):
-            raise ValueError(f"{kind}: slug {record[kind]['slug']!r} is no plain name")
-    first, second = record["position"]
-    if not (isinstance(first, int) and isinstance(second, int)):
-        raise ValueError(f"position {record['position']!r} is not two numbers")
+    record: LogRecord = validated(LogRecord, parse_json(metadata[RECORD_KEY], path), path)
+    order = {entry.task: i for i, entry in enumerate(record.tasks)}
+    episodes = [(_recorded_line(sample, path), sample.total_time) for sample in log.samples]
+    for line, _ in episodes:
+        if line.task not in order:
+            raise DataError(f"{path}: task {line.task} is not in its list of tasks.")
+    episodes.sort(key=lambda episode: (order[episode[0].task], episode[0].sample))
+    return LogContents(
+        record=record,
+        lines=[line for line, _ in episodes],
+        seconds=[seconds for _, seconds in episodes],
+    )
 
 
 def _read(path: Path) -> Any:
@@ -142,14 +89,16 @@ def _read(path: Path) -> Any:
         ) from None
 
 
-def _check_score(line: Mapping[str, Any], sample: Any, path: Path) -> None:
-    """Refuse a log whose score was changed after it was made of a run."""
+def _recorded_line(sample: Any, path: Path) -> ResultLine:
+    """Return a sample's result line; refuse one whose score was changed after the log was made."""
+    place = f"{path}: sample {sample.id!r}, epoch {sample.epoch}"
+    line = parse_line(str(sample.metadata.get(RECORD_KEY)).removesuffix("\n"), place)
     score = (sample.scores or {}).get(SUCCESS)
-    if score is not None and bool(score.value) != line["success"]:
+    if score is not None and bool(score.value) != line.success:
         raise DataError(
-            f"{path}: sample {sample.id!r}, epoch {sample.epoch}: the score is {score.value}, but "
-            f"the run recorded success {line['success']}."
+            f"{place}: the score is {score.value}, but the run recorded success {line.success}."
         )
+    return line
 
 
 # Logs of inspect_ai's own evaluations
@@ -168,11 +117,10 @@ def _foreign(log: Any) -> LogContents:
     agent = make_slug(name) or "agent"
     pairs = [(by_id[_plain(str(sample.id))], sample) for sample in log.samples]
     pairs.sort(key=lambda pair: (pair[0].task, pair[1].epoch))
-    lines = [line_record(_line(sample, entry, slug, agent)) for entry, sample in pairs]
     temperature = spec.model_generate_config.temperature
     protocol = Protocol(
         samples_per_task=max(sample.epoch for sample in log.samples),
-        temperature=1.0 if temperature is None else temperature,
+        temperature=1.0 if temperature is None else float(temperature),
     )
     environment = EnvironmentRecord(
         slug=slug,
@@ -191,12 +139,9 @@ def _foreign(log: Any) -> LogContents:
         packages={_plain(key): _plain(value) for key, value in spec.packages.items()},
     )
     return LogContents(
-        protocol=dataclasses.asdict(protocol),
-        environment=dataclasses.asdict(environment),
-        agent=dataclasses.asdict(record),
-        tasks=[dataclasses.asdict(entry) for entry in entries],
-        lines=lines,
-        seconds=[_seconds(line, one) for line, (_, one) in zip(lines, pairs, strict=True)],
+        record=LogRecord(protocol=protocol, environment=environment, agent=record, tasks=entries),
+        lines=[_line(sample, entry, slug, agent) for entry, sample in pairs],
+        seconds=[sample.total_time for _, sample in pairs],
     )
 
 
@@ -219,7 +164,7 @@ def _line(sample: Any, entry: TaskEntry, environment: str, agent: str) -> Result
         reward_terms=[{"score": reward} for reward in rewards],
         errors=errors,
         metrics={"success": float(score >= 1), "score": score},
-        return_=sum(rewards),
+        return_=float(sum(rewards)),
         success=score >= 1 and sample.error is None,
         stop_reason=_stop_reason(sample),
         error=None if sample.error is None else _plain(sample.error.message),

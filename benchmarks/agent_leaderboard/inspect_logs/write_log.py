@@ -4,9 +4,17 @@ import dataclasses
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
+from agent_leaderboard.records.manifest import (
+    AgentRecord,
+    EnvironmentRecord,
+    LeftOut,
+    Manifest,
+    Protocol,
+)
+from agent_leaderboard.records.reading import Record
 from agent_leaderboard.records.results import ResultLine, TaskEntry, line_record, write_line
 from agent_leaderboard.report.episodes import EpisodeView
 from agent_leaderboard.report.summary import named_generator, scored, success_interval
@@ -23,6 +31,19 @@ _LIMITS: Final[Mapping[StopReason, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord(Record):
+    """What a run's folder says of one agent on one environment, besides the result lines."""
+
+    protocol: Protocol
+    environment: EnvironmentRecord
+    agent: AgentRecord
+    tasks: list[TaskEntry]
+    left_out: list[LeftOut] = field(default_factory=list)
+    position: tuple[int, int] = (0, 0)
+    """Where environment and agent stand in the manifest, so that a run comes back in its order."""
+
+
 def make_log(
     manifest: Manifest,
     cell: tuple[str, str],
@@ -34,6 +55,14 @@ def make_log(
     from inspect_ai.model import GenerateConfig
 
     environment, agent = manifest.environment(cell[0]), manifest.agent(cell[1])
+    record = LogRecord(
+        protocol=manifest.protocol,
+        environment=environment,
+        agent=agent,
+        tasks=tasks,
+        left_out=manifest.left_out,
+        position=(manifest.environments.index(environment), manifest.agents.index(agent)),
+    )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     spec = EvalSpec(
         created=now,
@@ -50,7 +79,7 @@ def make_log(
         ),
         config=EvalConfig(epochs=manifest.protocol.samples_per_task),
         packages=agent.packages,
-        metadata={RECORD_KEY: json.dumps(_record(manifest, environment, agent, tasks))},
+        metadata={RECORD_KEY: json.dumps(dataclasses.asdict(record))},
     )
     return EvalLog(
         status="success",
@@ -59,23 +88,6 @@ def make_log(
         stats=EvalStats(started_at=now, completed_at=now),
         samples=[_sample(episode) for episode in episodes],
     )
-
-
-def _record(
-    manifest: Manifest, environment: EnvironmentRecord, agent: AgentRecord, tasks: list[TaskEntry]
-) -> dict[str, Any]:
-    """Return what the run folder says besides the result lines, of one cell."""
-    whole = dataclasses.asdict(manifest)
-    # Where they stand in the manifest, so that a run comes back in its order.
-    place = [manifest.environments.index(environment), manifest.agents.index(agent)]
-    return {
-        "protocol": whole["protocol"],
-        "environment": whole["environments"][place[0]],
-        "agent": whole["agents"][place[1]],
-        "tasks": list(map(dataclasses.asdict, tasks)),
-        "left_out": whole["left_out"],
-        "position": place,
-    }
 
 
 def _model(agent: str) -> str:

@@ -84,11 +84,7 @@ def check_chunk(chunk: Chunk) -> None:
 
 
 def play_chunk(chunk: Chunk) -> list[TimedLine]:
-    """Play the episodes; those that an infrastructure fault ended are played again.
-
-    Raises:
-        ConfigurationError: If the agent cannot play the environment.
-    """
+    """Play the episodes; those that an infrastructure fault ended are played again."""
     return [
         TimedLine(_line(chunk, index, episode, usage), _seconds(episode))
         for index, (episode, usage) in enumerate(play_episodes(chunk))
@@ -96,11 +92,7 @@ def play_chunk(chunk: Chunk) -> list[TimedLine]:
 
 
 def play_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
-    """Play the episodes of a chunk; see `play_chunk`.
-
-    Returns:
-        Each episode, and what all of its tries cost.
-    """
+    """Play the episodes of a chunk; return each, and what all of its tries cost."""
     make_env = environment_maker(chunk.environment, chunk.agent.tool_format, chunk.data)
     agent = _agent(chunk.agent.kind, json.dumps(chunk.agent_settings, sort_keys=True))
     played: dict[int, tuple[PlayedEpisode, Usage]] = {}

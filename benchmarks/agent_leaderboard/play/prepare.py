@@ -57,10 +57,7 @@ def prepare(
 ) -> tuple[Manifest, dict[str, list[TaskEntry]]]:
     """Return the manifest, and the task list of each environment.
 
-    Args:
-        config: What is to be run.
-        models: The model of each agent, by slug; see `find_model`.
-        data: The data folder.
+    The model of each agent, by slug, is that of `find_model`.
 
     Raises:
         MissingExtraError: If an environment that is not optional lacks its extra.

@@ -16,13 +16,7 @@ Result = TypeVar("Result")
 def run_all(
     function: Callable[[Job], Result], jobs: Sequence[Job], processes: int
 ) -> Iterator[tuple[int, Result]]:
-    """Yield number and result of each job, as they are done.
-
-    Args:
-        function: Does one job; a function of a module.
-        jobs: What there is to do.
-        processes: How many at once; 1 does everything here, in order.
-    """
+    """Yield number and result of each job, as they are done; 1 process is this one, in order."""
     if processes == 1 or len(jobs) < 2:
         for number, job in enumerate(jobs):
             yield number, function(job)

@@ -6,9 +6,9 @@ chunks in order, so that a run has the same bytes however often it was interrupt
 
 import bisect
 import contextlib
-import fcntl
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,7 @@ from agent_leaderboard.records.run_folder import RunFolder
 def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int = 1) -> RunFolder:
     """Play what is missing; write manifest, task lists, results and, at the end, checksums.
 
-    Args:
-        config: What to run.
-        output: The run's folder.
-        data: The data folder, for ``${data}``.
-        jobs: Processes that play; 1 plays in this one.
+    `data` is what ``${data}`` stands for; `jobs` processes play, 1 plays in this one.
 
     Raises:
         ConfigurationError: If the folder holds another run, or is in use.
@@ -56,6 +52,10 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep a second process from writing into the same folder; released when this one ends."""
+    if sys.platform == "win32":
+        raise ConfigurationError(f"{folder}: cannot be locked on Windows; play in WSL or on Linux.")
+    import fcntl
+
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ import numpy as np
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
+from agent_leaderboard.agents.agent import tool_env
 from agent_leaderboard.records.results import Labels, TaskEntry
 
 
@@ -26,10 +27,7 @@ def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, i
         made = make_env()
     except TypeError as error:  # an unknown argument
         raise ConfigurationError(f"An environment could not be made: {error}.") from None
-    env = made.unwrapped
-    if not isinstance(env, ToolEnv):
-        raise ConfigurationError(f"{env}: the leaderboard plays environments with tools (ToolEnv).")
-    return env, None if made.spec is None else made.spec.max_episode_steps
+    return tool_env(made), None if made.spec is None else made.spec.max_episode_steps
 
 
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:

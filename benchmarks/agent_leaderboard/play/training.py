@@ -1,10 +1,10 @@
 """Train an agent's model as part of a run: once, into the run's own work folder."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,8 @@ def trained_model(agent: AgentConfig, work: Path) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     for left_over in work.glob(f".{agent.slug}-*"):
         shutil.rmtree(left_over, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(dir=work, prefix=f".{agent.slug}-"))
+    scratch = work / f".{agent.slug}-{os.getpid()}"
+    scratch.mkdir()
     command = [
         sys.executable, "-m", "agent_trainers.cli.train",
         *_options(agent.train or {}), "--output_dir", str(scratch),

@@ -6,14 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from agent_leaderboard.records.reading import Record
 
 FORMAT_VERSION: Final = 1
-_LEAST: Final = {
-    "samples_per_task": 1, "temperature": 0, "seed": 0, "max_retries": 0, "concurrency": 1,
-}  # fmt: skip
 
 
 def is_slug(text: str) -> bool:
@@ -39,22 +36,16 @@ Slug = Annotated[str, AfterValidator(_check_slug)]
 class Protocol(Record):
     """How every agent is measured."""
 
-    samples_per_task: int = 1
+    samples_per_task: PositiveInt = 1
     """Episodes of each task."""
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """Sampling temperature of the agents on a model, unless their settings say otherwise."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """What every episode's seed is derived from, and which tasks are drawn."""
-    max_retries: int = 2
+    max_retries: NonNegativeInt = 2
     """How often an episode is played again after an infrastructure fault, never a wrong answer."""
-    concurrency: int = 64
+    concurrency: PositiveInt = 64
     """Episodes at once."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that are too small."""
-        for name, limit in _LEAST.items():
-            if getattr(self, name) < limit:
-                raise ValueError(f"{name} must be at least {limit}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

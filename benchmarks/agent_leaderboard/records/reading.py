@@ -82,7 +82,7 @@ def validated(kind: Any, value: Any, place: str | Path) -> Any:
         return type_adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:
         name, message = first_problem(error)
-        field = f"field {name.replace('return_', 'return')!r}: " if name else ""
+        field = f"field {name!r}: " if name else ""
         raise DataError(f"{place}: {field}{message}.") from None
 
 

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import InstanceOf
+from pydantic import Field, InstanceOf
 
 from agent_envs.errors import DataError
 from agent_leaderboard.records.reading import Record, parse_json, validated
@@ -61,7 +61,7 @@ class ResultLine(Record):
     errors: list[str | None]
     """Code of the mistake of each step, such as ``bad_json``."""
     metrics: dict[str, float]
-    return_: float
+    return_: Annotated[float, Field(alias="return")]
     """Sum of the rewards; ``return`` in the file."""
     success: bool
     stop_reason: StopReason
@@ -121,8 +121,7 @@ def parse_line(text: str, place: str) -> ResultLine:
     record = parse_json(text, place)
     if not isinstance(record, dict):
         raise DataError(f"{place}: is no JSON object.")
-    fields = {("return_" if key == "return" else key): value for key, value in record.items()}
-    line: ResultLine = validated(ResultLine, fields, place)
+    line: ResultLine = validated(ResultLine, record, place)
     if write_line(line_record(line)) != text + "\n":
         raise DataError(f"{place}: is not in the form in which results are written.")
     return line

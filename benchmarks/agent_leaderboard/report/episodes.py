@@ -39,7 +39,6 @@ class EpisodeView:
     """An episode to look at."""
 
     line: ResultLine
-    """What was recorded."""
     seconds: float | None
     """How long it took, if that was kept."""
     text: ReplayedEpisode | None
@@ -59,25 +58,20 @@ class TextSource:
         self._key: tuple[str, str] | None = None
         self._replayer: Replayer | None = None
 
-    def find(self, line: ResultLine) -> ReplayedEpisode:
-        """Play an episode again.
+    def find(self, line: ResultLine) -> tuple[ReplayedEpisode | None, str | None]:
+        """Play an episode again; return what was said in it, or why that is not known.
 
-        Raises:
-            AgentEnvsError: If it cannot be played, or does not go as it was recorded: the data, or
-                the environment's version, are others.
+        It may go otherwise than it was recorded: with other data, or a newer environment.
         """
-        episode = self._open(line).replay(line)
-        for number, (step, recorded) in enumerate(zip(episode.steps, line.rewards, strict=True), 1):
-            if step.reward != recorded:
-                raise DataError(
-                    f"step {number} earns {step.reward:g} here; {recorded:g} was recorded."
-                )
-        return episode
-
-    def try_to_find(self, line: ResultLine) -> tuple[ReplayedEpisode | None, str | None]:
-        """Return what was said in an episode, or why that is not known."""
         try:
-            return self.find(line), None
+            episode = self._open(line).replay(line)
+            pairs = zip(episode.steps, line.rewards, strict=True)
+            for number, (step, recorded) in enumerate(pairs, start=1):
+                if step.reward != recorded:
+                    raise DataError(
+                        f"step {number} earns {step.reward:g} here; {recorded:g} was recorded."
+                    )
+            return episode, None
         except Exception as error:  # noqa: BLE001 - environments of others; the page says it
             return None, f"The text could not be made again: {type(error).__name__}: {error}"
 
@@ -122,7 +116,7 @@ def view_episodes(
     lines, seconds = run.lines[cell], run.seconds.get(cell, ())
     took = {(line.task, line.sample): s for line, s in zip(lines, seconds, strict=False)}
     for line in lines if limit is None else choose(lines, limit):
-        text, note = source.try_to_find(line) if source else (None, TEXT_IS_LICENSED)
+        text, note = source.find(line) if source else (None, TEXT_IS_LICENSED)
         yield EpisodeView(
             line=line,
             seconds=took.get((line.task, line.sample)),
@@ -139,7 +133,11 @@ def explain(line: ResultLine, environment: EnvironmentRecord) -> list[str]:
         reasons.append("A fault of the infrastructure ended it, so it is not scored.")
     if not line.success:
         reasons.append(_WHY[line.stop_reason])
-        missed = [name for name in environment.outcome_terms if not _earned(line, name)]
+        missed = [
+            name
+            for name in environment.outcome_terms
+            if not sum(terms.get(name, 0.0) for terms in line.reward_terms)
+        ]
         if missed and line.error is None:
             reasons.append(f"It earned nothing for {', '.join(missed)}.")
     if mistakes := [
@@ -147,7 +145,3 @@ def explain(line: ResultLine, environment: EnvironmentRecord) -> list[str]:
     ]:
         reasons.append(f"Mistakes: {', '.join(mistakes)}.")
     return reasons
-
-
-def _earned(line: ResultLine, name: str) -> float:
-    return sum(terms.get(name, 0.0) for terms in line.reward_terms)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
 from agent_leaderboard.agents.agent import is_own
@@ -43,7 +44,6 @@ class PlayedRun:
     """What a run folder holds."""
 
     manifest: Manifest
-    """Protocol, environments, agents."""
     lines: Mapping[tuple[str, str], Sequence[ResultLine]]
     """Episodes by environment and agent."""
     seconds: Mapping[tuple[str, str], Sequence[float]]
@@ -61,9 +61,7 @@ class Cost:
     calls: float
     """Calls of the model, retries of the agent included."""
     prompt_tokens: float
-    """Tokens read."""
     completion_tokens: float
-    """Tokens written."""
     seconds: float | None
     """Seconds on the machine of the run; None if they were not kept."""
     money: float | None
@@ -92,9 +90,8 @@ class ErrorCount:
     """One kind of mistake."""
 
     code: str
-    """Its code, as the environment gives it."""
+    """As the environment gives it."""
     num_steps: int
-    """Steps that made it."""
     num_episodes: int
     """Episodes that made it at least once."""
 
@@ -104,9 +101,7 @@ class Cell:
     """One agent on one environment."""
 
     environment: str
-    """Slug."""
     agent: str
-    """Slug."""
     num_episodes: int
     """Episodes that are scored."""
     num_faults: int
@@ -126,12 +121,10 @@ class Cell:
     """pass@k: at least one of k samples is right."""
     pass_hat: Mapping[int, float]
     """pass^k: all of k samples are right."""
-    cost: Cost | None
-    """What an episode costs; None if no episode is scored."""
+    cost: Cost
     num_steps: float
     """Turns of an episode, on average."""
     groups: Sequence[Group]
-    """Success by kind of task."""
     reward_terms: Mapping[str, float]
     """What each term adds to an episode's return, on average."""
     errors: Sequence[ErrorCount]
@@ -147,11 +140,9 @@ class Board:
     """A whole leaderboard."""
 
     run: PlayedRun
-    """What was played."""
     environments: Sequence[str]
-    """Slugs, in the manifest's order."""
+    """Slugs, in the manifest's order; those of agents, too."""
     agents: Sequence[str]
-    """The same."""
     cells: Mapping[tuple[str, str], Cell]
     """Cells by environment and agent; those that were not played are missing."""
     overall: Mapping[str, Interval | None]
@@ -193,12 +184,12 @@ def read_run(path: Path) -> PlayedRun:
     )
 
 
-def summarise(run: PlayedRun, advance: Callable[[], object] = lambda: None) -> Board:
-    """Summarise a run; `advance` is called after each cell, for a progress bar."""
+def summarise(run: PlayedRun) -> Board:
+    """Summarise a run."""
     environments = [record.slug for record in run.manifest.environments]
     agents = [record.slug for record in run.manifest.agents]
     cells: dict[tuple[str, str], Cell] = {}
-    for environment in environments:
+    for environment in tqdm(environments, desc="statistics", leave=False):
         played = [agent for agent in agents if run.lines.get((environment, agent))]
         scores = {agent: run.task_scores(environment, agent) for agent in played}
         ranks = ranks_with_ties(
@@ -210,7 +201,6 @@ def summarise(run: PlayedRun, advance: Callable[[], object] = lambda: None) -> B
         )
         for agent in played:
             cells[environment, agent] = _cell(run, environment, agent, ranks)
-            advance()
     overall = {agent: _overall(run, environments, agent) for agent in agents}
     return Board(run=run, environments=environments, agents=agents, cells=cells, overall=overall)
 
@@ -305,10 +295,8 @@ def _over_samples(
     }
 
 
-def _cost(lines: Sequence[ResultLine], seconds: Sequence[float]) -> Cost | None:
+def _cost(lines: Sequence[ResultLine], seconds: Sequence[float]) -> Cost:
     """Average over all episodes: one that a fault ended has cost something, too."""
-    if not lines:
-        return None
     usages = [line.usage for line in lines]
     money = [usage.money for usage in usages if usage.money is not None]
     return Cost(
@@ -321,10 +309,10 @@ def _cost(lines: Sequence[ResultLine], seconds: Sequence[float]) -> Cost | None:
 
 
 def _groups(lines: Sequence[ResultLine], rng: np.random.Generator) -> list[Group]:
-    by_kind: dict[tuple[str, str], list[ResultLine]] = {}
+    by_kind: defaultdict[tuple[str, str], list[ResultLine]] = defaultdict(list)
     for line in lines:
         for label, value in line.labels.items():
-            by_kind.setdefault((str(label), str(value)), []).append(line)
+            by_kind[label, str(value)].append(line)
     values = Counter(label for label, _ in by_kind)
     groups = []
     for label, value in sorted(by_kind, key=lambda kind: (kind[0], _natural(kind[1]))):
@@ -358,8 +346,8 @@ def _errors(lines: Sequence[ResultLine]) -> list[ErrorCount]:
 
 
 def _metrics(lines: Sequence[ResultLine]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
+    values: defaultdict[str, list[float]] = defaultdict(list)
     for line in lines:
         for name, value in line.metrics.items():
-            values.setdefault(name, []).append(float(value))
+            values[name].append(value)
     return {name: statistics.fmean(values[name]) for name in sorted(values)}

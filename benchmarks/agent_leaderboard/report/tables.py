@@ -1,7 +1,6 @@
 """The leaderboard of a run as people read it: in the terminal, as Markdown, CSV and a web page."""
 
 import csv
-import functools
 import io
 import math
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any, Final
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -44,19 +42,12 @@ _MIN_WIDTH: Final = 120
 """Columns of the widest table: where a pipe or a file says nothing of its width, it is used."""
 
 
-def write_reports(
-    run: Path, data: Path | None = None, *, text: bool = False, max_episodes: int = MAX_EPISODES
-) -> None:
+def write_reports(run: Path, data: Path | None = None, *, text: bool = False) -> None:
     """Write ``leaderboard.md``, ``.csv`` and ``.html`` into a run folder.
 
-    The text of licensed data sets is left out, so that the page may be published.
-
-    Args:
-        run: The run folder.
-        data: Folder of the data sets that the run's environments read.
-        text: Whether to write one more page, ``leaderboard_with_text.html``, that holds the text of
-            licensed data sets as well: for one's own eyes.
-        max_episodes: How many episodes of a cell the page shows at most.
+    The text of licensed data sets is left out, so that the page may be published; where `text` is
+    asked for, one more page for one's own eyes holds it, ``leaderboard_with_text.html``. A page
+    shows at most `MAX_EPISODES` of a cell, played again with the data sets of the folder `data`.
 
     Raises:
         ConfigurationError: If `text` is asked for without `data`.
@@ -66,27 +57,23 @@ def write_reports(
         raise ConfigurationError(
             "The text of licensed data sets is read from the data: give --data DIR with --text."
         )
-    with _progress() as progress:
-        board = _board(run, progress)
-        write_text(run / "leaderboard.md", make_markdown(board))
-        write_text(run / "leaderboard.csv", make_csv(board))
-        for name in (PAGE, PAGE_WITH_TEXT) if text else (PAGE,):
-            task = progress.add_task(f"{name}: episodes", total=len(board.cells))
-            write_page(
-                run / name,
-                board,
-                data=data,
-                with_licensed_text=name == PAGE_WITH_TEXT,
-                max_episodes=max_episodes,
-                advance=functools.partial(progress.advance, task),
-            )
+    board = summarise(read_run(run))
+    write_text(run / "leaderboard.md", make_markdown(board))
+    write_text(run / "leaderboard.csv", make_csv(board))
+    for name in (PAGE, PAGE_WITH_TEXT) if text else (PAGE,):
+        write_page(
+            run / name,
+            board,
+            data=data,
+            with_licensed_text=name == PAGE_WITH_TEXT,
+            max_episodes=MAX_EPISODES,
+        )
 
 
 def print_table(run: Path, console: Console | None = None) -> None:
     """Print the leaderboard of a run folder, to standard output if no console is given."""
     console = console or _console()
-    with _progress() as progress:
-        board = _board(run, progress)
+    board = summarise(read_run(run))
     for environment in board.environments:
         console.print(_environment_table(board, environment))
         console.print()
@@ -100,8 +87,7 @@ def print_comparison(run: Path, first: str, second: str, console: Console | None
         UnknownNameError: If the run has no agent of such a name.
     """
     console = console or _console()
-    with _progress() as progress:
-        board = _board(run, progress)
+    board = summarise(read_run(run))
     agents = board.run.manifest.agents
     slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
     one, other = (lookup(slugs, name, kind="agent of this run") for name in (first, second))
@@ -219,7 +205,6 @@ def _costs(board: Board) -> str:
     rows = []
     for environment, cell in _ordered(board):
         cost = cell.cost
-        assert cost is not None  # noqa: S101 - a cell has episodes
         record = board.run.manifest.agent(cell.agent)
         currency = record.prices.currency if record.prices else ""
         values = [
@@ -269,7 +254,7 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
         "pass_at_k": None if largest is None else cell.pass_at[largest],
         "pass_hat_k": None if largest is None else cell.pass_hat[largest],
         "turns": cell.num_steps,
-        **{name: cell.cost and getattr(cell.cost, name) for name in costs},
+        **{name: getattr(cell.cost, name) for name in costs},
     }
 
 
@@ -301,9 +286,9 @@ def _environment_table(board: Board, environment: str) -> Table:
             Text("-" if cell.success is None else percent(cell.success)),
             Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
             "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",
-            "-" if cost is None else f"{cost.calls:.1f}",
-            "-" if cost is None else f"{cost.tokens:,.0f}",
-            "-" if cost is None or cost.seconds is None else f"{cost.seconds:.2f}",
+            f"{cost.calls:.1f}",
+            f"{cost.tokens:,.0f}",
+            "-" if cost.seconds is None else f"{cost.seconds:.2f}",
             str(cell.num_faults) if cell.num_faults else "",
             style="bold" if cell.is_leading else "",
         )
@@ -323,13 +308,3 @@ def draw_interval(interval: Interval) -> str:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_MIN_WIDTH)
-
-
-def _progress() -> Progress:
-    return Progress(transient=True, console=Console(stderr=True))
-
-
-def _board(path: Path, progress: Progress) -> Board:
-    run = read_run(path)
-    task = progress.add_task("Statistics", total=len(run.lines))
-    return summarise(run, advance=functools.partial(progress.advance, task))

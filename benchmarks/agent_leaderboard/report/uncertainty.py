@@ -82,21 +82,16 @@ def bootstrap_interval(
     Raises:
         ConfigurationError: If there are no values.
     """
-    return _mean_interval([values], rng, is_share=is_share)
+    return mean_over_environments([values], rng, is_share=is_share)
 
 
-def mean_over_environments(values: Sequence[Sequence[float]], rng: np.random.Generator) -> Interval:
-    """Estimate the mean of several environments' shares of successes, each of equal weight.
+def mean_over_environments(
+    values: Sequence[Sequence[float]], rng: np.random.Generator, *, is_share: bool = True
+) -> Interval:
+    """Estimate the mean of several environments' means, each of equal weight.
 
     Tasks are resampled within each environment: the environments are what they are, not a sample.
     """
-    return _mean_interval(values, rng, is_share=True)
-
-
-def _mean_interval(
-    values: Sequence[Sequence[float]], rng: np.random.Generator, *, is_share: bool
-) -> Interval:
-    """Estimate the mean of several environments' means; see `bootstrap_interval`."""
     arrays = [np.asarray(one, float) for one in values]
     if not arrays or not all(map(len, arrays)):
         raise ConfigurationError("An interval needs values of at least one task, in each of them.")

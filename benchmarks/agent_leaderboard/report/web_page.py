@@ -9,19 +9,19 @@ import base64
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from tqdm.auto import tqdm
 
 from agent_envs.data.files import write_text
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
 from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, is_verifiable, shown_name
 from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Comparison, Interval
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.replay import ReplayedEpisode
 
 MAX_EPISODE_CHARS: Final = 3_000_000
 """Episodes take about as much of the page; cells show fewer of them where there are many cells."""
@@ -36,21 +36,19 @@ def write_page(
     data: Path | None,
     with_licensed_text: bool,
     max_episodes: int,
-    advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the page of a board; `advance` is called after each cell, for a progress bar.
+    """Write the page of a board.
 
     It shows at most `max_episodes` of a cell. What was said in them is found with the data sets
     below the folder `data`, and shown of licensed ones only on request.
     """
     episodes: dict[str, list[dict[str, Any]]] = {}
     with closing(TextSource(board.run.manifest, data)) as source:
-        for cell in board.cells:
+        for cell in tqdm(board.cells, desc=f"{path.name}: episodes", leave=False):
             is_public = board.run.manifest.environment(cell[0]).is_text_public
             own = source if is_public or with_licensed_text else None
             views = view_episodes(board.run, cell, own, limit=max_episodes)
             episodes["/".join(cell)] = list(map(_episode, views))
-            advance()
     shown = _fit(episodes, max_episodes)
     episodes = {key: own[:shown] for key, own in episodes.items()}
     payload = _payload(board) | {
@@ -118,7 +116,6 @@ def _payload(board: Board) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    cost = cell.cost
     return {
         "success": _interval(cell.success),
         "return": _interval(cell.return_),
@@ -128,10 +125,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "faults": cell.num_faults,
         "cost": {
             "turns": _short(cell.num_steps),
-            "calls": cost and _short(cost.calls),
-            "tokens": cost and _short(cost.tokens),
-            "seconds": cost and _short(cost.seconds),
-            "money": cost and _short(cost.money),
+            **{n: _short(getattr(cell.cost, n)) for n in ("calls", "tokens", "seconds", "money")},
         },
         "groups": [
             [visible(group.label), visible(group.value), _interval(group.success)]
@@ -205,33 +199,23 @@ def _episode(view: EpisodeView) -> dict[str, Any]:
 
 
 def _step(view: EpisodeView, i: int) -> dict[str, Any]:
-    line = view.line
+    line, text = view.line, view.text
     step = {
         # Recorded actions may be digests; what is played again has the words.
-        "action": _cut(line.actions[i] if view.text is None else view.text.steps[i].action),
+        "action": _cut(line.actions[i] if text is None else text.steps[i].action),
         "reward": _short(line.rewards[i]),
         "terms": {visible(k): _short(v) for k, v in line.reward_terms[i].items() if v},
         "error": None if line.errors[i] is None else visible(str(line.errors[i])),
     }
-    return step | _step_text(view.text, i)
-
-
-def _step_text(text: ReplayedEpisode | None, i: int) -> dict[str, Any]:
-    if text is None:
-        return {}
-    action, observation = text.steps[i].understood, text.steps[i].observation
-    shown: dict[str, Any] = {}
-    if "name" in action:
-        arguments = action.get("arguments") or {}
-        shown["call"] = _cut(_call(action["name"], arguments))
-    if observation:
-        shown["observation"] = _cut(observation)
-    return shown
-
-
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
-    written = (f"{key}={json.dumps(v, ensure_ascii=False)}" for key, v in arguments.items())
-    return f"{name}({', '.join(written)})"
+    if text is not None:
+        action, observation = text.steps[i].understood, text.steps[i].observation
+        if "name" in action:
+            arguments = (action.get("arguments") or {}).items()
+            written = (f"{key}={json.dumps(v, ensure_ascii=False)}" for key, v in arguments)
+            step["call"] = _cut(f"{action['name']}({', '.join(written)})")
+        if observation:
+            step["observation"] = _cut(observation)
+    return step
 
 
 def _fit(episodes: Mapping[str, Sequence[Mapping[str, Any]]], limit: int) -> int:
@@ -243,18 +227,12 @@ def _fit(episodes: Mapping[str, Sequence[Mapping[str, Any]]], limit: int) -> int
 
 
 def _share_texts(episodes: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
-    """Put a number in the place of each question and observation: agents play the same tasks.
-
-    Returns:
-        The texts that the numbers stand for.
-    """
+    """Return each question and observation once, and put its number where it stood."""
     positions: dict[str, int] = {}
     for own in episodes.values():
         for episode in own:
-            for holder, key in (
-                (episode, "question"),
-                *((s, "observation") for s in episode["steps"]),
-            ):
+            steps = ((step, "observation") for step in episode["steps"])
+            for holder, key in ((episode, "question"), *steps):
                 if holder.get(key) is not None:
                     holder[key] = positions.setdefault(holder[key], len(positions))
     return list(positions)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import build_agent
+from agent_leaderboard.agents.agent import build_agent, tool_env
 from agent_leaderboard.play.episodes import digest, environment_maker, withholds_actions
 from agent_leaderboard.play.task_lists import task_labels, task_sha256
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
@@ -71,38 +70,22 @@ class Replayer:
         self._make_env = environment_maker(environment, agent.tool_format, data)
         self._env = self._make_env()
 
-    @property
-    def base(self) -> ToolEnv:
-        """The environment below the turn limit."""
-        base = self._env.unwrapped
-        if not isinstance(base, ToolEnv):
-            raise ConfigurationError(f"{base}: is no environment with tools (ToolEnv).")
-        return base
-
     def replay(self, line: ResultLine) -> ReplayedEpisode:
-        """Play an episode again.
+        """Play an episode again; where its actions are withheld, the agent is asked again.
 
         Raises:
-            ConfigurationError: If there is no such task, actions go on after the end, or they are
-                withheld and not what the agent does.
-        """
-        return self.replay_actions(line.task, line.seed, self.actions(line))
-
-    def actions(self, line: ResultLine) -> list[str]:
-        """Return the actions of an episode; where they are withheld, the agent is asked again.
-
-        Raises:
-            ConfigurationError: If it acts otherwise than the recorded digests say.
+            ConfigurationError: If there is no such task, actions go on after the end, or the agent
+                acts otherwise than the recorded digests say.
         """
         if not self._is_withheld:
-            return line.actions
+            return self.replay_actions(line.task, line.seed, line.actions)
         rng = np.random.default_rng(line.seed)
         spec = EpisodeSpec(task=line.task, seed=line.seed, group_id="", rng=rng)
         agent = build_agent(self._agent.kind, self._agent.settings)
         (episode,) = agent.play(self._make_env, [spec])
         if list(map(digest, episode.actions)) != line.actions:
             raise ConfigurationError(f"The agent {line.agent!r} acts otherwise than was recorded.")
-        return episode.actions
+        return self.replay_actions(line.task, line.seed, episode.actions)
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.
@@ -111,7 +94,7 @@ class Replayer:
             ConfigurationError: If there is no such task, or actions go on after the end.
         """
         question, info = self._env.reset(seed=seed, options={"task": task})
-        first, known = info["messages"], self.base.task
+        first, known = info["messages"], tool_env(self._env).task
         steps: list[ReplayedStep] = []
         terminated = truncated = False
         for number, action in enumerate(actions, start=1):

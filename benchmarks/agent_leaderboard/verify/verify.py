@@ -78,10 +78,7 @@ class Verification:
 def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verification:
     """Check a run's folder; nothing that stands in it is an exception.
 
-    Args:
-        run: The folder.
-        data: The data folder; environments that need it are not replayed without.
-        jobs: Processes that replay.
+    Environments that need the `data` folder are not replayed without; `jobs` processes replay.
     """
     folder = RunFolder(run)
     try:
@@ -289,22 +286,17 @@ def _check_order(
 def _check_environment(
     environment: EnvironmentRecord, tasks: Sequence[TaskEntry], data: Path | None
 ) -> list[str]:
-    """Return what the manifest and the task list say otherwise than the environment itself.
-
-    Raises:
-        AgentEnvsError: If the environment cannot be made.
-    """
+    """Return what the manifest and the task list say otherwise than the environment itself."""
     for text in _check_kwargs(environment):
         raise DataError(f"is not played: {text}")
-    place = f"manifest.json, environment {environment.slug!r}, field"
-    problems = _check_data(environment, data, place)
+    record = f"manifest.json, environment {environment.slug!r}"
+    problems = [f"{record}, field 'data': {text}" for text in _check_data(environment, data)]
     env, max_turns = open_tool_env(environment_maker(environment, None, data))
     truth = {
         "max_turns": max_turns,
         "reward_terms": dict(env.reward_weights),
         "outcome_terms": sorted(env.outcome_terms & env.reward_weights.keys()),
     }
-    record = f"manifest.json, environment {environment.slug!r}"
     says = "the environment says"
     problems += [f"{record}, {text}" for text in differences(environment, truth, says)]
     limit = env.num_tasks
@@ -320,35 +312,28 @@ def _check_environment(
     return problems
 
 
-def _check_data(environment: EnvironmentRecord, data: Path | None, place: str) -> list[str]:
-    """Compare the data files with those of the run.
-
-    Raises:
-        _NotAtHandError: If there are none here.
-    """
+def _check_data(environment: EnvironmentRecord, data: Path | None) -> Iterator[str]:
+    """Compare the data files with those of the run; `_NotAtHandError` if there are none here."""
     named = {
         text.removeprefix(f"{DATA_PLACEHOLDER}/")
         for text in texts_in(environment.kwargs)
         if DATA_PLACEHOLDER in text
     }
-    if not named:
-        return []
-    if data is None:
+    if named and data is None:
         raise _NotAtHandError("its data are not at hand; pass --data, or set AGENT_R1_DATA")
-    problems = []
+    folder = data or Path()
     recorded = {file.name: file.sha256 for file in environment.data}
     for name in sorted(named):
-        if not (data / name).exists():
-            raise _NotAtHandError(f"{data / name} is not there")
-        if name not in recorded and not (data / name).is_dir():
-            problems.append(f"{place} 'data': {name} is missing")
+        if not (folder / name).exists():
+            raise _NotAtHandError(f"{folder / name} is not there")
+        if name not in recorded and not (folder / name).is_dir():
+            yield f"{name} is missing"
     for name, sha256 in recorded.items():
         is_named = any(name == other or name.startswith(f"{other}/") for other in named)
         if not is_named:
-            problems.append(f"{place} 'data': {name!r} is no file of the arguments")
-        elif file_sha256(data / name) != sha256:
-            problems.append(f"{place} 'data': {name} is another file than the run used (SHA-256)")
-    return problems
+            yield f"{name!r} is no file of the arguments"
+        elif file_sha256(folder / name) != sha256:
+            yield f"{name} is another file than the run used (SHA-256)"
 
 
 def _replay(jobs: Sequence[ReplayJob], processes: int) -> list[str]:

@@ -11,8 +11,8 @@ from agent_trainers.algorithms.advantages import (
     estimate,
     estimator_options,
     needs_values,
-    whiten,
 )
+from agent_trainers.algorithms.episodes import whiten
 
 NO_CRITIC = [name for name in ADVANTAGE_ESTIMATORS if not needs_values(name)]
 CRITIC = [name for name in ADVANTAGE_ESTIMATORS if needs_values(name)]

@@ -1,18 +1,8 @@
 import numpy as np
 import pytest
-import torch
 
-from agent_trainers.batching.rows import (
-    CHANGED,
-    DENOMINATORS,
-    UNMERGED,
-    collate,
-    loss_weights,
-    make_rows,
-    num_rows_per_rank,
-    padding_row,
-    trim,
-)
+from agent_trainers.batching.per_token import DENOMINATORS, loss_weights
+from agent_trainers.batching.rows import CHANGED, UNMERGED, make_rows
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -90,29 +80,6 @@ def test_weights_are_the_same_for_merged_rows(denominator):
     separate = loss_weights(make_rows(EXTENDING, merge=False), denominator)
     assert merged[[0, 1, 3, 4]].tolist() == np.concatenate(separate).tolist()
     assert merged[2] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_splits", "expected"),
-    [([3, 5], 1, 5), ([3, 5], 2, 6), ([0, 0], 4, 4), ([8], 4, 8), ([1, 9], 4, 12)],
-)
-def test_ranks_hold_equal_rows_that_split_evenly(num_rows, num_splits, expected):
-    assert num_rows_per_rank(num_rows, num_splits) == expected
-
-
-def test_rows_are_padded_left_and_right_and_trimmed_again():
-    rows = [*make_rows(EXTENDING), padding_row(0)]
-    batch = collate(rows, pad_token_id=0, pad_to_multiple_of=4)
-    assert batch["prompt_ids"].tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
-    assert batch["completion_mask"].tolist() == [[1] * 5 + [0] * 3, [1] + [0] * 7]
-    assert batch["tool_mask"].sum(dim=1).tolist() == [4, 0]
-    assert batch["steps"][0].tolist() == [0, 0, 0, 1, 2, 0, 0, 0]
-    assert batch["trajectory_lengths"].tolist() == [4, 0]
-    trimmed = trim(batch | {"number": torch.tensor(4)})
-    assert trimmed["prompt_ids"].shape == (2, 2)
-    assert trimmed["steps"].shape == (2, 5)
-    assert trimmed["trajectory_lengths"].shape == (2,)
-    assert trimmed["number"] == 4
 
 
 def test_a_row_that_begins_in_the_midst_says_why():

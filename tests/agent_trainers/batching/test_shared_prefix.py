@@ -1,7 +1,9 @@
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agent_trainers.batching.shared_prefix import can_share, find_groups
+from agent_trainers.batching.shared_prefix import align, can_share, find_groups
 
 
 def groups(prompts, width, pad=0):
@@ -34,3 +36,49 @@ def test_models_that_keep_no_plain_keys_and_values_do_not_share():
     checkpointed = model()
     checkpointed.gradient_checkpointing_enable()
     assert not can_share(checkpointed)
+
+
+def rows_of(*pairs):
+    """Prompts flush right, completions flush left, as `collate` makes them."""
+    prompt_width = max(len(prompt) for prompt, _ in pairs)
+    width = max(len(completion) for _, completion in pairs)
+
+    def stack(make):
+        return torch.tensor([make(*pair) for pair in pairs])
+
+    return {
+        "prompt_ids": stack(lambda p, c: [0] * (prompt_width - len(p)) + p),
+        "prompt_mask": stack(lambda p, c: [0] * (prompt_width - len(p)) + [1] * len(p)),
+        "completion_ids": stack(lambda p, c: c + [0] * (width - len(c))),
+        "completion_mask": stack(lambda p, c: [1] * len(c) + [0] * (width - len(c))),
+    }
+
+
+def test_rows_stand_flush_left_and_completions_are_labelled():
+    aligned = align(rows_of(([1, 2, 3], [4]), ([5], [6, 7])))
+    assert aligned.input_ids.shape == (2, 4)
+    assert aligned.input_ids[0].tolist() == [1, 2, 3, 4]
+    assert aligned.input_ids[1, :3].tolist() == [5, 6, 7]
+    assert aligned.labels.tolist() == [[-100, -100, -100, 4], [-100, 6, 7, -100]]
+    assert aligned.before[0, 0] == 2
+    assert aligned.before[1].tolist() == [0, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 99), min_size=1, max_size=6),
+            st.lists(st.integers(1, 99), min_size=1, max_size=6),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_every_token_keeps_its_place_in_its_own_row(pairs):
+    aligned = align(rows_of(*pairs))
+    for i, (prompt, completion) in enumerate(pairs):
+        whole = prompt + completion
+        assert aligned.input_ids[i, : len(whole)].tolist() == whole
+        places = aligned.before[i, : len(completion)] + 1
+        assert aligned.input_ids[i, places].tolist() == completion
+        assert (aligned.labels[i] != -100).nonzero().flatten().tolist() == places.tolist()

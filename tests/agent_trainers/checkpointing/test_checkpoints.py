@@ -172,3 +172,20 @@ def test_a_full_disk_is_put_into_words(tmp_path, write):
     for part in ("step 10", str(tmp_path), "No space left", "MB are free", "checkpoint-5",
                  "is untouched", "--resume"):  # fmt: skip
         assert part in str(error)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_what_is_published_has_the_mode_that_the_umask_gives_new_files(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        for name in ("checkpoint", "model"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "model.safetensors").touch(mode=0o600)  # as safetensors does it
+        checkpoints.describe_checkpoint(tmp_path / "checkpoint", run="r", step=1)
+        checkpoints.publish_files(tmp_path / "model", tmp_path)
+        (tmp_path / "new").touch()
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "new").stat().st_mode}

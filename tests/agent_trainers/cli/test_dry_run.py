@@ -44,7 +44,7 @@ def test_a_dry_run_changes_nothing_in_the_model_and_nothing_of_an_earlier_run(tm
     dry_run.dry_run(trainer, "a run")
     assert all(torch.equal(before[name], w) for name, w in trainer.model.state_dict().items())
     assert trainer.state.global_step == 0
-    trainer._logprobs = lambda *_: torch.rand(2, 2)  # as dropout draws
+    trainer.scorer.logprobs = lambda *_, **__: torch.rand(2, 2)  # as dropout draws
     state = torch.get_rng_state()
     trainer.current_logprobs()
     assert torch.equal(state, torch.get_rng_state())

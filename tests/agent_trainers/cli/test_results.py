@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from agent_envs.data.records import read_records
-from agent_trainers.batching.rows import collate, make_rows
+from agent_trainers.batching.collate import collate
+from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.results import SampleCollector
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.trajectory import StopReason, Trajectory, Transition

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from agent_envs.data.records import read_records
-from agent_trainers.batching.rows import collate, make_rows
+from agent_trainers.batching.collate import collate
+from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.batch_record import BatchRecord, step_tokens
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,

@@ -12,9 +12,8 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_trainers.batching import micro_batch as pieces
-from agent_trainers.monitoring.episode_statistics import summarise
-from agent_trainers.trainers import grpo
+from agent_trainers.batching.micro_batch import select_rows
+from agent_trainers.trainers import scorer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gradients import gradient, micro_batches
@@ -38,8 +37,7 @@ def played(make_trainer):
     """Real trajectories of the embedded policy, with several turns and mixed rewards."""
     trainer = make_trainer()
     trainer.model.train()
-    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
-    return trainer._rollouts["train"].collect(specs)
+    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
 
 
 @pytest.mark.parametrize("denominator", ["token", "step", "trajectory"])
@@ -83,14 +81,14 @@ def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
     make_trainer, played, monkeypatch
 ):
     shared = []
-    forward = grpo.forward_shared
-    monkeypatch.setattr(grpo, "forward_shared", lambda *a: shared.append(a[3]) or forward(*a))
+    forward = scorer.forward_shared
+    monkeypatch.setattr(scorer, "forward_shared", lambda *a: shared.append(a[3]) or forward(*a))
     trainer = make_trainer(beta=0.1, num_iterations=2)
     batch = micro_batches(trainer, played)
     together = gradient(trainer, batch)
     assert {len(groups.firsts) for groups in shared} == {2}  # two groups of four episodes
     logged = trainer._metrics["train"]["entropy"][-1]
-    monkeypatch.setattr(grpo, "can_share", lambda model: False)
+    monkeypatch.setattr(scorer, "can_share", lambda model: False)
     apart = gradient(trainer, micro_batches(trainer, played))
     assert apart.abs().max() > 1e-3
     assert (together - apart).abs().max() < 2e-6
@@ -105,21 +103,26 @@ def test_equal_rows_go_through_the_model_once_and_count_as_often_as_they_were_pl
     twins[6:] = [dataclasses.replace(twin, group_id=played[4].group_id) for twin in twins[6:]]
     trainer = make_trainer(max_logprob_drift=None)
     (batch,) = micro_batches(trainer, twins)
-    (piece,) = trainer._pieces(batch)
+    (micro_batch,) = trainer.scorer.micro_batches(batch, is_training=True)
     num_different = len({tuple(row) for row in batch["completion_ids"].tolist()})
-    assert len(piece.forwarded["completion_ids"]) == num_different < 8
+    assert len(micro_batch.forwarded["completion_ids"]) == num_different < 8
     once = gradient(trainer, [batch])
     monkeypatch.setattr(
-        grpo, "take", lambda batch, rows, **_: pieces.take(batch, rows, merge_equal=False)
+        scorer, "select_rows", lambda batch, rows, **_: select_rows(batch, rows, merge_equal=False)
     )
-    (apart,) = trainer._pieces(batch)
+    (apart,) = trainer.scorer.micro_batches(batch, is_training=True)
     assert len(apart.forwarded["completion_ids"]) == 8
     assert once.abs().max() > 1e-3
     assert (gradient(trainer, [batch]) - once).abs().max() < 2e-6
 
 
-def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
-    trainer = make_trainer(max_steps=4, num_iterations=2)
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_iterations": 2}, {"per_device_train_batch_size": 4, "steps_per_generation": 2}],
+    ids=str,
+)
+def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer, changes):
+    trainer = make_trainer(max_steps=4, **changes)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "sampling/staleness" in entry]
     assert [entry["sampling/staleness"] for entry in logged] == [0, 1, 0, 1]
@@ -137,7 +140,7 @@ def test_tokens_that_the_policy_did_not_sample_are_refused(make_trainer, played)
         )
         for episode in played
     ]
-    trainer._rollouts["train"].collect = lambda specs: wrong
+    trainer.player.rollouts["train"].collect = lambda specs: wrong
     with pytest.raises(ConfigurationError, match="off by 1 nats per token"):
         trainer.train()
 
@@ -156,22 +159,22 @@ def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_tr
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1, 200, 500])
-def test_pieces_under_a_token_budget_do_not_change_a_training_step(
+def test_micro_batches_under_a_token_budget_do_not_change_a_training_step(
     make_trainer, played, max_tokens
 ):
     def gradients(**changes):
         trainer = make_trainer(per_device_train_batch_size=8, merge_steps=False, **changes)
-        trainer._rollouts["train"].collect = lambda specs: played
+        trainer.player.rollouts["train"].collect = lambda specs: played
         trainer.create_optimizer()
         trainer.current_gradient_accumulation_steps = 1
         loss = trainer.training_step(trainer.model, [{"task": i // 4} for i in range(8)])
         return loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), trainer
 
     loss, expected, _ = gradients(max_tokens_per_micro_batch=100_000)
-    piecewise_loss, piecewise, trainer = gradients(max_tokens_per_micro_batch=max_tokens)
+    split_loss, split, trainer = gradients(max_tokens_per_micro_batch=max_tokens)
     assert expected.abs().max() > 1e-3
-    assert (piecewise - expected).abs().max() < 2e-6
-    assert piecewise_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    assert (split - expected).abs().max() < 2e-6
+    assert split_loss.item() == pytest.approx(loss.item(), abs=1e-6)
     assert trainer._step == 1
     share = trainer._metrics["train"]["rows/padding_share"][-1]
     assert (share == 0.0) if max_tokens == 1 else (share < 0.4)
@@ -193,8 +196,7 @@ def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(ma
 def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
     trainer = make_trainer()
     (batch,) = micro_batches(trainer, played)
-    with torch.no_grad():
-        recomputed = trainer._logprobs(trainer.model, batch)
+    recomputed = trainer.scorer.logprobs(trainer.model, batch, is_training=True)
     difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
     assert difference.abs().max() < 1e-4
 
@@ -202,8 +204,8 @@ def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
 def test_what_an_episode_samples_does_not_depend_on_its_company(make_trainer, played):
     trainer = make_trainer()
     trainer.model.train()
-    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
-    alone = trainer._rollouts["train"].collect(specs[3:4])
+    specs = trainer.player.specs([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    alone = trainer.player.rollouts["train"].collect(specs[3:4])
     assert [t.completion_ids for t in alone[0].transitions] == [
         t.completion_ids for t in played[3].transitions
     ]
@@ -345,6 +347,7 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"reward_schedules": "{"}, "reward_schedules"),
         ({"vllm_importance_sampling_mode": "sequence_mask"}, "vllm_importance_sampling_mode"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         ({"entropy_coef": 0.1}, "entropy_coef"),
         ({"group_quorum": 0.0}, "group_quorum"),
@@ -371,20 +374,24 @@ def test_divergence_in_the_reward_is_taken_off_each_steps_reward(make_trainer, p
     trainer = make_trainer(
         advantage_estimator="grpo_step", scale_rewards="none", beta=0.5, kl_placement="reward"
     )
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    rows = trainer._make_rows(played)
-    batch = trainer._to_batch(rows, "train")
-    own = [summarise(trajectory) for trajectory in played]
-    shaped = trainer._with_kl_in_reward(batch, rows, own)
-    reference = batch["ref_per_token_logps"]
-    for i, row in enumerate(rows):
+    torch.manual_seed(0)
+    for parameter in trainer.ref_model.parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    seen = []
+    assign = trainer.builder.assign_credit
+    trainer.builder.assign_credit = lambda *given: seen.append(given) or assign(*given)
+    trainer.builder.build(trainer.model, played, {})
+    ((batch, episodes, _),) = seen
+    reference = batch.tensors["ref_per_token_logps"]
+    taken_off = 0.0
+    for i, row in enumerate(batch.rows):
         for step, transition in enumerate(played[row.episode].transitions):
             places = [j for j, s in enumerate(row.steps) if s == step and row.is_action[j]]
             divergence = sum(row.logprobs[j] - reference[i, j].item() for j in places)
             expected = transition.reward - 0.5 * divergence
-            assert shaped[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
+            assert episodes[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
+            taken_off = max(taken_off, abs(0.5 * divergence))
+    assert taken_off > 0.01
     trainer.train()
     assert any("kl" in entry for entry in trainer.state.log_history)
 

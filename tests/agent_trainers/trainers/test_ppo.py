@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from agent_envs import ConfigurationError
-from agent_trainers.monitoring.episode_statistics import summarise
+from agent_trainers.batching.per_token import credit_masks, sort_by_step
 from agent_trainers.trainers.critic import ValueHead, before_tokens
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -35,8 +36,7 @@ def make_trainer(tiny_policy, tokenizer, make_config):
 def played(make_trainer):
     trainer = make_trainer()
     trainer.model.train()
-    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
-    return trainer._rollouts["train"].collect(specs)
+    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
 
 
 def stir(trainer):
@@ -72,9 +72,8 @@ def test_merged_rows_and_micro_batches_give_the_gradient_of_a_row_per_step(
 def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
     trainer = make_trainer()
     stir(trainer)
-    rows = trainer._make_rows(played[:2])
-    batch = trainer._to_batch(rows, "train")
-    values = trainer._values(batch)
+    batch = trainer.builder.build(trainer.model, played[:2], {}).record
+    rows, values = batch.rows, trainer.values(batch.tensors)
     transition = played[0].transitions[1]
     row = rows[0]
     position = row.steps.index(1) if 1 in row.steps else 0
@@ -84,7 +83,9 @@ def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
         states = trainer._body()(torch.tensor([transition.prompt_ids])).last_hidden_state
         expected = trainer.critic(states)[0, -1]
     assert values[0, row.is_action.index(True)] != 0
-    step_values = trainer._values_by_step(rows, values, [summarise(t) for t in played[:2]])
+    masks = credit_masks(rows, actions_only=True)
+    num_steps = [len(t.transitions) for t in played[:2]]
+    step_values = sort_by_step(rows, masks, values.cpu().numpy(), num_steps)
     assert step_values[0][1][0] == pytest.approx(expected.item(), abs=1e-5)
     assert len(step_values[0][1]) == len(transition.completion_ids)
 
@@ -96,7 +97,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
     trainer.train()
     trajectories = trainer.trajectories["train"]
     assert {t.stop_reason for t in trajectories} == {StopReason.TURN_LIMIT, StopReason.ANSWERED}
-    values = trainer._bootstrap_values(trajectories)
+    values = trainer.bootstrap_values(trajectories)
     for trajectory, value in zip(trajectories, values, strict=True):
         assert (value != 0.0) == (trajectory.stop_reason is StopReason.TURN_LIMIT)
         if trajectory.stop_reason is StopReason.TURN_LIMIT:
@@ -105,7 +106,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
             assert trajectory.final_prompt_ids[:length] == [*last.prompt_ids, *last.completion_ids]
             assert len(trajectory.final_prompt_ids) > length  # and what the tool said
     trainer.args.bootstrap_truncated = False
-    assert not any(trainer._bootstrap_values(trajectories))
+    assert not any(trainer.bootstrap_values(trajectories))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,44 @@ def test_the_critic_has_its_own_learning_rate(make_trainer):
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     assert rates[-1] == 0.25
     assert set(rates[:-1]) == {1e-3}
+
+
+def test_weights_of_the_critic_do_not_decay(make_trainer):
+    trainer = make_trainer(weight_decay=0.1)
+    trainer.create_optimizer()
+    *policy, critic = trainer.optimizer.param_groups
+    assert critic["weight_decay"] == 0.0
+    assert max(group["weight_decay"] for group in policy) == 0.1
+
+
+def test_the_critics_gradient_is_clipped_by_itself(make_trainer):
+    norms = []
+
+    class NoteNorm(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, **__):
+            for module in (trainer.critic, trainer.model):
+                norms.append(torch.stack([p.grad.norm() for p in module.parameters()]).norm())
+
+    trainer = make_trainer(max_grad_norm=1e-3)
+    trainer.add_callback(NoteNorm())
+    trainer.train()
+    assert [norm.item() for norm in norms] == pytest.approx([1e-3, 1e-3], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1.0, 3.0], 1.0), ([5.0, 7.0], 1.0), ([2.0, 2.0], 0.0), ([3.0, 1.0], -3.0)],
+)
+def test_explained_variance_is_one_where_only_a_constant_is_missing(make_trainer, values, expected):
+    # targets 1 and 3: variance 1; errors of (3, 1) are -2 and 2: variance 4, so 1 - 4 / 1
+    metrics = make_trainer().explained_variance(
+        old_values=torch.tensor([values]),
+        value_targets=torch.tensor([[1.0, 3.0]]),
+        value_weights=torch.tensor([[0.5, 0.5]]),
+    )
+    assert metrics == pytest.approx(
+        {"critic/explained_variance": expected, "critic/value_target": 2}
+    )
 
 
 def test_warming_up_trains_the_critic_alone(make_trainer):

@@ -32,8 +32,7 @@ def make_trainer(tiny_policy, tokenizer, make_config):
 def played(make_trainer):
     trainer = make_trainer("grpo")
     trainer.model.train()
-    specs = trainer._episode_specs([{"task": i // 4} for i in range(8)], "train")
-    return trainer._rollouts["train"].collect(specs)
+    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
 
 
 def stir(trainer):

@@ -1,85 +1,134 @@
-"""What the trainer relies on in TRL. A failure here means: read TRL's changes before anything."""
+"""What the trainers rely on in TRL. A failure here means: read TRL's changes before anything."""
 
+import ast
 import inspect
-from importlib.metadata import version
 
 import pytest
 import torch
+from accelerate.state import GradientState
 from transformers import Trainer
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer import grpo_trainer
-from trl.trainer.utils import RepeatSampler, shuffle_sequence_dict, split_tensor_dict, use_adapter
+from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.resumable import ResumableTrainer
+from tests.agent_trainers.trainers import trl_contract
+from tests.agent_trainers.trainers.trl_contract import Libraries
+from tests.conftest import ROOT
 
-OVERRIDDEN = {
-    "__init__",
-    "_set_signature_columns_if_needed",
-    "training_step",
-    "_prepare_inputs",
-    "_generate_and_score_completions",
-    "_compute_loss",
-}
-OVERRIDDEN_FOR_THE_CRITIC = {
-    "__init__",
-    "create_optimizer",
-    "_clip_grad_norm",
-    "_save",
-    "_load_from_checkpoint",
-}
-OVERRIDDEN_FOR_RESUMING = {
-    "train",
-    "log",
-    "save_model",
-    "_finalize_training",
-    "_get_output_dir",
-    "_issue_warnings_after_load",
-    "_load_rng_state",
-    "_push_from_checkpoint",
-    "_run_epoch",
-    "_save_checkpoint",
-    "_save_rng_state",
-}
+HOW = "Regenerate the table: python -m tests.agent_trainers.trainers.trl_contract"
 
 
-def parameters(function):
-    return list(inspect.signature(function).parameters)
+@pytest.fixture(scope="module")
+def table():
+    return trl_contract.read_table()
 
 
-def test_trl_is_the_minor_version_that_was_tested():
-    assert version("trl").split(".")[:2] == ["1", "16"]
+def test_what_we_rely_on_in_trl_is_as_in_versions_that_were_tested(table):
+    changes = trl_contract.changes(table, Libraries())
+    if changes:
+        pytest.fail(
+            f"{trl_contract.versions()}: the table knows {'; '.join(table['versions'])}. "
+            f"Read what has changed, adapt the trainers, and add it. {HOW}\n" + "\n".join(changes)
+        )
 
 
-def test_no_more_of_trl_is_overridden_than_was_meant():
-    for kind, expected in (
-        (StepGRPOTrainer, OVERRIDDEN),
-        (StepPPOTrainer, OVERRIDDEN_FOR_THE_CRITIC),
-        (ResumableTrainer, OVERRIDDEN_FOR_RESUMING),
-    ):
-        own = {name for name, value in vars(kind).items() if callable(value)}
-        assert {name for name in own if hasattr(GRPOTrainer, name)} == expected
+def test_the_table_has_every_name_of_trl_that_our_code_touches(table):
+    touched, unknown = trl_contract.touched_names(Libraries())
+    assert unknown == {}, "private names that neither we nor the libraries define"
+    missing = {name: files for name, files in touched.items() if name not in table["names"]}
+    assert missing == {}, HOW
+    assert set(table["names"]) <= set(touched), HOW
 
 
-def test_the_methods_that_are_called_or_overridden_take_what_they_took():
-    assert parameters(GRPOTrainer._prepare_inputs) == ["self", "generation_batch"]
-    assert parameters(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
-    assert parameters(GRPOTrainer._generate_single_turn)[:5] == [
-        "self", "prompt_ids", "images", "multimodal_fields", "num_generations",
-    ]  # fmt: skip
-    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[:6] == [
-        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size",
-    ]  # fmt: skip
-    assert {
-        "gather_deepspeed3_params",
-        "generation_kwargs",
-        "gradient_checkpointing_kwargs",
-    } <= set(parameters(unwrap_model_for_generation))
-    assert len(parameters(disable_gradient_checkpointing)) == 2
-    assert parameters(use_adapter) == ["model", "adapter_name"]
+def test_only_the_trainers_and_the_commands_import_trl():
+    for folder in ("agent_envs", "agent_trainers", "benchmarks/agent_leaderboard"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.parent in (ROOT / "agent_trainers/trainers", ROOT / "agent_trainers/cli"):
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [getattr(node, "module", None), *getattr(node, "names", ())]
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    modules = {str(getattr(name, "name", name)).split(".")[0] for name in names}
+                    assert "trl" not in modules, path
+
+
+# Three upgrades
+
+
+def test_a_private_method_that_was_renamed_is_named(monkeypatch, table):
+    method = GRPOTrainer._prepare_inputs
+    monkeypatch.delattr(GRPOTrainer, "_prepare_inputs")
+    monkeypatch.setattr(GRPOTrainer, "_prepare_batch", method, raising=False)
+    (change,) = [c for c in trl_contract.changes(table, Libraries()) if "is gone" in c]
+    assert change.startswith("trl:GRPOTrainer._prepare_inputs is gone")
+    assert "agent_trainers/trainers/" in change
+
+
+def test_a_signature_that_changed_is_named(monkeypatch, table):
+    def _save_rng_state(self, output_dir, process):
+        return original(self, output_dir)
+
+    original = Trainer._save_rng_state
+    monkeypatch.setattr(Trainer, "_save_rng_state", _save_rng_state)
+    (change,) = trl_contract.changes(table, Libraries())
+    assert change.startswith("transformers:Trainer._save_rng_state ")
+    assert "signature: (self, output_dir, process) instead of (self, output_dir)" in change
+
+
+def test_a_body_that_changed_is_named(monkeypatch, table):
+    def _set_sync_gradients(self, sync_gradients):
+        self.sync_gradients = not sync_gradients
+
+    monkeypatch.setattr(GradientState, "_set_sync_gradients", _set_sync_gradients)
+    (change,) = trl_contract.changes(table, Libraries())
+    assert change.startswith("accelerate.state:GradientState._set_sync_gradients has another body")
+    assert "agent_trainers/trainers/" in change
+
+
+def test_a_state_that_is_set_elsewhere_and_a_call_that_is_made_otherwise_are_named(
+    monkeypatch, table
+):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self._step = 0
+        return self._compute_loss(model, inputs, return_outputs)
+
+    monkeypatch.setattr(GRPOTrainer, "compute_loss", compute_loss)
+    changes = "\n".join(trl_contract.changes(table, Libraries()))
+    assert "trl:GRPOTrainer.compute_loss has another body" in changes
+    assert "trl:GRPOTrainer._step is assigned otherwise in compute_loss" in changes
+    assert (
+        "trl:GRPOTrainer._compute_loss is no longer called in GRPOTrainer.compute_loss" in changes
+    )
+    assert "(model, inputs, return_outputs)" in changes
+
+
+def test_comments_docstrings_and_layout_are_no_change(monkeypatch, table):
+    # fmt: off
+    def _set_signature_columns_if_needed(self):
+        """Another sentence."""
+        # a comment
+        if (self._signature_columns
+            is None):
+            self._signature_columns = ["prompt", "image", "images"]
+    # fmt: on
+
+    source = inspect.getsource(GRPOTrainer._set_signature_columns_if_needed)
+    assert 'self._signature_columns = ["prompt", "image", "images"]' in source
+    monkeypatch.setattr(
+        GRPOTrainer, "_set_signature_columns_if_needed", _set_signature_columns_if_needed
+    )
+    assert trl_contract.changes(table, Libraries()) == []
+
+
+def test_a_name_of_ours_that_trl_begins_to_use_is_named(monkeypatch, table):
+    methods = (name for name, value in vars(StepGRPOTrainer).items() if inspect.isfunction(value))
+    name = next(name for name in methods if not hasattr(GRPOTrainer, name))
+    monkeypatch.setattr(GRPOTrainer, name, lambda self: None, raising=False)
+    touched, _ = trl_contract.touched_names(Libraries())
+    assert set(touched) - set(table["names"]) == {f"trl:GRPOTrainer.{name}"}
+
+
+# Behaviour
 
 
 @pytest.mark.parametrize(
@@ -131,66 +180,9 @@ def test_our_loss_is_trls_where_trl_has_it(tiny_policy, tokenizer, make_config, 
         assert logged["kl"][0] == pytest.approx(logged["kl"][1])
 
 
-def test_a_training_step_prepares_its_inputs_and_takes_one_gradient():
-    source = inspect.getsource(Trainer.training_step)
-    assert source.count("self._prepare_inputs(inputs)") == 1
-    assert source.count("self.accelerator.backward(loss") == 1
-    assert "self._step += 1" in inspect.getsource(GRPOTrainer.training_step)
-    assert "super().training_step(" in inspect.getsource(GRPOTrainer.training_step)
-
-
-def test_the_loss_is_what_compute_loss_asks_for():
-    source = inspect.getsource(GRPOTrainer.compute_loss)
-    assert "self._compute_loss(model, inputs)" in source
-
-
-def test_a_critic_finds_the_hooks_it_needs_in_the_trainer():
-    assert parameters(Trainer.create_optimizer) == ["self", "model"]
-    assert parameters(Trainer._clip_grad_norm) == ["self", "model"]
-    assert parameters(Trainer._save) == ["self", "output_dir", "state_dict"]
-    assert parameters(Trainer._load_from_checkpoint) == ["self", "resume_from_checkpoint", "model"]
-    assert "self._clip_grad_norm(model)" in inspect.getsource(Trainer)
-
-
-def test_checkpoints_are_written_and_read_where_resuming_relies_on_it():
-    save = inspect.getsource(Trainer._save_checkpoint)
-    assert save.count("self._get_output_dir(trial=trial)") == 1
-    for call in ("self._save_rng_state(output_dir)", "rotate_checkpoints(\n", "output_dir=run_dir"):
-        assert call in save
-    assert "self._get_output_dir" in inspect.getsource(GRPOTrainer._save_checkpoint)  # entropy only
-    epoch = inspect.getsource(Trainer._run_epoch)
-    assert epoch.count("self._load_rng_state(resume_from_checkpoint)") == 2
-    assert {"epoch", "epochs_trained", "resume_from_checkpoint", "train_dataloader"} <= set(
-        parameters(Trainer._run_epoch)
-    )
-    loop = inspect.getsource(Trainer._inner_training_loop)
-    for state in ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"):
-        assert f"self.{state} = " in loop  # begun anew before an epoch, and restored in it
-    assert "self._initial_global_step" in inspect.getsource(Trainer._finalize_training)
-    assert "generator" in inspect.getsource(RepeatSampler)
-
-
 def test_a_generation_batch_is_shuffled_and_split_by_rows_and_its_tail_floored():
     batch = {"x": torch.arange(10).reshape(5, 2), "n": torch.tensor(3)}
     assert sorted(shuffle_sequence_dict(batch)["x"].tolist()) == batch["x"].tolist()
     chunks = split_tensor_dict(batch, 2)
     assert [chunk["x"].tolist() for chunk in chunks] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert all(chunk["n"] == 3 for chunk in chunks)
-
-
-def test_generation_happens_where_inputs_are_prepared():
-    source = inspect.getsource(GRPOTrainer._prepare_inputs)
-    assert "self._generate_and_score_completions(generation_batch)" in source
-    assert "self.args.steps_per_generation * self.num_iterations" in source
-
-
-def test_a_rows_columns_are_cut_to_the_signature_columns():
-    assert "_signature_columns" in inspect.getsource(GRPOTrainer._set_signature_columns_if_needed)
-
-
-def test_trl_computes_the_reward_only_where_it_is_overridden():
-    source = inspect.getsource(grpo_trainer)
-    assert source.count("self._calculate_rewards(") == 1
-    assert "self._calculate_rewards(" in inspect.getsource(
-        GRPOTrainer._generate_and_score_completions
-    )

@@ -46,7 +46,7 @@ def make_trainer(tiny_policy, tokenizer, make_config):
             make_config(max_steps=2, transformers_generation="waves", **changes),
             processing_class=tokenizer,
         )
-        trainer.use_vllm = True
+        trainer.use_vllm = trainer.args.use_vllm = True
         trainer.vllm_generation = Engine(trainer, drift)
         trainer._last_loaded_step = -1
         trainer.current_gradient_accumulation_steps = 1
@@ -75,7 +75,7 @@ def test_the_ratio_between_trainer_and_sampler_corrects_each_trained_token(
     make_trainer, mode, drift, expected
 ):
     trainer = make_trainer(drift, vllm_importance_sampling_mode=mode, max_logprob_drift=None)
-    trainer.vllm_importance_sampling_clip_max = 3.0
+    trainer.args.vllm_importance_sampling_clip_max = 3.0
     trainer.model.train()
     batch = trainer._prepare_inputs([{"task": i // 4} for i in range(8)])
     trained = batch["tool_mask"].bool()

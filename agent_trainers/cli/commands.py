@@ -1,0 +1,28 @@
+"""The commands as they are installed: without their libraries they say how to get them."""
+
+import importlib
+import sys
+
+
+def train() -> None:
+    """Run ``agent-r1-train``."""
+    run("agent-r1-train", "agent_trainers.cli.train")
+
+
+def evaluate() -> None:
+    """Run ``agent-r1-eval``."""
+    run("agent-r1-eval", "agent_trainers.cli.evaluate")
+
+
+def run(command: str, module: str) -> None:
+    """Call a module's ``main``; exit with code 2 and one line if a library is missing."""
+    try:
+        main = importlib.import_module(module).main
+    except ModuleNotFoundError as error:
+        if (error.name or "agent_").startswith("agent_"):
+            raise
+        sys.stderr.write(
+            f"{command} needs {error.name}, which is not installed: pip install 'agent-r1[train]'\n"
+        )
+        sys.exit(2)
+    main()

@@ -1,0 +1,153 @@
+"""From trajectories to a batch that can be trained: rows, tensors, weights, credit; in one pass."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import estimate
+from agent_trainers.algorithms.episodes import Array
+from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
+from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
+from agent_trainers.batching.rows import Row, make_rows, padding_row
+from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
+from agent_trainers.trainers.distributed import ProcessGroup
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.scorer import Scorer
+from agent_trainers.trajectory import Trajectory
+
+
+class Credit(NamedTuple):
+    """What is learned from a batch."""
+
+    advantages: Sequence[Array]
+    """Of all processes' episodes: one per step, (S,), or one per token, (N,)."""
+    tensors: Mapping[str, torch.Tensor] = {}
+    """What a critic learns, (B, T)."""
+    metrics: Mapping[str, float] = {}
+    """What is to be logged of it."""
+
+
+AssignCredit = Callable[[BatchRecord, Sequence[EpisodeSummary], int], Credit]
+"""Assigns credit to this process's batch, given all processes' episodes, and where its own begin in
+them; collective."""
+
+
+class BuiltBatch(NamedTuple):
+    """A batch, ready to be trained."""
+
+    record: BatchRecord
+    """This process's share."""
+    episodes: Sequence[EpisodeSummary]
+    """All processes' episodes."""
+    credit: Credit
+    """Theirs."""
+
+
+class BatchBuilder:
+    """Builds batches; every process builds its share at the same time."""
+
+    assign_credit: AssignCredit
+    """An estimator that compares episodes, unless a critic takes its place."""
+
+    def __init__(
+        self, args: StepGRPOConfig, processes: ProcessGroup, scorer: Scorer, pad_token_id: int
+    ) -> None:
+        """Build by the settings in `args`, with log-probabilities from `scorer`."""
+        self._args, self._processes, self._scorer = args, processes, scorer
+        self._pad_token_id = pad_token_id
+        self.assign_credit = self._compare
+
+    def build(
+        self, policy: Any, trajectories: Sequence[Trajectory], reward_factors: Mapping[str, float]
+    ) -> BuiltBatch:
+        """Build a batch of what this process played.
+
+        Args:
+            policy: The model that is going to learn from it, or is only evaluated.
+            trajectories: What was played.
+            reward_factors: What reward terms are multiplied with now.
+        """
+        rows = self._make_rows(trajectories)
+        tensors = self._collate(rows, is_training=policy.training)
+        tokens = tensors["completion_ids"]
+        weights = pad_like(loss_weights(rows, self._args.loss_denominator), tokens)
+        tensors["loss_weights"] = self._processes.normalise(weights)
+        tensors |= self._scorer.fixed_logprobs(policy, tensors)
+
+        own = [summarise(trajectory, reward_factors) for trajectory in trajectories]
+        credited = self._with_kl_in_reward(rows, tensors, own)
+        everyone = self._processes.all_gather_objects(list(zip(own, credited, strict=True)))
+        first = self._processes.num_before(len(own))
+        record = BatchRecord(trajectories=trajectories, rows=rows, tensors=tensors)
+        credit = self.assign_credit(record, [credited for _, credited in everyone], first)
+
+        advantages = credit.advantages[first : first + len(own)]
+        masks = credit_masks(rows, actions_only=self._args.advantage_mask)
+        num_steps = [len(episode.rewards) for episode in own]
+        spread = spread_over_tokens(rows, masks, advantages, num_steps)
+        tensors |= {"advantages": pad_like(spread, tokens), **credit.tensors}
+        record = dataclasses.replace(record, advantages=advantages)
+        return BuiltBatch(record, [episode for episode, _ in everyone], credit)
+
+    def _compare(self, _: BatchRecord, episodes: Sequence[EpisodeSummary], __: int) -> Credit:
+        """Estimate over all processes: groups may be spread, and statistics are the batch's."""
+        settings = self._args.estimator_settings
+        return Credit(estimate(self._args.advantage_estimator, episodes, **settings))
+
+    def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
+        rows: list[Row] = []
+        for i, trajectory in enumerate(trajectories):
+            if not trajectory.is_scorable:
+                continue
+            own = make_rows(
+                trajectory,
+                i,
+                merge=self._args.merge_steps,
+                train_truncated=not self._args.mask_truncated_completions,
+                train_observations=not self._args.loss_mask,
+            )
+            if len(own) > 1 and self._args.importance_sampling_level == "sequence":
+                raise ConfigurationError(
+                    "importance_sampling_level='sequence' needs whole trajectories in a row, but "
+                    "a state did not extend the one before (see the context of the environment, "
+                    "and its chat template). Use 'step', or context='full'."
+                )
+            rows += own
+        return rows
+
+    def _collate(self, rows: list[Row], *, is_training: bool) -> dict[str, torch.Tensor]:
+        """Pad this process's rows, and add padding rows up to the number all processes hold."""
+        num_splits = self._args.steps_per_generation if is_training else 1
+        num_rows = num_rows_per_process(self._processes.all_gather(len(rows)), num_splits)
+        padding = [padding_row(self._pad_token_id)] * (num_rows - len(rows))
+        tensors = collate([*rows, *padding], self._pad_token_id, self._args.pad_to_multiple_of)
+        return {name: tensor.to(self._processes.device) for name, tensor in tensors.items()}
+
+    def _with_kl_in_reward(
+        self,
+        rows: Sequence[Row],
+        tensors: Mapping[str, torch.Tensor],
+        episodes: Sequence[EpisodeSummary],
+    ) -> Sequence[EpisodeSummary]:
+        """Take beta times the divergence from the reference off each step's reward, if asked to.
+
+        Per step ``sum_j log pi_old - log pi_ref`` over its sampled tokens (Ouyang et al., 2022,
+        arXiv 2203.02155, eq. 2).
+        """
+        if self._args.kl_placement != "reward":
+            return episodes
+        old = tensors.get("old_per_token_logps", tensors["sampling_per_token_logps"])
+        divergence = (old - tensors["ref_per_token_logps"]) * tensors["action_mask"]
+        rewards = [np.array(episode.rewards, float) for episode in episodes]
+        for row, values in zip(rows, divergence.cpu().numpy(), strict=False):  # padding comes last
+            own = self._args.beta * values[: len(row.steps)]
+            np.subtract.at(rewards[row.episode], row.steps, own)
+        return [
+            dataclasses.replace(episode, rewards=tuple(values.tolist()))
+            for episode, values in zip(episodes, rewards, strict=True)
+        ]

@@ -1,0 +1,72 @@
+"""What the policy learns from a token: policy gradient, by any policy loss, and KL."""
+
+import torch
+
+from agent_trainers.algorithms.losses import (
+    evaluate_policy_loss,
+    find_policy_loss,
+    importance_log_ratio,
+    kl_divergence,
+)
+from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.batching.shared_prefix import TokenScores
+from agent_trainers.monitoring.running_means import RunningMeans
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.scorer import note_drift
+
+
+class PolicyObjective:
+    """The loss of each token of a micro-batch."""
+
+    def __init__(self, args: StepGRPOConfig, means: RunningMeans) -> None:
+        """Follow the settings in `args`; note in `means` what the loss sees."""
+        self._args, self._means = args, means
+        self._epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+        self._policy_loss = find_policy_loss(args.loss_type)
+
+    def __call__(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
+        """Return the loss of each token, not yet weighed, (B, T).
+
+        Args:
+            micro_batch: Rows of a batch with their credit.
+            scores: Of the rows that differ, under the policy that learns.
+        """
+        mask, actions = micro_batch["tool_mask"], micro_batch["action_mask"]
+        logprobs = micro_batch.expand(scores.logprobs)
+        old = micro_batch.get("old_per_token_logps")
+        if old is None:  # the weights are still those that sampled
+            old = logprobs.detach()
+            note_drift(self._means, old, micro_batch)
+        log_ratio = importance_log_ratio(
+            logprobs - old,
+            mask,
+            micro_batch["steps"],
+            micro_batch["trajectory_lengths"],
+            self._args.importance_sampling_level,
+        )
+        policy = evaluate_policy_loss(
+            self._policy_loss,
+            log_ratio=log_ratio,
+            logprobs=logprobs,
+            advantages=micro_batch["advantages"],
+            epsilon_low=self._args.epsilon,
+            epsilon_high=self._epsilon_high,
+            delta=self._args.delta,
+        )
+        loss = policy.loss
+        if (correction := micro_batch.get("importance_sampling_ratio")) is not None:
+            loss = loss * correction
+            self._means.add_mean("sampling/importance_sampling_ratio/mean", correction, mask)
+        if (reference := micro_batch.get("ref_per_token_logps")) is not None:
+            divergence = kl_divergence(logprobs, reference)
+            self._means.add_mean("kl", divergence, actions)
+            if self._args.kl_placement == "loss":
+                if self._args.use_bias_correction_kl:
+                    divergence = divergence * log_ratio.exp()
+                loss = loss + self._args.beta * divergence * actions
+        if scores.entropies is not None:
+            self._means.add_mean("entropy", micro_batch.expand(scores.entropies), actions)
+        low, high = policy.is_clipped_low, policy.is_clipped_high
+        for name, is_clipped in (("low", low), ("high", high), ("region", low | high)):
+            self._means.add_mean(f"clip_ratio/{name}_mean", is_clipped, mask)
+        return loss

@@ -1,0 +1,222 @@
+"""Log-probabilities of completion tokens: of the policy that trains, that sampled, that refers.
+
+Rows that are equal go through the model once, and rows that begin with the same prompt share its
+forward pass where that saves enough.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from accelerate.utils import is_peft_model
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
+
+from agent_trainers.batching.micro_batch import (
+    MicroBatch,
+    select_rows,
+    split_into_micro_batches,
+)
+from agent_trainers.batching.shared_prefix import (
+    TokenScores,
+    can_share,
+    find_groups,
+    forward_rows,
+    forward_shared,
+)
+from agent_trainers.monitoring.running_means import RunningMeans
+from agent_trainers.trainers.distributed import ProcessGroup
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+
+Batch = Mapping[str, torch.Tensor]
+DRIFT: Final = "sampling/sampling_logp_difference/mean"
+MAX_DRIFT: Final = "sampling/sampling_logp_difference/max"
+
+
+@dataclass(kw_only=True)
+class Scorer:
+    """Computes log-probabilities of batches, however large, one micro-batch at a time."""
+
+    args: StepGRPOConfig
+    """Settings."""
+    processes: ProcessGroup
+    """All processes."""
+    accelerator: Any
+    """Accelerate's."""
+    means: RunningMeans
+    """Where drift is noted."""
+    is_sharded: bool
+    """Whether weights are gathered in each pass, so that processes must pass in step."""
+    reference: Any
+    """The reference model, if it is one of its own."""
+    score_with_aux_loss: Callable[..., tuple[Any, Any, Any]] | None
+    """TRL's ``_get_per_token_logps_and_entropies``, if the router of a mixture of experts adds a
+    loss."""
+
+    def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
+        """Split a batch into micro-batches that fit the token budget."""
+        args = self.args
+        parts = split_into_micro_batches(
+            batch,
+            max_rows=args.per_device_train_batch_size
+            if is_training
+            else args.per_device_eval_batch_size,
+            max_tokens=args.max_tokens_per_micro_batch,
+        )
+        if self.is_sharded:  # processes must pass through the model together: some without rows
+            parts = [*[[]] * (max(self.processes.all_gather(len(parts))) - len(parts)), *parts]
+        for rows in parts:
+            # The router's loss looks at all tokens, copies too.
+            yield select_rows(batch, rows, merge_equal=self.score_with_aux_loss is None)
+
+    def score(
+        self, model: Any, micro_batch: MicroBatch, *, with_aux_loss: bool = False
+    ) -> TokenScores:
+        """Score the completions of a micro-batch, with a gradient.
+
+        Args:
+            model: The policy or the reference, wrapped or not.
+            micro_batch: Rows.
+            with_aux_loss: Whether the auxiliary loss is wanted, where the model has one.
+
+        Returns:
+            Scores of the rows that differ, (U, T): see `MicroBatch.expand`.
+        """
+        if with_aux_loss and self.score_with_aux_loss is not None:
+            return self._score_in_trls_layout(model, micro_batch.forwarded)
+        with self.accelerator.autocast():
+            return self._score_rows(model, micro_batch.forwarded)
+
+    def logprobs(self, model: Any, batch: Batch, *, is_training: bool) -> torch.Tensor:
+        """Return the log-probability of each completion token, (B, T), without a gradient."""
+
+        def logprobs_of(micro_batch: MicroBatch) -> torch.Tensor:
+            return micro_batch.expand(self.score(model, micro_batch).logprobs)
+
+        return self.by_micro_batch(batch, logprobs_of, is_training=is_training)
+
+    @torch.no_grad()
+    def by_micro_batch(
+        self, batch: Batch, function: Callable[[MicroBatch], torch.Tensor], *, is_training: bool
+    ) -> torch.Tensor:
+        """Return what `function` gives for each completion token, (B, T)."""
+        values = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        for micro_batch in self.micro_batches(batch, is_training=is_training):
+            part = function(micro_batch).float()
+            if micro_batch.rows:
+                values[micro_batch.rows, : part.size(1)] = part
+        return values
+
+    def fixed_logprobs(self, policy: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return what the loss compares the policy with while it learns from a batch.
+
+        Args:
+            policy: The model as it is before it learns from the batch.
+            batch: See `collate`.
+
+        Returns:
+            ``old_per_token_logps`` where the policy that trains is not the one that sampled,
+            ``importance_sampling_ratio`` where its probabilities differ, ``ref_per_token_logps``
+            where there is a reference; each (B, T).
+        """
+        args, fixed, is_training = self.args, {}, policy.training
+        is_other_engine = args.use_vllm or args.use_transformers_continuous_batching
+        needs_correction = is_other_engine and args.vllm_importance_sampling_correction
+        # whether some steps on a batch begin with other weights than those that sampled it
+        generate_every = args.steps_per_generation * args.num_iterations
+        is_trained_again = args.gradient_accumulation_steps % generate_every != 0
+        with disable_gradient_checkpointing(policy, args.gradient_checkpointing_kwargs):
+            if needs_correction or is_trained_again:
+                old = self.logprobs(policy, batch, is_training=is_training)
+                note_drift(self.means, old, batch)
+                fixed["old_per_token_logps"] = old
+                if needs_correction:
+                    fixed["importance_sampling_ratio"] = self._importance_ratio(old, batch)
+            if args.beta != 0.0:
+                with self._reference_for(policy) as reference:
+                    fixed["ref_per_token_logps"] = self.logprobs(
+                        reference, batch, is_training=is_training
+                    )
+        return fixed
+
+    def look(self, policy: Any, batch: Batch) -> torch.Tensor:
+        """Return log-probabilities under the policy as it is now, (B, T), and change nothing."""
+        device = self.accelerator.device
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),  # dropout draws
+            disable_gradient_checkpointing(policy, self.args.gradient_checkpointing_kwargs),
+        ):
+            return self.logprobs(policy, batch, is_training=policy.training)
+
+    def _score_rows(self, model: Any, rows: Batch) -> TokenScores:
+        unwrapped = self.accelerator.unwrap_model(model)
+        groups = None
+        if not self.is_sharded and can_share(unwrapped):
+            width = rows["completion_ids"].size(1)
+            groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
+        if groups is None:
+            return forward_rows(model, rows)
+        return forward_shared(model, body_of(unwrapped), rows, groups)
+
+    def _score_in_trls_layout(self, model: Any, rows: Batch) -> TokenScores:
+        """Score rows flush right, which the auxiliary loss needs: it counts padding unmasked."""
+        assert self.score_with_aux_loss is not None
+        prompt_width, width = rows["prompt_ids"].size(1), rows["completion_ids"].size(1)
+        logprobs, entropies, aux_loss = self.score_with_aux_loss(
+            model,
+            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),  # (B, P + T)
+            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+            width,
+            compute_entropy=True,
+            compute_aux_loss=True,
+        )
+        places = torch.arange(width, device=logprobs.device) + prompt_width - 1
+        return TokenScores(logprobs, entropies, places.expand(len(logprobs), width), aux_loss)
+
+    def _importance_ratio(self, old: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return training over sampling probability of each token, shape (B, T), as TRL does.
+
+        1 where a token is not trained or vLLM gave no log-probability.
+        """
+        difference = old - batch["sampling_per_token_logps"]
+        ratio = torch.exp(torch.nan_to_num(difference * batch["tool_mask"], nan=0.0))
+        low = self.args.vllm_importance_sampling_clip_min
+        high = self.args.vllm_importance_sampling_clip_max
+        if self.args.vllm_importance_sampling_mode == "token_truncate":
+            return ratio.clamp(min=low, max=high)
+        is_outside = torch.zeros_like(ratio, dtype=torch.bool)
+        if low is not None:
+            is_outside |= ratio < low
+        if high is not None:
+            is_outside |= ratio > high
+        return ratio.masked_fill(is_outside, 0.0)
+
+    @contextmanager
+    def _reference_for(self, policy: Any) -> Iterator[Any]:
+        if self.reference is not None:
+            yield self.reference
+            return
+        # TRL keeps no reference model beside an adapter: switched off (or, for an adapter that is
+        # trained further, its copy "ref") the model is the reference.
+        model = self.accelerator.unwrap_model(policy)
+        assert is_peft_model(model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            yield policy
+
+
+def note_drift(means: RunningMeans, logprobs: torch.Tensor, batch: Batch) -> None:
+    """Note how far log-probabilities (B, T) are from those noted when tokens were sampled."""
+    sampled = batch["sampling_per_token_logps"]
+    mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
+    difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
+    means.add_mean(DRIFT, difference, mask)
+    means.add_maximum(MAX_DRIFT, float(difference.max()))
+
+
+def body_of(model: Any) -> Any:
+    """Return an unwrapped policy without its language-model head."""
+    if is_peft_model(model):
+        model = model.get_base_model()
+    return model.base_model

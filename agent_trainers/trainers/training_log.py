@@ -1,0 +1,104 @@
+"""What a training run reports: where TRL's ``log`` finds it, and what is too far off to go on."""
+
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agent_envs.errors import ConfigurationError
+from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.monitoring.episode_statistics import trainer_metrics
+from agent_trainers.monitoring.faults import count_faults
+from agent_trainers.monitoring.running_means import RunningMeans
+from agent_trainers.trainers.batch_builder import BuiltBatch
+from agent_trainers.trainers.distributed import ProcessGroup
+from agent_trainers.trainers.scorer import DRIFT
+from agent_trainers.trajectory import Trajectory
+
+
+@dataclass(kw_only=True)
+class TrainingLog:
+    """Collects the metrics of batches and of the steps taken on them."""
+
+    means: RunningMeans
+    """Where the loss and the scorer note what they see."""
+    processes: ProcessGroup
+    """All processes."""
+    metrics: Mapping[str, MutableMapping[str, list[float]]]
+    """TRL's lists of values, by mode and name."""
+    texts: Mapping[str, Any] | None
+    """TRL's queues of what completions were; None if they are not logged."""
+    outcome_terms: frozenset[str]
+    """Reward terms that are outcomes."""
+    max_drift: float | None
+    """Largest mean difference of log-probabilities that is accepted, in nats per token."""
+
+    def add_batch(
+        self, mode: str, batch: BuiltBatch, factors: Mapping[str, float], num_tokens_seen: float
+    ) -> None:
+        """Log the statistics of a whole batch, and the factors of its reward terms; collective."""
+        trajectories, advantages = batch.record.trajectories, batch.credit.advantages
+        metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
+        metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
+        faults = self.processes.all_gather_objects([count_faults(trajectories)])
+        metrics |= {f"faults/{name}": sum(counts[name] for counts in faults) for name in faults[0]}
+        for name, value in {**metrics, **batch.credit.metrics}.items():
+            self.metrics[mode][name].append(value)
+        self.metrics[mode]["num_tokens"] = [num_tokens_seen]
+        if self.texts is not None:
+            self._add_texts(self.texts, batch)
+
+    def add_work(self, micro_batches: Sequence[MicroBatch], seconds: float, staleness: int) -> None:
+        """Note what share of what went through the model was of use, how fast it went, and its age.
+
+        `staleness` is that age: optimiser steps since it was sampled.
+        """
+        rows = [micro_batch.forwarded for micro_batch in micro_batches]
+        forwarded = sum(r["prompt_ids"].numel() + r["completion_ids"].numel() for r in rows)
+        real = sum(int(r["prompt_mask"].sum() + r["completion_mask"].sum()) for r in rows)
+        trained = sum(int(micro_batch["tool_mask"].sum()) for micro_batch in micro_batches)
+        self.means.add("rows/padding_share", forwarded - real, forwarded)
+        self.means.add("rows/forwarded_per_trained_token", forwarded, trained)
+        self.means.add("rows/tokens_per_second", real * self.processes.size, seconds)
+        self.means.add("sampling/staleness", staleness)
+
+    def write_means(self, mode: str) -> None:
+        """Log what was noted since the last call; collective.
+
+        Raises:
+            ConfigurationError: If log-probabilities drift too far.
+        """
+        means = self.means.gather()
+        for name, value in means.items():
+            self.metrics[mode][name].append(value)
+        if self.max_drift is None or (drift := means.get(DRIFT, 0.0)) <= self.max_drift:
+            return
+        raise ConfigurationError(
+            f"The log-probabilities of the sampled tokens are off by {drift:.3g} nats per token "
+            f"when they are computed anew (max_logprob_drift: {self.max_drift:g}). Policy and "
+            "trainer do not see the same tokens or weights: compare the chat template, the "
+            "tokenizer and the precision of both, and whether the server has the newest weights. "
+            "To train nonetheless, raise max_logprob_drift."
+        )
+
+    def _add_texts(self, texts: Mapping[str, Any], batch: BuiltBatch) -> None:
+        own = [_as_conversation(t) for t in batch.record.trajectories]
+        played = self.processes.all_gather_objects(own)
+        texts["prompt"].extend(prompt for prompt, _ in played)
+        texts["completion"].extend(completion for _, completion in played)
+        texts["advantages"].extend(
+            float(np.mean(a)) if len(a) else 0.0 for a in batch.credit.advantages
+        )
+        rewards: Mapping[str, MutableSequence[float]] = texts["rewards"]
+        for name in sorted({name for episode in batch.episodes for name in episode.reward_terms}):
+            rewards[name].extend(e.reward_terms.get(name, 0.0) for e in batch.episodes)
+
+
+def _as_conversation(trajectory: Trajectory) -> tuple[list[Any], list[Any]]:
+    """Return a trajectory as TRL's completion log wants it: prompt and completion messages."""
+    if not trajectory.transitions:
+        return [], []
+    first, last = trajectory.transitions[0], trajectory.transitions[-1]
+    later = last.messages[len(first.messages) :]
+    return list(first.messages), [*later, {"role": "assistant", "content": last.action}]

@@ -1,0 +1,124 @@
+"""Estimators and losses that no table of ours holds."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers import StepGRPOTrainer, StepPPOConfig, StepPPOTrainer
+from agent_trainers.cli.train import parse_arguments
+from tests.agent_trainers.gradients import gradient, micro_batches
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def above_the_median(episodes, gamma=1.0):
+    """Returns less the median of the batch, for every step."""
+    returns = [sum(episode.rewards) for episode in episodes]
+    middle = np.median(returns)
+    return [np.full(len(e.rewards), r - middle) for e, r in zip(episodes, returns, strict=True)]
+
+
+def above_the_value(episodes, *, values):
+    """The return less the value of each token."""
+    return [
+        sum(episode.rewards) - np.concatenate(steps)
+        for episode, steps in zip(episodes, values, strict=True)
+    ]
+
+
+def one_for_all(episodes):
+    return [np.ones(1)]
+
+
+def clipped(log_ratio, advantages, epsilon_low, epsilon_high):
+    ratio = log_ratio.exp()
+    bounded = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    return -torch.min(ratio * advantages, bounded * advantages)
+
+
+def hungry(log_ratio, temperature):
+    return log_ratio
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(kind=StepGRPOTrainer, **changes):
+        config = make_config(*([StepPPOConfig] if kind is StepPPOTrainer else []), **changes)
+        return kind(tiny_policy, ID, config, processing_class=tokenizer)
+
+    return make
+
+
+def test_a_users_estimator_trains(make_trainer):
+    trainer = make_trainer(advantage_estimator=above_the_median)
+    before = [p.clone() for p in trainer.model.parameters()]
+    trainer.train()
+    assert not all(map(torch.equal, before, trainer.model.parameters()))
+    expected = above_the_median(trainer.trajectories["train"])
+    assert len({a[0] for a in expected}) > 1
+    for one, other in zip(trainer.last_batch.advantages, expected, strict=True):
+        assert one == pytest.approx(other)
+
+
+def test_a_users_estimator_may_ask_for_values_and_give_one_advantage_per_token(make_trainer):
+    trainer = make_trainer(StepPPOTrainer, advantage_estimator=above_the_value)
+    trainer.train()
+    lengths = [sum(t.lengths) for t in trainer.trajectories["train"]]
+    assert [len(a) for a in trainer.last_batch.advantages] == lengths
+    targets, weights = (trainer.last_batch.tensors[f"value_{n}"] for n in ("targets", "weights"))
+    for row, target, weight in zip(trainer.last_batch.rows, targets, weights, strict=False):
+        return_ = trainer.trajectories["train"][row.episode].return_
+        assert torch.allclose(target[weight > 0], torch.tensor(return_), atol=1e-5)
+
+
+def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer):
+    played = make_trainer().player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    gradients = []
+    for loss in ("dapo", clipped):
+        trainer = make_trainer(loss_type=loss, num_iterations=2)
+        batches = micro_batches(trainer, played)
+        torch.manual_seed(0)
+        for parameter in trainer.model.parameters():  # so that some ratios are clipped
+            parameter.data.add_(0.03 * torch.randn_like(parameter))
+        gradients.append(gradient(trainer, batches))
+    assert gradients[0].abs().max() > 1e-3
+    assert torch.equal(*gradients)
+
+
+def test_settings_with_functions_are_plain_text(make_config):
+    given = {"advantage_estimator": above_the_median, "loss_type": clipped}
+    written = json.loads(make_config(**given).to_json_string())
+    paths = {name: written[name] for name in given}
+    assert paths == {name: f"{__name__}:{f.__name__}" for name, f in given.items()}
+    options = [text for name, path in paths.items() for text in (f"--{name}", path)]
+    _, config = parse_arguments(options)
+    assert (config.advantage_estimator, config.loss_type) == tuple(paths.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantage_estimator": lambda episodes: []}, "has no import path"),
+        ({"advantage_estimator": above_the_value}, "needs a critic"),
+        ({"advantage_estimator": above_the_median, "lam": 0.5}, "lam does nothing"),
+        ({"loss_type": hungry}, "loss_type takes 'temperature'.*It gives: log_ratio"),
+    ],
+)
+def test_functions_that_cannot_work_are_refused(make_config, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_config(**changes)
+
+
+@pytest.mark.parametrize("path", ["no_such_module:f", f"{__name__}:no_such_function", ":", "x:"])
+def test_import_paths_that_lead_nowhere_are_refused(make_config, path):
+    with pytest.raises(UnknownNameError, match="cannot be imported"):
+        make_config(advantage_estimator=path)
+
+
+def test_an_estimator_that_forgets_episodes_is_named(make_trainer):
+    trainer = make_trainer(advantage_estimator=one_for_all)
+    with pytest.raises(ConfigurationError, match="one_for_all returned 1 arrays for 8 episodes"):
+        trainer.train()

@@ -1,0 +1,162 @@
+"""Every code block of README and docs: Python runs, commands are ones that exist."""
+
+import ast
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+from agent_envs.errors import UnknownNameError
+from agent_leaderboard import cli as leaderboard
+from agent_leaderboard.play.config import load_configs
+from agent_trainers.cli.arguments import CommandParser
+from agent_trainers.cli.evaluate import EvaluateArguments
+from agent_trainers.cli.launch import unknown_to_accelerate
+from agent_trainers.cli.train import make_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+BLOCK = re.compile(r"^ *```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+KNOWN_LANGUAGES = {"python", "sh", "text", "yaml"}
+FILE_NAME = re.compile(r"# (\w+\.(?:py|yaml))\n")
+"""The first line of a block that is a file."""
+OTHER_PROGRAMS = {"pip", "vllm", ".ci/run"}
+PYTHON = Sybil([PythonCodeBlockParser()])
+
+
+def blocks(page, language):
+    text = page.read_text(encoding="utf-8")
+    return [match["code"] for match in BLOCK.finditer(text) if match["language"] == language]
+
+
+def commands(page):
+    """Yield the words of every command in the page's shell blocks."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_0-9]+=.*", words[0]):
+                words = words[1:]
+            if words:
+                yield words
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+PAGES_WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+PAGES_WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_language_it_is_in(page):
+    languages = {match["language"] for match in BLOCK.finditer(page.read_text(encoding="utf-8"))}
+    assert languages <= KNOWN_LANGUAGES
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("default")  # a reader's Python does not turn warnings into errors
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=name_of)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for block in [*blocks(page, "python"), *blocks(page, "yaml")]:
+        if name := FILE_NAME.match(block):
+            (tmp_path / name[1]).write_text(block, encoding="utf-8")
+    for example in PYTHON.parse(page).examples():
+        if not FILE_NAME.match(example.parsed):
+            example.evaluate()
+
+
+@pytest.fixture(autouse=True)
+def no_traces():
+    """Forget the modules and environments of a page."""
+    modules, environments = set(sys.modules), dict(gym.registry)
+    yield
+    for name in set(sys.modules) - modules:
+        if "pytest-of" in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    gym.registry.clear()
+    gym.registry.update(environments)
+
+
+def test_the_leaderboards_page_shows_a_file_that_it_reads(tmp_path):
+    (block,) = blocks(ROOT / "docs" / "leaderboard.md", "yaml")
+    (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+    config = load_configs([tmp_path / "mine.yaml"])
+    assert [agent.kind for agent in config.agents] == ["random", "heuristic", "react"]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=name_of)
+def test_the_commands_of_a_page_exist_with_their_options(page):
+    for words in commands(page):
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "agent-r1-train --learning_rat 1",
+        "agent-r1-train --learning_rate much",
+        "agent-r1-train --config hotpotqa_gripo",
+        "agent-r1-eval --max_steps 1",
+        "agent-r1-bench verify RUN --job 2",
+        "python -m agent_envs.plai",
+        "make dem",
+        "python examples/none.py",
+        "rm -rf runs",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(command):
+    with pytest.raises((AssertionError, SystemExit, UnknownNameError)):
+        check_command(shlex.split(command))
+
+
+def check_command(words):
+    program, *arguments = words
+    if program == "agent-r1-train":
+        make_parser(arguments).check(arguments, unknown_to_accelerate)
+    elif program == "agent-r1-eval":
+        parser = CommandParser((EvaluateArguments,), program=program, description="")
+        parser.check(arguments)
+    elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
+        given = arguments if program == "agent-r1-bench" else arguments[2:]
+        check_leaderboard(given)
+    elif program == "python" and arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1]), arguments[1]
+        check_module_options(arguments[1], arguments[2:])
+    elif program == "python":
+        assert (ROOT / arguments[0]).is_file(), arguments[0]
+    elif program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert arguments[0] in targets
+    else:
+        assert program in OTHER_PROGRAMS, program
+
+
+def check_leaderboard(arguments):
+    if not arguments or arguments[0].startswith("-"):
+        arguments = ["run", *arguments]
+    leaderboard._parser().parse_args(arguments)
+
+
+def check_module_options(module, arguments):
+    """Look for each option in the module's source, or in what its package's `__main__` holds."""
+    spec = importlib.util.find_spec(f"{module}.__main__") if is_package(module) else None
+    source = Path((spec or importlib.util.find_spec(module)).origin).read_text(encoding="utf-8")
+    strings = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    for word in arguments:
+        assert not word.startswith("--") or word in strings, word
+
+
+def is_package(module):
+    return importlib.util.find_spec(module).submodule_search_locations is not None

@@ -1,0 +1,29 @@
+"""The scripts in examples/ run as they stand; the one that needs GPUs and a server is compiled."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDS_GPUS = "train_async_with_trl.py"  # test_async_rollouts runs the same with stand-ins
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("default")  # a reader's Python does not turn warnings into errors
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_runs(name, tmp_path, monkeypatch, data_files, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, str(data_files["AgentR1/HotpotQA-v0"])])
+    if name == NEEDS_GPUS:
+        compile((EXAMPLES / name).read_text(encoding="utf-8"), name, "exec")
+        return
+    runpy.run_path(str(EXAMPLES / name))
+    assert capsys.readouterr().out
+
+
+def test_an_example_says_how_it_is_used(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["play_hotpotqa.py"])
+    with pytest.raises(SystemExit, match="Usage"):
+        runpy.run_path(str(EXAMPLES / "play_hotpotqa.py"))

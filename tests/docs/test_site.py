@@ -1,0 +1,60 @@
+"""The documentation site builds without a warning, from the code as it is, and offline."""
+
+import inspect
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from agent_envs import ENVIRONMENTS
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+
+ROOT = Path(__file__).parents[2]
+LOADED = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?P<src>[^\s\">]+)|"
+                    r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?(?P<href>[^\s\">]+)")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocstrings", reason="needs the extra 'docs'")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    warnings = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("mkdocs").addHandler(handler)
+    try:
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder))
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+    finally:
+        logging.getLogger("mkdocs").removeHandler(handler)
+    assert warnings == []
+    return folder
+
+
+def read(site, page):
+    return (site / page).read_text(encoding="utf-8")
+
+
+def test_every_environment_has_a_place_on_a_page(site):
+    overview = read(site, "environments/index.html")
+    for spec in ENVIRONMENTS:
+        (link,) = re.findall(rf'<a href="(families/[^"]+)"><code>{spec.id}<', overview)
+        page, _, anchor = link.partition("#")
+        assert f'id="{anchor}"' in read(site, f"environments/{page}")
+
+
+def test_every_setting_of_ours_stands_in_a_table(site):
+    page = read(site, "training/settings.html")
+    for name in inspect.get_annotations(StepGRPOConfig):
+        assert f"<code>{name}</code>" in page
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        for match in LOADED.finditer(page.read_text(encoding="utf-8")):
+            assert "//" not in (match["src"] or match["href"]), page

@@ -1,0 +1,104 @@
+"""What is installed, and what it does where libraries or systems have less than ours."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGES = {
+    "agent_envs": ROOT / "agent_envs",
+    "agent_trainers": ROOT / "agent_trainers",
+    "agent_leaderboard": ROOT / "benchmarks" / "agent_leaderboard",
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OF_TRAIN = ("accelerate", "jinja2", "psutil", "torch", "tqdm", "transformers", "trl", "yaml")
+COMMAND = """
+import importlib, sys
+sys.modules.update(dict.fromkeys({missing!r}))
+sys.argv = {argv!r}
+getattr(importlib.import_module({module!r}), {function!r})()
+"""
+OTHER_SYSTEM = """
+import importlib, os, pkgutil, signal, socket, sys
+for name in {libraries!r}:  # they know their way on every system
+    importlib.import_module(name)
+from transformers import Trainer, TrainerCallback  # loaded when asked for
+sys.modules.update(dict.fromkeys(("resource", "fcntl", "pwd", "grp", "termios")))
+sys.platform = "win32"
+for module, names in {{
+    os: ("fork", "getuid", "killpg", "register_at_fork", "sched_getaffinity", "setsid", "sysconf"),
+    signal: ("SIGCHLD", "SIGHUP", "SIGKILL", "SIGUSR1"),
+    socket: ("AF_UNIX",),
+}}.items():
+    for name in names:
+        delattr(module, name)
+INSIDE = ("agent_envs.sandbox.supervisor", "agent_envs.sandbox.zygote")
+for name in {packages!r}:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, f"{{name}}."):
+        if module.name not in INSIDE:
+            importlib.import_module(module.name)
+"""
+
+
+def run_python(program, **options):
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, **options
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["alone", "help"])
+@pytest.mark.parametrize("command", PROJECT["scripts"])
+def test_a_command_without_its_libraries_says_in_one_line_how_to_get_them(command, arguments):
+    module, function = PROJECT["scripts"][command].split(":")
+    argv = [command, *arguments]
+    result = run_python(
+        COMMAND.format(missing=OF_TRAIN, argv=argv, module=module, function=function)
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"{command} needs ")
+    assert line.endswith("pip install 'agent-r1[train]'")
+
+
+def test_a_command_does_not_take_a_mistake_of_ours_for_a_missing_library():
+    program = "from agent_trainers.cli.commands import run; run('a', 'agent_trainers.nowhere')"
+    result = run_python(program)
+    assert result.returncode == 1
+    assert "No module named 'agent_trainers.nowhere'" in result.stderr
+
+
+def test_every_module_is_imported_on_windows():
+    libraries = ("accelerate", "datasets", "gymnasium", "httpx", "jinja2", "matplotlib.pyplot",
+                 "multiprocessing.util", "openai", "psutil", "peft", "rich.console", "torch",
+                 "tqdm.auto", "transformers", "trl", "yaml")  # fmt: skip
+    result = run_python(OTHER_SYSTEM.format(libraries=libraries, packages=list(PACKAGES)))
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_wheel_has_the_three_packages_with_their_data_and_nothing_else(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for path in PACKAGES.values():
+        shutil.copytree(path, source / path.relative_to(ROOT), ignore=ignored)
+    (source / "benchmarks" / "learning_run.py").write_text("")  # stays in the checkout
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "import setuptools.build_meta as b; b.build_wheel('..')"
+    result = run_python(build, cwd=source)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expected = {
+        f"{name}/{path.relative_to(folder).as_posix()}"
+        for name, folder in PACKAGES.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert installed == expected
+    assert {f"{name}/py.typed" for name in PACKAGES} <= installed
