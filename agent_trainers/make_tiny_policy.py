@@ -31,7 +31,7 @@ from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.evaluation import evaluate_policy
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
@@ -68,7 +68,6 @@ RESPONSE_TEMPLATE: Final[dict[str, Any]] = {
 }
 """Tells transformers, and so TRL's own loop, how to read calls in what was written."""
 
-TOOLS: Final = [{"type": "function", "function": {"name": "search"}}]
 FORMAT: Final = TOOL_FORMATS["hermes"]
 TOP_K: Final = 2
 
@@ -129,9 +128,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
     )
     return Qwen3ForCausalLM(config)
-
-
-# Demonstrations
 
 
 def demonstrate(
@@ -195,9 +191,6 @@ def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[boo
     return ids, written
 
 
-# Training
-
-
 def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> None:
     """Train `model` on demonstrations, round after round."""
     for number, habits in enumerate(ROUNDS, start=1):
@@ -235,12 +228,7 @@ def measure(model: Any, tokenizer: Any, *, temperature: float, num_tasks: int = 
     """Return the success of a policy in held-out worlds, one episode each."""
     policy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=temperature)
     make_env = functools.partial(gym.make, "AgentR1/SyntheticMultiHop-v0", split="test")
-    specs = [
-        EpisodeSpec(task=i, seed=i, group_id=str(i), rng=np.random.default_rng([1, i]))
-        for i in range(num_tasks)
-    ]
-    trajectories = Rollout(make_env, policy).collect(specs)
-    return float(np.mean([trajectory.success for trajectory in trajectories]))
+    return evaluate_policy(make_env, policy, range(num_tasks), seed=1).metrics["success"]
 
 
 def write_card(output: Path, model: Any, sampled: float, greedy: float) -> None:

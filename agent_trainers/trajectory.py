@@ -5,9 +5,10 @@ tokens that are trained.
 """
 
 import dataclasses
+import functools
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -159,11 +160,7 @@ SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write trajectories to a file, whole or not at all.
-
-    Args:
-        path: A ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file.
-        trajectories: What to write, one row each.
+    """Write trajectories to a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file, whole or not at all.
 
     Raises:
         DataError: If the suffix is another.
@@ -186,11 +183,11 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
         DataError: If the file cannot be read or a row is no trajectory; names file and row.
     """
     _check_suffix(path)
-    decode = _decode_columns if str(path).endswith(".parquet") else dict
+    is_parquet = str(path).endswith(".parquet")
     trajectories = []
     for number, record in enumerate(read_records(path), start=1):
         try:
-            trajectories.append(_trajectory(decode(record)))
+            trajectories.append(_trajectory(_convert(record, json.loads) if is_parquet else record))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path}, row {number}: is no trajectory ({type(error).__name__}: {error})."
@@ -204,28 +201,26 @@ def _check_suffix(path: str | Path) -> None:
 
 
 def _trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
-    fields = (field.name for field in dataclasses.fields(Trajectory))
-    record = {name: getattr(trajectory, name) for name in fields}
-    record["transitions"] = [_transition_record(t) for t in trajectory.transitions]
-    return record
+    return _fields(trajectory) | {"transitions": [*map(_transition_record, trajectory.transitions)]}
 
 
 def _transition_record(transition: Transition) -> dict[str, Any]:
-    fields = (field.name for field in dataclasses.fields(Transition))
-    record = {name: getattr(transition, name) for name in fields}
     # float32 -> float64 -> JSON -> float64 -> float32 loses nothing
-    record["logprobs"] = np.asarray(transition.logprobs, np.float32).astype(float).tolist()
-    return record
+    logprobs = np.asarray(transition.logprobs, np.float32).astype(float).tolist()
+    return _fields(transition) | {"logprobs": logprobs}
+
+
+def _fields(item: Transition | Trajectory) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
 
 
 def _trajectory(record: Mapping[str, Any]) -> Trajectory:
-    transitions = [_transition(item) for item in record["transitions"]]
+    steps = [
+        Transition(**{**step, "logprobs": np.array(step["logprobs"], np.float32)})
+        for step in record[_STEPS]
+    ]
     stop_reason = StopReason(record["stop_reason"])
-    return Trajectory(**{**record, "transitions": transitions, "stop_reason": stop_reason})
-
-
-def _transition(record: Mapping[str, Any]) -> Transition:
-    return Transition(**{**record, "logprobs": np.array(record["logprobs"], np.float32)})
+    return Trajectory(**{**record, _STEPS: steps, "stop_reason": stop_reason})
 
 
 def _plain(value: Any) -> Any:
@@ -239,29 +234,16 @@ def _plain(value: Any) -> Any:
 
 # In Parquet, tokens and flags are columns; what an environment or a model may fill as it likes is
 # JSON text, because Parquet's strings hold no lone surrogates and its structs no free keys.
+_STEPS: Final = "transitions"
 _COLUMNS: Final = ("prompt_ids", "completion_ids", "logprobs", "terminated", "truncated")
 
 
-def _encode_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: [_encode_columns(item) for item in value]
-        if key == "transitions"
-        else value
-        if key in _COLUMNS
-        else json.dumps(value, default=_plain)
-        for key, value in record.items()
-    }
-
-
-def _decode_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: [_decode_columns(item) for item in value]
-        if key == "transitions"
-        else value
-        if key in _COLUMNS
-        else json.loads(value)
-        for key, value in record.items()
-    }
+def _convert(record: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Convert what is JSON text in Parquet, to it or back."""
+    converted = {k: v if k in _COLUMNS else convert(v) for k, v in record.items() if k != _STEPS}
+    if _STEPS in record:
+        converted[_STEPS] = [_convert(step, convert) for step in record[_STEPS]]
+    return converted
 
 
 def _write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
@@ -272,9 +254,9 @@ def _write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
     kinds = dict(zip(_COLUMNS, (integers, integers, reals, flag, flag), strict=True))
     names = [field.name for field in dataclasses.fields(Transition)]
     transition = pa.struct([(name, kinds.get(name, pa.string())) for name in names])
-    fields = [
-        (field.name, pa.list_(transition) if field.name == "transitions" else pa.string())
-        for field in dataclasses.fields(Trajectory)
-    ]
-    table = pa.Table.from_pylist([_encode_columns(r) for r in records], schema=pa.schema(fields))
+    names = [field.name for field in dataclasses.fields(Trajectory)]
+    steps = pa.list_(transition)
+    schema = pa.schema([(name, steps if name == _STEPS else pa.string()) for name in names])
+    write = functools.partial(json.dumps, default=_plain)
+    table = pa.Table.from_pylist([_convert(record, write) for record in records], schema=schema)
     pyarrow.parquet.write_table(table, path)

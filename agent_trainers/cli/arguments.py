@@ -33,14 +33,10 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         groups: Mapping[str, Sequence[str]] | None = None,
         show_all: bool = False,
     ) -> None:
-        """Make an option of each field.
+        """Make an option of each field of dataclasses, as `HfArgumentParser` takes them.
 
-        Args:
-            kinds: Dataclasses, as `HfArgumentParser` takes them.
-            program: The program's name.
-            description: What it does.
-            groups: Heading -> names of options, for ``--help``; all in one if not given.
-            show_all: Whether the help lists the options that are in no group, too.
+        ``--help`` shows them by `groups`, heading -> names of options: all in one if not given.
+        Those in no group it shows if `show_all`.
         """
         super().__init__(kinds, prog=program, description=description, allow_abbrev=False)
         self.add_argument("--config")
@@ -58,9 +54,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
         """Make settings the defaults; each is checked and converted as on the command line.
 
-        Args:
-            settings: Names and values; lists and None are taken as they are.
-            source: Where they come from, for messages.
+        Lists and None are taken as they are. `source` is named in messages.
         """
         self._source = f"{source}: "
         values = {}
@@ -79,14 +73,9 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     def check(
         self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line, without making the objects.
+        """Parse a command line into values by name, and what is no option here.
 
-        Args:
-            arguments: The command line, without the program's name.
-            others: Given what is no option here, returns what is none elsewhere either.
-
-        Returns:
-            The values by name, and what is no option here.
+        `others` returns, of what is no option here, what is none elsewhere either.
 
         Raises:
             SystemExit: On ``--help``, or if an option is wrong or unknown.
@@ -100,16 +89,12 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
     ) -> tuple[Any, ...]:
         """Parse a command line into one object per dataclass; see `check`."""
-        values, _ = self.check(arguments, others)
-        names = [
-            [field.name for field in dataclasses.fields(kind) if field.init]
-            for kind in self.dataclass_types
-        ]
+        self.check(arguments, others)
         try:
-            return tuple(
-                kind(**{name: getattr(values, name) for name in own})
-                for kind, own in zip(self.dataclass_types, names, strict=True)
+            *parsed, _, _ = self.parse_args_into_dataclasses(
+                list(arguments), return_remaining_strings=True, look_for_args_file=False
             )
+            return tuple(parsed)
         except ValueError as error:  # ours, TRL's and transformers' own checks
             self.error(str(error))
 
@@ -146,8 +131,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
 def parse(arguments: Sequence[str], kind: type[T], *, program: str, description: str) -> T:
     """Parse a command line, and the file that its ``--config`` names, into one object."""
     parser = CommandParser((kind,), program=program, description=description)
-    config = parser.check(arguments)[0].config
-    if config is not None:
+    if (config := parser.check(arguments)[0].config) is not None:
         parser.use_settings(read_config(Path(config)), config)
     parsed: T = parser.parse(arguments)[0]
     return parsed

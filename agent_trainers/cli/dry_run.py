@@ -21,12 +21,12 @@ from transformers.trainer_utils import SaveStrategy
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.monitoring.batch_record import BatchRecord
-from agent_trainers.monitoring.dry_run_report import EpisodeLine, facts_table, print_dry_run
+from agent_trainers.monitoring.dry_run_report import facts_table, print_dry_run
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.monitoring.live_view import NUMBERS, duration
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
-    TrajectorySample,
     choose,
     trained_samples,
 )
@@ -67,10 +67,7 @@ def prepare(config: StepGRPOConfig) -> None:
 def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None) -> None:
     """Play, score and train one batch up to its gradient; print what came of it.
 
-    Args:
-        trainer: Made with settings that `prepare` has seen.
-        title: What runs.
-        checkpoint: Where to begin; None for the model as it is.
+    `trainer` was made with settings that `prepare` has seen.
 
     Raises:
         ConfigurationError: If the model cannot be stopped before its update.
@@ -90,36 +87,25 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     record = trainer.last_batch
     assert record is not None
     new_logprobs = trainer.current_logprobs()
-    episodes: list[EpisodeLine] = gather_object(
-        [
-            EpisodeLine(
-                group_id=t.group_id,
-                task_id=t.task_id,
-                return_=t.return_ if t.is_scorable else None,
-                success=t.is_scorable and t.success,
-                num_steps=len(t.transitions),
-                has_signal=bool(np.any(record.advantages[i])),
-            )
-            for i, t in enumerate(record.trajectories)
-        ]
-    )
+    episodes: list[EpisodeSummary] = gather_object([*map(summarise, record.trajectories)])
+    has_signal: list[bool] = gather_object([bool(np.any(values)) for values in record.advantages])
     counts: list[dict[str, float]] = gather_object([_count(record, new_logprobs)])
     if not trainer.accelerator.is_main_process:
         return
 
-    def samples(numbers: list[int]) -> list[TrajectorySample]:
-        step = trainer.state.global_step
-        return trained_samples(
-            record, numbers, label="dry run", optimiser_step=step, new_logprobs=new_logprobs
-        )
-
+    *chosen, shown = trained_samples(
+        record,
+        [*choose(record.trajectories, NUM_SAMPLES), _most_telling(record)],
+        label="dry run",
+        optimiser_step=trainer.state.global_step,
+        new_logprobs=new_logprobs,
+    )
     page = Path(trainer.args.output_dir) / PAGE
     tokenizer = trainer.processing_class
-    chosen = samples(choose(record.trajectories, NUM_SAMPLES))
     write_trajectory_page(page, chosen, tokenizer=tokenizer, title=title)
     console = Console()
     console.rule(f"[bold]dry run: {title}", align="left")
-    print_dry_run(console, record, samples([_most_telling(record)])[0], episodes, tokenizer)
+    print_dry_run(console, record, shown, episodes, has_signal, tokenizer)
     console.print(facts_table("the batch", _figures(counts, trainer)))
     console.print(facts_table("one optimiser step", _times(trainer, stop.seconds)))
     console.print(facts_table("memory", _memory(trainer, counts)))

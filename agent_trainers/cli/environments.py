@@ -13,12 +13,10 @@ from agent_envs.errors import ConfigurationError
 
 
 def environment_maker(env_id: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return a function that makes an environment.
+    """Return a function that makes an environment; the id's ``module:`` may lie here.
 
-    Args:
-        env_id: Its Gymnasium id; with ``module:`` before it, a module here may register it.
-        kwargs: Its keyword arguments. If it does not take them, or the module is not there, the
-            function raises `ConfigurationError`.
+    The function raises `ConfigurationError` if the environment does not take `kwargs`, or the
+    module is not there.
     """
     if (here := str(Path.cwd())) not in sys.path:  # a script's path begins where the script lies
         sys.path.append(here)

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
@@ -18,7 +18,7 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.cli.environments import environment_maker, first_tasks
-from agent_trainers.cli.model_card import EMBEDDED
+from agent_trainers.cli.results import EMBEDDED
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
@@ -148,12 +148,13 @@ def _check_source(options: EvaluateArguments) -> None:
 
 @contextlib.contextmanager
 def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
+    temperature = 0.0 if options.greedy else options.temperature
+    sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
     if options.base_url is None or options.model is None:
         yield load_policy(
             options.model or str(TINY_POLICY),
             max_new_tokens=options.max_completion_length,
-            temperature=0.0 if options.greedy else options.temperature,
-            top_p=options.top_p,
+            **sampling,
             top_k=options.top_k,
             max_batch_size=options.batch_size,
         )
@@ -169,8 +170,7 @@ def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Ite
         tool_format=info.get("tool_format", "hermes"),
         api_key_env=options.api_key_env,
         max_new_tokens=options.max_completion_length or 512,
-        temperature=0.0 if options.greedy else options.temperature,
-        top_p=options.top_p,
+        **sampling,
         max_concurrency=options.max_concurrency,
         timeout_seconds=options.request_timeout,
     )
@@ -201,9 +201,7 @@ def _as_json(
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
     title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
-    table = Table(title=title, min_width=60)
-    table.add_column("metric")
-    table.add_column("mean", justify="right")
+    table = Table("metric", Column("mean", justify="right"), title=title, min_width=60)
     for name, value in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}")
     for k, value in evaluation.pass_at_k.items():

@@ -1,22 +1,29 @@
-"""Start several processes where the options ask for them.
+"""Start several processes where the options ask for them, and stop them all at the same step.
 
 ``accelerate launch`` does it on accelerators. On a CPU it silently starts a single process whatever
 ``--num_processes`` says, so ``torchrun`` does it there. The processes get the whole command line
 and pass over what was meant for their launcher.
 """
 
+import contextlib
 import gc
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Final
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+import psutil
 import yaml
 from accelerate import PartialState
 from accelerate.commands.launch import launch_command_parser
 
+from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_trainers.checkpointing.interruption import STOP_FILE
+from agent_trainers.checkpointing.interruption import SIGNALS, STOP_FILE, SUPERVISOR
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 _CONFIG_OPTION: Final = "--accelerate_config"
@@ -41,12 +48,7 @@ def launch_command(
 ) -> list[str] | None:
     """Return the command that starts the processes, or None where this process will do.
 
-    Args:
-        num_processes: How many.
-        accelerate_config: A file of Accelerate's settings, by name or path.
-        others: Further options of ``accelerate launch``.
-        module: What the processes run.
-        arguments: Its command line.
+    They run `module` with `arguments`; `others` are further options of ``accelerate launch``.
 
     Raises:
         ConfigurationError: If the options ask for what a CPU cannot do.
@@ -57,9 +59,8 @@ def launch_command(
     if num_processes is not None and num_processes < 1:
         raise ConfigurationError(f"--num_processes must be at least 1, not {num_processes}.")
     settings = {}
-    launch_options = [*others]
-    if num_processes is not None:
-        launch_options = ["--num_processes", str(num_processes), *others]
+    count = [] if num_processes is None else ["--num_processes", str(num_processes)]
+    launch_options = [*count, *others]
     if accelerate_config is not None:
         config = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind=_CONFIG_OPTION)
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -101,3 +102,46 @@ def leave_process_group() -> None:
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()
+
+
+def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
+    """Run a launcher until it ends; return the exit code.
+
+    torchrun passes an interrupt on, prints a traceback and kills after 30 seconds. So a launcher
+    runs in a session of its own, where the terminal's interrupt does not reach it, and its
+    processes learn of a request to stop from a file, which they look at after each step.
+    `notify` is told what a request to stop leads to.
+    """
+    received: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder:
+        request = Path(folder) / "stop"
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command,
+            env=os.environ | {STOP_FILE: str(request), SUPERVISOR: str(os.getpid())},
+            start_new_session=True,
+        )
+
+        def receive(number: int, _: Any) -> None:
+            received.append(number)
+            if len(received) == 1:
+                write_text(request, str(number))
+                notify("Stopping when the step is done and saved. Once more stops at once.")
+            else:
+                _kill(process.pid)
+
+        before = {number: signal.signal(number, receive) for number in SIGNALS}
+        try:
+            exit_code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 128 + received[0] if received else exit_code
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and all it started, wherever they sit."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for member in [*parent.children(recursive=True), parent]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()

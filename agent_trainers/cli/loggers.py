@@ -16,10 +16,7 @@ LOGGERS: Final = ("tensorboard", "trackio", "wandb")
 
 
 def check_loggers(config: Any) -> None:
-    """Check that what the run reports to is installed, and give the run a name there.
-
-    Args:
-        config: The trainer's settings; ``run_name`` is set where it was not.
+    """Check that what the run reports to is installed; set ``run_name`` where it was not.
 
     Raises:
         MissingExtraError: If a logger is not installed.

@@ -1,14 +1,17 @@
-"""What a training run leaves behind: a table, ``results.json``, a picture, a page, trajectories."""
+"""What a training run leaves behind: figures, a model card, a picture, a page, trajectories."""
 
 import datetime
 import importlib.metadata
+import json
 import platform
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from huggingface_hub import ModelCardData
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
@@ -22,6 +25,8 @@ from agent_trainers.monitoring.trajectory_samples import (
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import save_trajectories
 
+EMBEDDED: Final = "embedded policy"
+"""What the model is called where none was given."""
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
 SAMPLES_ON_PAGE: Final = 4
@@ -35,13 +40,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 0) -> None:
-        """Collect from `trainer`.
-
-        Args:
-            trainer: Whose batches.
-            title: Heading of the page.
-            every: Optimiser steps between two collections; 0 for the first and the last only.
-        """
+        """Collect from `trainer` each `every` optimiser steps; 0: the first and the last only."""
         self._trainer = trainer
         self._title = title
         self._every = every
@@ -83,11 +82,9 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         """Keep samples of what was evaluated last."""
         played = self._trainer.trajectories["eval"]
         step = self._trainer.state.global_step
+        chosen = [played[i] for i in choose(played, SAMPLES_PER_BATCH)]
         self._batches.append(
-            [
-                TrajectorySample(label=label, trajectory=played[i], optimiser_step=step)
-                for i in choose(played, SAMPLES_PER_BATCH)
-            ]
+            [TrajectorySample(label=label, trajectory=t, optimiser_step=step) for t in chosen]
         )
 
     def write_page(self) -> None:
@@ -103,19 +100,14 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
 def describe_run(
     trainer: StepGRPOTrainer,
     run: Mapping[str, Any],
-    *,
     before: Mapping[str, float],
     after: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return what ``results.json`` holds.
+    """Return what ``results.json`` holds, and let the model card say so: `run`, what came of it.
 
-    Args:
-        trainer: What has trained, or is about to.
-        run: What was asked for.
-        before: Evaluated ``success`` and ``return`` before training; may be empty.
-        after: The same after training, with ``num_episodes``.
+    `before` and `after` are what was evaluated before and after training; both may be empty.
     """
-    return {
+    results = {
         **run,
         "success_before": before.get("success"),
         "success_after": after.get("success"),
@@ -130,6 +122,69 @@ def describe_run(
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},
     }
+    args = trainer.args
+    trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
+    return results
+
+
+def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str | None) -> str:
+    """Return the text of ``README.md`` beside a trained model.
+
+    `results` is what ``results.json`` holds; what is not known yet is None there.
+    """
+    model = results["model"]
+    is_on_hub = model != EMBEDDED and not Path(model).exists()
+    metadata = ModelCardData(
+        base_model=model if is_on_hub else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["agent-r1", "reinforcement-learning", "trl", results["algorithm"]],
+    )
+    eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
+    name = hub_model_id or output_dir
+    command = ["agent-r1-eval", "--model", name, "--env", results["env"]]
+    if eval_kwargs:
+        command += ["--env_kwargs", json.dumps(eval_kwargs)]
+    facts = {
+        "base model": model,
+        "environment": results["env"],
+        "its arguments in training": json.dumps(results["env_kwargs"]),
+        "its arguments in evaluation": json.dumps(eval_kwargs),
+        "algorithm": results["algorithm"],
+        "optimiser steps": results["steps"] or "training goes on",
+        "success before training": _percent(results["success_before"]),
+        "success after training": _percent(results["success_after"]),
+        "evaluation episodes": results["num_eval_episodes"],
+        **results["versions"],
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    return f"""---
+{metadata.to_yaml()}
+---
+# {Path(name).name}
+
+A language model trained by step-level reinforcement learning with Agent-R1 Gym.
+
+| | |
+|---|---|
+{table}
+
+Trained with:
+
+```
+{results["command"]}
+```
+
+Evaluate it with:
+
+```
+{shlex.join(command)}
+```
+"""
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.1%}"
 
 
 def write_results(
@@ -150,10 +205,9 @@ def write_results(
 
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
-    table = Table(title=f"{results['algorithm']} on {results['env']}", min_width=60)
-    table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    columns = [Column(name, justify="right") for name in ("before", "after")]
+    title = f"{results['algorithm']} on {results['env']}"
+    table = Table("", *columns, title=title, min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))

@@ -6,6 +6,7 @@ Without arguments it trains the embedded policy on the synthetic environment, on
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import gymnasium as gym
 from accelerate.utils import gather_object
@@ -26,17 +27,25 @@ from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers import TINY_POLICY
-from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
+from agent_trainers.checkpointing.checkpoints import check_writable
+from agent_trainers.checkpointing.interruption import (
+    STOP_FILE,
+    Interrupted,
+    StopAtStepEnd,
+    StopRequests,
+)
 from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import CommandParser, json_object, read_config
 from agent_trainers.cli.environments import environment_maker, first_tasks
-from agent_trainers.cli.launch import launch_command, leave_process_group, unknown_to_accelerate
+from agent_trainers.cli.launch import (
+    launch_command,
+    leave_process_group,
+    supervise,
+    unknown_to_accelerate,
+)
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.model_card import EMBEDDED, model_card
-from agent_trainers.cli.results import SampleCollector, describe_run, write_results
-from agent_trainers.cli.resuming import begin_run, check_output_folder, say, stopped_early
-from agent_trainers.cli.supervision import supervise
-from agent_trainers.monitoring.progress import show_progress
+from agent_trainers.cli.results import EMBEDDED, SampleCollector, describe_run, write_results
+from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -146,14 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
-    """Train in this process, alone or as one of several.
+    """Train in this process, alone or as one of several; return the exit code.
 
-    Args:
-        arguments: The command line.
-        requests: Where to learn that the run is to stop.
-
-    Returns:
-        The exit code: 0 if the run went to its end.
+    `requests` tells whether the run is to stop.
     """
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
@@ -184,7 +188,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         "algorithm": options.algorithm,
         "command": shlex.join([PROGRAM, *arguments]),
     }
-    _describe(trainer, run, before, {})
+    describe_run(trainer, run, before, {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
@@ -193,26 +197,13 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     after = evaluate(trainer)
     close_loggers(trainer)
     collector.collect_evaluated("evaluation, after training")
-    results = _describe(trainer, run, before, after)
+    results = describe_run(trainer, run, before, after)
     trainer.create_model_card()
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         seconds = round(time.perf_counter() - started, 2)
         write_results(trainer, collector, results | {"total_seconds": seconds})
     return 0
-
-
-def _describe(
-    trainer: StepGRPOTrainer,
-    run: Mapping[str, Any],
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-) -> dict[str, Any]:
-    """Return what is known of a run, and let its model card say so."""
-    results = describe_run(trainer, run, before=before, after=after)
-    args = trainer.args
-    trainer.model_card = model_card(results, args.output_dir, args.hub_model_id)
-    return results
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
@@ -323,6 +314,51 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
     if trainer.accelerator.is_main_process:
         write_json(path, before)
     return before
+
+
+def say(text: str) -> None:
+    """Tell the user something in a line of its own, beside the progress bar."""
+    sys.stderr.write(f"\nagent-r1-train: {text}\n")
+    sys.stderr.flush()
+
+
+def check_output_folder(output_dir: str, *, must_exist: bool) -> None:
+    """Refuse an output folder that will not do, before any work.
+
+    Raises:
+        ConfigurationError: If there is nothing to go on from, or nothing can be written.
+    """
+    if must_exist and not Path(output_dir).is_dir():
+        raise ConfigurationError(
+            f"--resume: there is no folder {output_dir}, so no run to go on with. Check "
+            "--output_dir, or leave --resume out to begin anew."
+        )
+    check_writable(Path(output_dir))
+
+
+def begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
+    """Return the checkpoint to go on from, or None to begin anew, and say which it is."""
+    given: str | None = trainer.args.resume_from_checkpoint
+    checkpoint = trainer.last_checkpoint() if resume else given
+    trainer.begin_run(checkpoint)
+    if trainer.accelerator.is_main_process:
+        if checkpoint is not None:
+            say(f"Going on from {checkpoint}.")
+        elif resume:
+            say(f"There is no checkpoint of this run in {trainer.args.output_dir} yet: beginning.")
+    return checkpoint
+
+
+def stopped_early(trainer: StepGRPOTrainer, signal_number: int) -> int:
+    """Say how to go on with a run that was asked to stop; return the exit code."""
+    if trainer.accelerator.is_main_process:
+        step, folder = trainer.state.global_step, Path(trainer.args.output_dir)
+        say(
+            f"Stopped after step {step} of {trainer.state.max_steps}, which is saved in "
+            f"{folder / f'checkpoint-{step}'}. The same command with --resume goes on from there."
+        )
+    # To torchrun any other code is a failure, with a report; the supervisor knows the right one.
+    return 0 if STOP_FILE in os.environ else 128 + signal_number
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
 
 
@@ -15,6 +16,8 @@ from agent_trainers.trajectory import StopReason, Trajectory
 class EpisodeSummary:
     """One episode without its texts and tokens; enough to assign credit and to log."""
 
+    task_id: str
+    """The environment's id of the task."""
     group_id: str
     """Episodes with the same id are compared with each other."""
     rewards: tuple[float, ...]
@@ -33,26 +36,28 @@ class EpisodeSummary:
     """What the environment measured at the end."""
     stop_reason: StopReason
     """Why the episode ended."""
-    error_codes: tuple[str, ...]
-    """Codes of invalid actions and failed tools."""
-    tool_names: tuple[str, ...]
-    """Name of the tool of each call."""
-    tool_errors: tuple[str, ...]
-    """Codes of the calls that failed."""
-    tool_seconds: tuple[float, ...]
+    step_counts: Mapping[str, int]
+    """How often a step was a mistake or left something out, under the names that are logged."""
+    tool_calls: Mapping[str, int]
+    """Calls by tool."""
+    tool_errors: Mapping[str, int]
+    """Calls that failed, by error code."""
+    tool_seconds: list[float]
     """Seconds that the steps with a call took; empty where nobody measured."""
-    context_drops: tuple[str, ...]
-    """For each state that left something out, the context policy that did."""
-    num_dropped_messages: int
-    """Messages that states left out, over all states."""
-    num_steps: int
-    """Model turns."""
     num_tokens: int
     """Tokens of the last state and action: the length of the episode."""
-    num_sampled_tokens: int
-    """Tokens that the policy wrote."""
     timings: dict[str, float]
     """Seconds by kind of work."""
+
+    @property
+    def num_steps(self) -> int:
+        """Model turns."""
+        return len(self.rewards)
+
+    @property
+    def success(self) -> bool:
+        """Whether the environment counts the episode as a success."""
+        return self.metrics.get("success", 0.0) > 0.0
 
 
 def summarise(
@@ -60,46 +65,56 @@ def summarise(
 ) -> EpisodeSummary:
     """Reduce a trajectory to its numbers.
 
-    Args:
-        trajectory: What was played.
-        reward_factors: What the reward terms are multiplied with now; 1 where not named.
+    `reward_factors` are what the reward terms are multiplied with now; 1 where not named.
     """
     factors = reward_factors or {}
-    terms: Counter[str] = Counter()
-    codes, rewards = [], []
-    for transition in trajectory.transitions:
-        reward = transition.reward
+    terms: dict[str, float] = {}
+    rewards = trajectory.rewards
+    for t, transition in enumerate(trajectory.transitions):
         for name, value in transition.reward_terms.items():
             factor = factors.get(name, 1.0)
-            terms[name] += factor * value  # type: ignore[assignment]
-            reward += (factor - 1.0) * value
-        rewards.append(reward)
-        if code := transition.info.get("action", {}).get("error"):
-            codes.append(code)
+            terms[name] = terms.get(name, 0.0) + factor * value
+            rewards[t] += (factor - 1.0) * value
+    actions = [transition.info.get("action") or {} for transition in trajectory.transitions]
+    calls = [t for t, action in enumerate(actions) if action.get("kind") == "tool_call"]
+    num_timed = len(trajectory.step_seconds)
     last = trajectory.transitions[-1] if trajectory.transitions else None
-    names, errors, seconds = _tool_calls(trajectory)
-    contexts = [t.info["context"] for t in trajectory.transitions[:-1] if t.info.get("context")]
     return EpisodeSummary(
+        task_id=trajectory.task_id,
         group_id=trajectory.group_id,
         rewards=tuple(rewards),
         lengths=tuple(trajectory.lengths),
-        anchors=tuple(_digest(anchor) for anchor in trajectory.anchors),
+        anchors=tuple(
+            hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            for anchor in trajectory.anchors
+        ),
         is_truncated=trajectory.is_truncated,
         is_scorable=trajectory.is_scorable,
-        reward_terms=dict(terms),
+        reward_terms=terms,
         metrics=dict(trajectory.metrics),
         stop_reason=trajectory.stop_reason,
-        error_codes=tuple(codes),
-        tool_names=names,
-        tool_errors=errors,
-        tool_seconds=seconds,
-        context_drops=tuple(str(c.get("reason", "")).split(":")[0] for c in contexts),
-        num_dropped_messages=sum(c.get("num_dropped", 0) for c in contexts),
-        num_steps=len(trajectory.transitions),
+        step_counts=_step_counts(trajectory, actions),
+        tool_calls=Counter(str(actions[t].get("name")) for t in calls),
+        tool_errors=Counter(actions[t]["error"] for t in calls if actions[t].get("error")),
+        tool_seconds=[trajectory.step_seconds[t] for t in calls if t < num_timed],
         num_tokens=len(last.prompt_ids) + len(last.completion_ids) if last else 0,
-        num_sampled_tokens=sum(len(t.completion_ids) for t in trajectory.transitions),
         timings=dict(trajectory.timings),
     )
+
+
+def _step_counts(trajectory: Trajectory, actions: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    counts = Counter({"actions/invalid": 0, "context/drops": 0, "context/dropped_messages": 0})
+    for action in actions:
+        if code := action.get("error"):
+            counts[f"actions/{code}"] += 1
+            counts["actions/invalid"] += action.get("kind") != "tool_call"
+    # What the last step's context would leave out, nobody sees.
+    for transition in trajectory.transitions[:-1]:
+        if context := transition.info.get("context"):
+            counts["context/drops"] += 1
+            counts[f"context/{str(context.get('reason', '')).split(':')[0]}"] += 1
+            counts["context/dropped_messages"] += context.get("num_dropped", 0)
+    return counts
 
 
 def trainer_metrics(
@@ -127,15 +142,24 @@ def trainer_metrics(
     metrics["reward_std"] = float(np.std(returns))
     metrics["frac_reward_zero_std"] = _share_without_signal(episodes, advantages)
     metrics["groups/without_variance"] = _share_without_variance(scored)
-    measured = _means([episode.metrics for episode in scored])
+    measured = means([episode.metrics for episode in scored])
     metrics |= {f"metrics/{name}": value for name, value in measured.items()}
     if "success" in measured:
         metrics["success"] = measured["success"]
-    metrics |= _reward_terms(scored, metrics["reward"], outcome_terms)
-    metrics |= _actions(scored)
+    terms = [episode.reward_terms for episode in scored]
+    num_steps = max(1, sum(episode.num_steps for episode in scored))
+    metrics |= {f"rewards/{name}": value for name, value in means(terms).items()}
+    metrics |= {f"rewards_per_step/{name}": sum_ / num_steps for name, sum_ in _sum(terms).items()}
+    if outcome_terms:
+        outcomes = [sum(t.get(name, 0.0) for name in outcome_terms) for t in terms]
+        metrics["reward/outcome"] = float(np.mean(outcomes))
+        metrics["reward/process"] = metrics["reward"] - metrics["reward/outcome"]
+    counts = _sum(episode.step_counts for episode in scored)
+    metrics |= {name: count / num_steps for name, count in counts.items()}
     metrics |= _tools(scored)
-    metrics["completions/mean_length"] = float(np.mean([e.num_sampled_tokens for e in scored]))
-    metrics["completions/max_length"] = float(max(e.num_sampled_tokens for e in scored))
+    lengths = [sum(episode.lengths) for episode in scored]
+    metrics["completions/mean_length"] = float(np.mean(lengths))
+    metrics["completions/max_length"] = float(max(lengths))
     metrics["episodes/mean_turns"] = float(np.mean([e.num_steps for e in scored]))
     metrics["episodes/max_turns"] = float(max(e.num_steps for e in scored))
     return metrics
@@ -153,47 +177,17 @@ def _endings(episodes: Sequence[EpisodeSummary], num_scored: int) -> dict[str, f
     return metrics
 
 
-def _reward_terms(
-    scored: Sequence[EpisodeSummary], reward: float, outcome_terms: Collection[str]
-) -> dict[str, float]:
-    terms = [episode.reward_terms for episode in scored]
-    num_steps = _num_steps(scored)
-    metrics = {f"rewards/{name}": value for name, value in _means(terms).items()}
-    for name in sorted({name for record in terms for name in record}):
-        total = sum(record.get(name, 0.0) for record in terms)
-        metrics[f"rewards_per_step/{name}"] = total / num_steps
-    if outcome_terms:
-        outcomes = [sum(t.get(name, 0.0) for name in outcome_terms) for t in terms]
-        metrics["reward/outcome"] = float(np.mean(outcomes))
-        metrics["reward/process"] = reward - metrics["reward/outcome"]
-    return metrics
-
-
-def _actions(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Return shares of steps: mistakes by code, and states that left something out by policy."""
-    num_steps = _num_steps(scored)
-    codes = Counter(code for episode in scored for code in episode.error_codes)
-    metrics = {f"actions/{code}": count / num_steps for code, count in codes.items()}
-    num_tool_errors = sum(len(episode.tool_errors) for episode in scored)
-    metrics["actions/invalid"] = (codes.total() - num_tool_errors) / num_steps
-    drops = Counter(policy for episode in scored for policy in episode.context_drops)
-    metrics["context/drops"] = drops.total() / num_steps
-    metrics |= {f"context/{policy}": count / num_steps for policy, count in drops.items()}
-    dropped = sum(episode.num_dropped_messages for episode in scored)
-    metrics["context/dropped_messages"] = dropped / num_steps
-    return metrics
-
-
 def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
     """Return calls per episode, by tool too, failures as shares of calls, and seconds of a call."""
-    calls = Counter(name for episode in scored for name in episode.tool_names)
-    metrics = {"tools/calls": calls.total() / len(scored)}
+    calls = _sum(episode.tool_calls for episode in scored)
+    num_calls = sum(calls.values())
+    metrics = {"tools/calls": num_calls / len(scored)}
     if not calls:
         return metrics
     metrics |= {f"tools/calls/{name}": count / len(scored) for name, count in calls.items()}
-    errors = Counter(code for episode in scored for code in episode.tool_errors)
-    metrics["tools/failures"] = errors.total() / calls.total()
-    metrics |= {f"tools/{code}": count / calls.total() for code, count in errors.items()}
+    errors = _sum(episode.tool_errors for episode in scored)
+    metrics["tools/failures"] = sum(errors.values()) / num_calls
+    metrics |= {f"tools/{code}": count / num_calls for code, count in errors.items()}
     if seconds := [value for episode in scored for value in episode.tool_seconds]:
         metrics["tools/seconds_mean"] = float(np.mean(seconds))
         metrics["tools/seconds_p95"] = float(np.quantile(seconds, 0.95))
@@ -201,41 +195,19 @@ def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
     return metrics
 
 
-def _num_steps(scored: Sequence[EpisodeSummary]) -> int:
-    return max(1, sum(episode.num_steps for episode in scored))
-
-
-def _tool_calls(
-    trajectory: Trajectory,
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[float, ...]]:
-    """Return the names of the tools called, codes of the calls that failed, and their seconds."""
-    actions = [transition.info.get("action") or {} for transition in trajectory.transitions]
-    calls = [t for t, action in enumerate(actions) if action.get("kind") == "tool_call"]
-    seconds = trajectory.step_seconds
-    return (
-        tuple(str(actions[t].get("name")) for t in calls),
-        tuple(str(actions[t]["error"]) for t in calls if actions[t].get("error")),
-        tuple(seconds[t] for t in calls if t < len(seconds)),
-    )
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-
-
-def _means(records: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = sorted({name for record in records for name in record})
-    return {name: float(np.mean([r[name] for r in records if name in r])) for name in names}
+def _sum(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for record in records:
+        for name, value in record.items():
+            total[name] = total.get(name, 0) + value
+    return total
 
 
 def _share_without_signal(episodes: Sequence[EpisodeSummary], advantages: Sequence[Any]) -> float:
     """Return the share of groups in which every advantage is 0: nothing to learn from."""
-    has_signal: dict[str, bool] = {}
-    for episode, values in zip(episodes, advantages, strict=True):
-        if episode.is_scorable:
-            before = has_signal.get(episode.group_id, False)
-            has_signal[episode.group_id] = before or bool(np.any(values))
-    return 1.0 - sum(has_signal.values()) / len(has_signal)
+    scored = [e for e in zip(episodes, advantages, strict=True) if e[0].is_scorable]
+    with_signal = {episode.group_id for episode, values in scored if np.any(values)}
+    return 1.0 - len(with_signal) / len({episode.group_id for episode, _ in scored})
 
 
 def _share_without_variance(scored: Sequence[EpisodeSummary]) -> float:

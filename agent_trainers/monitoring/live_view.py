@@ -1,6 +1,7 @@
-"""A view of the run that redraws itself in the terminal."""
+"""How a run shows itself: a view that redraws itself in a terminal, a plain bar elsewhere."""
 
 import contextlib
+import datetime
 import itertools
 import logging
 import sys
@@ -15,9 +16,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
-from transformers import TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS: Final = "_.-=+*%#"
@@ -53,12 +54,7 @@ class RunView:
     """What is known of a run, as a panel; any rich console can print it."""
 
     def __init__(self, title: str, num_steps: int) -> None:
-        """Know nothing yet.
-
-        Args:
-            title: Heading of the panel.
-            num_steps: Optimiser steps of the whole run.
-        """
+        """Know nothing yet of a run of `num_steps` optimiser steps."""
         self.step = 0
         self.seconds_done = 0.0
         self.seconds_left: float | None = None
@@ -89,10 +85,8 @@ class RunView:
         yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
 
     def _progress(self) -> Table:
-        table = Table.grid(padding=(0, 1), expand=True)
-        table.add_column(no_wrap=True)
-        table.add_column(ratio=1)
-        table.add_column(no_wrap=True, justify="right")
+        steps, times = Column(no_wrap=True), Column(no_wrap=True, justify="right")
+        table = Table.grid(steps, Column(ratio=1), times, padding=(0, 1), expand=True)
         left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
         table.add_row(
             f"[bold]step {self.step}/{self._num_steps}",
@@ -102,18 +96,16 @@ class RunView:
         return table
 
     def _reward_table(self, blocks: str) -> Table:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
+        values = Column(justify="right", no_wrap=True)
+        table = Table.grid(Column(no_wrap=True), values, Column(no_wrap=True), padding=(0, 2))
         terms = sorted(name for name in self._curves if name.startswith("rewards/"))[:MAX_TERMS]
         for name in ("success", "reward", *terms):
-            if values := self._curves.get(name):
+            if curve := self._curves.get(name):
                 label = {"success": "success", "reward": "return"}.get(name)
-                curve = Text(sparkline(values, CURVE_WIDTH, blocks), "green" if label else "cyan")
                 text = Text(label or f"  {name.removeprefix('rewards/')}", "bold" if label else "")
                 form = "{:.1%}" if name == "success" else "{:+.3f}"
-                table.add_row(text, form.format(values[-1]), curve)
+                drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), "green" if label else "cyan")
+                table.add_row(text, form.format(curve[-1]), drawn)
         return table
 
     def _numbers(self) -> Columns:
@@ -137,29 +129,20 @@ class RunView:
 
     def _failures(self) -> Text:
         found = [
-            f"{name.split('/')[-1]} {value:.1%}" if not name.startswith("tools")
-            else f"tool failures {value:.1%}"
+            f"{'tool failures' if name == 'tools/failures' else name.split('/')[-1]} {value:.1%}"
             for name, value in sorted(self._newest.items())
             if name.startswith(_FAILURES) and value > 0 and name != "actions/invalid"
-        ]  # fmt: skip
-        return (
-            Text.assemble(("failures  ", "dim"), ("   ".join(found), "red"))
-            if found
-            else Text("no failures", "dim")
-        )
+        ]
+        if not found:
+            return Text("no failures", "dim")
+        return Text.assemble(("failures  ", "dim"), ("   ".join(found), "red"))
 
 
 class LiveView(TrainerCallback):  # type: ignore[misc]
     """Keeps a `RunView` on the terminal while training runs; whatever is printed goes above it."""
 
     def __init__(self, title: str, clock: Any = None, console: Console | None = None) -> None:
-        """Show nothing until training begins.
-
-        Args:
-            title: Heading.
-            clock: The trainer's `StepClock`, for what is being done right now.
-            console: Where to draw; the terminal that standard error goes to if not given.
-        """
+        """Show nothing until training begins; then what the trainer's `StepClock` says, too."""
         self._title = title
         self._clock = clock
         self._console = console or Console(stderr=True)
@@ -228,6 +211,40 @@ class LiveView(TrainerCallback):  # type: ignore[misc]
         return view
 
 
+class SuccessProgress(ProgressCallback):  # type: ignore[misc]
+    """transformers' bar, with success and return of the last batch in it, not a line a step."""
+
+    SHOWN = (("success", "success"), ("reward", "return"), ("episodes/mean_turns", "turns"))
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Show the newest figures."""
+        shown = {label: f"{logs[name]:.2f}" for name, label in self.SHOWN if logs and name in logs}
+        if self.training_bar is not None and shown:
+            self.training_bar.set_postfix(shown)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar, also after an error; may be called again."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+
+
+def show_progress(trainer: Any, title: str) -> LiveView | SuccessProgress:
+    """Replace the trainer's own progress bar and log printer; the caller closes what it gets."""
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
+    console = Console(stderr=True)
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    progress = LiveView(title, trainer.clock, console) if can_redraw else SuccessProgress()
+    trainer.add_callback(progress)
+    return progress
+
+
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """Return a curve of at most `width` characters, from the lowest value to the highest.
 
@@ -253,17 +270,14 @@ def time_split(logs: Mapping[str, float]) -> dict[str, float]:
 
 
 def _log_handlers_to(stream: Any) -> list[logging.StreamHandler[Any]]:
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
     return [
         handler
-        for handler in handlers
+        for logger in [logging.root, *logging.root.manager.loggerDict.values()]
+        for handler in getattr(logger, "handlers", ())
         if isinstance(handler, logging.StreamHandler) and handler.stream is stream
     ]
 
 
 def duration(seconds: float) -> str:
-    """Return a time as hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    """Return a time as hours, minutes and seconds; ``0:12`` where there are no hours."""
+    return str(datetime.timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")

@@ -56,10 +56,9 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read a ``metrics.jsonl``, also while it is written: half a line at its end is left out.
+    """Read a ``metrics.jsonl``, or that of an output folder.
 
-    Args:
-        path: The file, or the output folder it is in.
+    It may be written meanwhile: half a line at its end is left out.
 
     Raises:
         DataError: If it cannot be read, or a line is no JSON object; names file and line.

@@ -2,13 +2,14 @@
 
 import importlib.resources
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 
 from agent_envs.data.files import atomic_path, write_text
+from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
 MAX_TOKENS_SHOWN: Final = 600
@@ -20,17 +21,19 @@ def write_trajectory_page(
 ) -> None:
     """Write one self-contained HTML page: every step, how the state changed, tokens, rows.
 
-    Args:
-        path: The file to write.
-        samples: What to show, in order.
-        tokenizer: Turns token ids back into text; anything with ``decode``.
-        title: Heading of the page.
+    Of `tokenizer`, ``decode`` alone is used.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(source.read_text(encoding="utf-8"))
-    cards = [_card(sample, tokenizer) for sample in samples]
-    page = template.render(title=title, cards=cards)
+    environment.filters["shade"] = _shade
+    environment.filters["decode"] = tokenizer.decode
+    page = environment.from_string(source.read_text(encoding="utf-8")).render(
+        title=title,
+        samples=samples,
+        state_change=state_change,
+        stretches=_stretches,
+        max_tokens=MAX_TOKENS_SHOWN,
+    )
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
@@ -41,13 +44,10 @@ def plot_learning_curve(
     before: float | None,
     after: float | None,
 ) -> None:
-    """Draw success and return against optimiser steps.
+    """Draw success and return against optimiser steps, as PNG.
 
-    Args:
-        path: The PNG file to write.
-        history: The trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-        before: Evaluated success before training, if measured.
-        after: Evaluated success after training, if measured.
+    `history` is the trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
+    `before` and `after` are the success in evaluation, if measured.
     """
     from matplotlib.figure import Figure
 
@@ -88,81 +88,13 @@ def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _card(sample: TrajectorySample, tokenizer: Any) -> dict[str, Any]:
-    transitions = sample.trajectory.transitions
-    users = [m for m in transitions[0].messages if m["role"] == "user"] if transitions else []
-    return {
-        "label": sample.label,
-        "trajectory": sample.trajectory,
-        "question": users[-1]["content"] if users else "",
-        "steps": [_step(sample, t, tokenizer) for t in range(len(transitions))],
-        "rows": [_row(sample, number, tokenizer) for number in range(len(sample.rows))],
-    }
-
-
-def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> dict[str, Any]:
-    transition = sample.trajectory.transitions[t]
-    num_tokens = len(transition.completion_ids)
-    shown = range(min(num_tokens, MAX_TOKENS_SHOWN))
-    return {
-        "transition": transition,
-        "change": state_change(sample.trajectory, t),
-        "trained": sample.steps[t] if sample.steps is not None else None,
-        "num_hidden": num_tokens - len(shown),
-        "seconds": dict(enumerate(sample.trajectory.step_seconds)).get(t),
-        "tokens": [_token(sample, t, j, tokenizer) for j in shown],
-    }
-
-
-def _token(sample: TrajectorySample, t: int, j: int, tokenizer: Any) -> dict[str, Any]:
-    """Return a token of an action: its text, what to say about it, and the classes it has."""
-    transition = sample.trajectory.transitions[t]
-    token = transition.completion_ids[j]
-    facts = [f"id {token}", f"log-probability {transition.logprobs[j]:.3f}"]
-    classes = []
-    trained = sample.steps[t] if sample.steps is not None else None
-    if trained is None or not trained.is_trained[j]:
-        classes.append("masked")
-        facts.append("masked")
-    if trained is not None:
-        facts.append(f"advantage {trained.advantages[j]:+.3f}")
-        classes.append("a" + _shade(trained.advantages[j], 0.5))
-        if trained.values is not None:
-            facts.append(f"value {trained.values[j]:+.3f}")
-            classes.append("v" + _shade(trained.values[j], 0.25))
-        if trained.ratios is not None:
-            facts.append(f"ratio {trained.ratios[j]:.3f}")
-            classes.append("r" + _shade(trained.ratios[j] - 1.0, 0.1))
-    return {
-        "text": tokenizer.decode([token]),
-        "facts": " · ".join(facts),
-        "classes": " ".join(classes),
-    }
-
-
-def _row(sample: TrajectorySample, number: int, tokenizer: Any) -> dict[str, Any]:
-    """Return a training row as stretches of tokens: prompt, actions, what was said between them."""
-    row = sample.rows[number]
-    stretches = [_stretch("prompt", row.prompt_ids, tokenizer)]
+def _stretches(row: Row) -> Iterator[tuple[str, list[int], bool]]:
+    """Yield what a row is made of: a name, its tokens, and whether they are trained."""
+    yield "prompt", list(row.prompt_ids), False
     tokens = zip(row.completion_ids, row.steps, row.is_action, row.is_trained, strict=True)
     for (step, is_action, is_trained), run in itertools.groupby(tokens, lambda token: token[1:]):
         kind = f"step {step + 1}" if is_action else "observation"
-        stretch = _stretch(kind, [token[0] for token in run], tokenizer)
-        stretches.append(stretch | {"is_trained": is_trained})
-    reasons = [step.fork_reason for step in sample.steps or () if step.row == number]
-    return {
-        "stretches": stretches,
-        "num_tokens": len(row.prompt_ids) + len(row.completion_ids),
-        "num_trained": sum(row.is_trained),
-        "fork_reason": next((reason for reason in reasons if reason), None),
-    }
-
-
-def _stretch(kind: str, ids: Sequence[int], tokenizer: Any) -> dict[str, Any]:
-    """Return tokens as one text, from a long one its end."""
-    hidden = max(0, len(ids) - MAX_TOKENS_SHOWN)
-    text = tokenizer.decode(list(ids[hidden:]))
-    return {"kind": kind, "count": len(ids), "text": text, "hidden": hidden, "is_trained": False}
+        yield kind, [token[0] for token in run], is_trained
 
 
 def _shade(value: float, unit: float) -> str:

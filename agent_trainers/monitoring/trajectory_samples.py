@@ -1,12 +1,13 @@
 """Trajectories worth looking at, with what training made of them; and their way to Parquet."""
 
+import dataclasses
 import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,7 @@ class TrajectorySample:
     """Its training rows; none where nothing was trained on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateChange:
+class StateChange(NamedTuple):
     """How a state differs from the one before it and the action taken there."""
 
     added: list[Message]
@@ -69,30 +69,22 @@ def trained_samples(
     optimiser_step: int,
     new_logprobs: npt.NDArray[Any] | None = None,
 ) -> list[TrajectorySample]:
-    """Return trajectories of a training batch as samples.
+    """Return the trajectories of a training batch that have the numbers `chosen`, as samples.
 
-    Args:
-        record: The batch.
-        chosen: Their numbers in it.
-        label: Where they come from.
-        optimiser_step: The step they were played for.
-        new_logprobs: Of the policy to compare with, (B, T); see `step_tokens`.
+    `new_logprobs`, (B, T), are of the policy to compare with; see `step_tokens`.
     """
-    samples = []
-    for i in chosen:
-        trajectory = record.trajectories[i]
-        rows = [row for row in record.rows if row.episode == i]
-        samples.append(
-            TrajectorySample(
-                label=label,
-                trajectory=trajectory,
-                optimiser_step=optimiser_step,
-                # A trajectory that cannot be scored was not trained on.
-                steps=step_tokens(record, i, new_logprobs) if trajectory.is_scorable else None,
-                rows=rows,
-            )
+    played = record.trajectories
+    return [
+        TrajectorySample(
+            label=label,
+            trajectory=played[i],
+            optimiser_step=optimiser_step,
+            # A trajectory that cannot be scored was not trained on.
+            steps=step_tokens(record, i, new_logprobs) if played[i].is_scorable else None,
+            rows=[row for row in record.rows if row.episode == i],
         )
-    return samples
+        for i in chosen
+    ]
 
 
 def state_change(trajectory: Trajectory, step: int) -> StateChange:
@@ -119,11 +111,8 @@ def state_change(trajectory: Trajectory, step: int) -> StateChange:
 def _action_message(previous: Transition, after: Sequence[Message]) -> Message:
     """Return the action as the next state holds it; formats with native calls hold it in parts."""
     at = len(previous.messages)
-    if (
-        len(after) > at
-        and list(after[:at]) == previous.messages
-        and after[at]["role"] == "assistant"
-    ):
+    extends = len(after) > at and list(after[:at]) == previous.messages
+    if extends and after[at]["role"] == "assistant":
         return after[at]
     return Message(role="assistant", content=previous.action)
 
@@ -180,7 +169,6 @@ def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) ->
     transition = trajectory.transitions[turn]
     change = state_change(trajectory, turn)
     action = transition.info.get("action") or {}
-    tokens = sample.steps[turn] if sample.steps is not None else None
     record = {
         "optimiser_step": sample.optimiser_step,
         "sample": number,
@@ -206,9 +194,8 @@ def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) ->
         "token_ids": transition.completion_ids,
         "logprobs": np.asarray(transition.logprobs, np.float32).tolist(),
     }
-    if tokens is not None:
-        names = ("row", "fork_reason", "is_trained", "advantages", "values", "ratios")
-        record |= {name: getattr(tokens, name) for name in names}
+    if sample.steps is not None:
+        record |= dataclasses.asdict(sample.steps[turn])
     return {
         name: _clean(value) if name in _TEXT and value is not None else value
         for name, value in record.items()

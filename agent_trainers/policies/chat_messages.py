@@ -39,10 +39,8 @@ def text_messages(
 ) -> list[ApiMessage]:
     """Return a state as a conversation in plain text.
 
-    Args:
-        messages: The state.
-        tools: Function schemas that the system prompt is to describe, for formats whose chat
-            template would do so; None where the state describes them.
+    The system prompt describes `tools`, for formats whose chat template would do so; they are None
+    where the state describes them.
     """
     converted: list[ApiMessage] = []
     for message in messages:
@@ -53,10 +51,9 @@ def text_messages(
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
         described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas))
-        if not converted or converted[0]["role"] != "system":
-            converted.insert(0, {"role": "system", "content": ""})
-        content = (converted[0]["content"] + described).strip()
-        converted[0] = {"role": "system", "content": content}
+        has_prompt = converted and converted[0]["role"] == "system"
+        prompt = converted.pop(0)["content"] if has_prompt else ""
+        converted.insert(0, {"role": "system", "content": (prompt + described).strip()})
     return converted
 
 
@@ -88,11 +85,6 @@ def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFo
     """Return a reply of the API as an action in `tool_format`.
 
     Some servers read calls out of the text by themselves; such calls are written back.
-
-    Args:
-        content: What the model said besides.
-        calls: The structured calls of the reply.
-        tool_format: The format of the environment.
     """
     if tool_format.is_structured:
         return write_message(content, calls)
@@ -120,8 +112,7 @@ def _result(call_id: str, content: str) -> ApiMessage:
 
 def _text(call: FunctionCall, tool_format: ToolFormat) -> str:
     if _is_object(call.arguments):
-        arguments = json.loads(call.arguments or "{}")
-        return tool_format.write_call(call.name, arguments)
+        return tool_format.write_call(call.name, json.loads(call.arguments or "{}"))
     # Malformed, as the model wrote it: the environment says what is wrong with it.
     return (
         f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'

@@ -11,7 +11,7 @@ import numpy as np
 from agent_trainers.policies.local import TokenPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings
-from agent_trainers.policies.server_client import MAX_RETRIES, ServerClient
+from agent_trainers.policies.server_client import ServerClient
 
 
 class VLLMServerPolicy(TokenPolicy):
@@ -25,7 +25,7 @@ class VLLMServerPolicy(TokenPolicy):
         *,
         max_concurrency: int = 64,
         timeout_seconds: float = 120.0,
-        max_retries: int = MAX_RETRIES,
+        **connection: Any,
     ) -> None:
         """Connect to a server.
 
@@ -37,7 +37,7 @@ class VLLMServerPolicy(TokenPolicy):
             settings: How tokens are drawn.
             max_concurrency: Requests under way at once.
             timeout_seconds: Longest wait for one completion.
-            max_retries: How often a request is sent again; see `MAX_RETRIES`.
+            connection: ``api_key_env``, ``max_retries``: see `ServerClient`.
 
         Raises:
             MissingExtraError: If the library ``openai`` is not installed.
@@ -48,7 +48,7 @@ class VLLMServerPolicy(TokenPolicy):
             f"{base_url.rstrip('/')}/v1",
             max_concurrency=max_concurrency,
             timeout_seconds=timeout_seconds,
-            max_retries=max_retries,
+            **connection,
         )
         model = self._client.call(self._client.api.models.list).data[0]
         max_model_length = (model.model_extra or {}).get("max_model_len")

@@ -103,12 +103,8 @@ def transformers_policy(
 ) -> TokenPolicy:
     """Make a policy of a transformers model that is not being trained.
 
-    Args:
-        model: A causal language model.
-        tokenizer: Its tokenizer, with a chat template.
-        chat_template_kwargs: Passed on to the template.
-        max_batch_size: Prompts sampled from at once.
-        sampling: Fields of `SamplingSettings`: ``max_new_tokens``, and others as wanted.
+    At most `max_batch_size` prompts are sampled from at once. `sampling` are fields of
+    `SamplingSettings`: ``max_new_tokens``, and others as wanted.
     """
     eos_token_ids = eos_ids(model.generation_config.eos_token_id, tokenizer)
     settings = SamplingSettings(
@@ -116,17 +112,16 @@ def transformers_policy(
     )
 
     def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
-        chunks = range(0, len(prompts), max_batch_size)
-        return [
-            completion
-            for i in chunks
-            for completion in sample(
-                model, prompts[i : i + max_batch_size], rngs[i : i + max_batch_size], settings
-            )
-        ]
+        completions: list[Completion] = []
+        for i in range(0, len(prompts), max_batch_size):
+            j = i + max_batch_size
+            completions += sample(model, prompts[i:j], rngs[i:j], settings)
+        return completions
 
     def make_stream(prompt: Prompt, finish: Finish) -> GenerationStream:
-        return SlotStream(lambda: nullcontext(model), prompt, finish, settings, max_batch_size)
+        return SlotStream(
+            lambda: nullcontext(model), prompt, finish, settings, max_slots=max_batch_size
+        )
 
     return TokenPolicy(
         ChatRenderer(tokenizer, chat_template_kwargs),
@@ -140,11 +135,8 @@ def transformers_policy(
 def load_policy(name: str, *, max_new_tokens: int | None = None, **options: Any) -> TokenPolicy:
     """Load a model, onto the accelerator if there is one, and make a policy of it.
 
-    Args:
-        name: Name on the hub, or a folder.
-        max_new_tokens: Longest turn; 24 for models with a vocabulary as small as the embedded
-            policy's, else 512.
-        options: The other options of `transformers_policy`.
+    `max_new_tokens` is 24 with a vocabulary as small as the embedded policy's, else 512, if not
+    given; `options` are those of `transformers_policy`.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.

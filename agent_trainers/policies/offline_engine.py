@@ -28,14 +28,8 @@ def vllm_policy(
 ) -> TokenPolicy:
     """Load a model into a vLLM engine and make a policy of it.
 
-    Args:
-        model: Name or folder.
-        max_new_tokens: Longest turn.
-        temperature: 0 takes the most likely token.
-        top_p: Nucleus sampling.
-        max_model_len: Tokens of the longest sequence, for which vLLM sets memory aside; as many as
-            the model can attend to if not given.
-        chat_template_kwargs: Passed on to the template.
+    `temperature` 0 takes the most likely token. vLLM sets memory aside for a sequence of
+    `max_model_len` tokens: as many as the model can attend to if not given.
 
     Raises:
         MissingExtraError: If vLLM is not installed.
@@ -65,9 +59,7 @@ def vllm_policy(
             for rng in rngs
         ]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        if not inputs:
-            return []
-        outputs = llm.generate(inputs, settings, use_tqdm=False)
+        outputs = llm.generate(inputs, settings, use_tqdm=False) if inputs else []
         return [_completion(output.outputs[0]) for output in outputs]
 
     return TokenPolicy(

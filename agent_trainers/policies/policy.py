@@ -100,12 +100,13 @@ class PolicyWrapper(Policy):
         return self.policy.encode(request)
 
 
-class _WrappedStream:
+class _WrappedStream(GenerationStream):
     """A stream with a wrapper's `before` and `after` around it."""
 
     def __init__(self, wrapper: PolicyWrapper, stream: GenerationStream) -> None:
+        super().__init__()
         self._wrapper, self._stream = wrapper, stream
-        self._requests: dict[int, GenerationRequest] = {}
+        self._requests: dict[int, GenerationRequest] = {}  # the newest of each episode
         self._ready: dict[int, Generation | BaseException] = {}
         self.gathers = stream.gathers
 

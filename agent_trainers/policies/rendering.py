@@ -30,11 +30,7 @@ class ChatRenderer:
         tokenizer: PreTrainedTokenizerBase,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Use `tokenizer` and its chat template.
-
-        Args:
-            tokenizer: A tokenizer with a chat template.
-            chat_template_kwargs: Passed on to the template (``{"enable_thinking": False}``).
+        """Use the chat template of `tokenizer`, with options such as ``enable_thinking``.
 
         Raises:
             ConfigurationError: If the tokenizer has no chat template.
@@ -53,13 +49,7 @@ class ChatRenderer:
     def prompt_ids(
         self, messages: Sequence[Message], tools: Schemas, previous: Transition | None
     ) -> list[int]:
-        """Return the tokens of a state, ready for the model to go on.
-
-        Args:
-            messages: The state.
-            tools: Function schemas for the template, or None.
-            previous: The step before, if there was one.
-        """
+        """Return the tokens of a state, ready for the model to go on after step `previous`."""
         if previous is not None and (reply := _reply(messages, previous)) is not None:
             suffix = self._encode_suffix(_key(reply, tools), previous.completion_ids[-1])
             if suffix is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -49,6 +50,15 @@ class SamplingSettings:
         """Whether tokens are drawn from another distribution than the model's at `temperature`."""
         is_cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p is not None
         return is_cut or self.repetition_penalty != 1.0 or self.temperature == 0.0
+
+    def generation_config(self, **options: Any) -> GenerationConfig:
+        """Return what ``generate`` wants to know, with more `options` of its own."""
+        return GenerationConfig(
+            max_new_tokens=self.max_new_tokens,
+            eos_token_id=list(self.eos_token_ids),
+            pad_token_id=self.pad_token_id,
+            **options,
+        )
 
     def warpers(self) -> LogitsProcessorList:
         """Return what shapes the distribution before a token is drawn."""
@@ -123,54 +133,35 @@ def sample(
 ) -> list[Completion]:
     """Sample one completion per prompt.
 
-    Args:
-        model: A causal language model with ``generate``.
-        prompts: Token ids of each prompt.
-        rngs: One generator per prompt; each is asked for `max_new_tokens` numbers.
-        settings: How tokens are drawn.
+    Each of `rngs`, one per prompt, is asked for `max_new_tokens` numbers.
     """
     if not prompts:
         return []
     device = model.device
-    width = max(len(prompt) for prompt in prompts)
-    input_ids = torch.full((len(prompts), width), settings.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        attention_mask[row, width - len(prompt) :] = 1
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    input_ids = pad_sequence(rows, True, settings.pad_token_id, padding_side="left")
+    attention_mask = pad_sequence([torch.ones_like(r) for r in rows], True, padding_side="left")
     uniforms = None
     if settings.temperature > 0:
         draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
         uniforms = torch.from_numpy(draws).to(device)
     sampling = SeededSampling(uniforms)
-    output = model.generate(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        generation_config=_generation_config(settings),
-        logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
-    )
-    token_ids = output[:, width:].cpu()  # (B, T)
-    logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
-    return [
-        _completion(ids, logp, settings)
-        for ids, logp in zip(token_ids.tolist(), logprobs, strict=True)
-    ]
-
-
-def _generation_config(settings: SamplingSettings) -> GenerationConfig:
-    return GenerationConfig(
-        max_new_tokens=settings.max_new_tokens,
+    config = settings.generation_config(
         do_sample=False,  # SeededSampling draws
-        eos_token_id=list(settings.eos_token_ids),
-        pad_token_id=settings.pad_token_id,
         repetition_penalty=settings.repetition_penalty,
         disable_compile=True,
     )
-
-
-def _completion(
-    ids: list[int], logprobs: npt.NDArray[np.float32], settings: SamplingSettings
-) -> Completion:
-    ends = (i for i, token in enumerate(ids, start=1) if token in settings.eos_token_ids)
-    length = next(ends, len(ids))
-    return Completion(token_ids=ids[:length], logprobs=logprobs[:length].copy())
+    output = model.generate(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        generation_config=config,
+        logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
+    )
+    token_ids = output[:, input_ids.size(1) :].cpu()  # (B, T)
+    logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
+    completions = []
+    for ids, logp in zip(token_ids.tolist(), logprobs, strict=True):
+        ends = (i for i, token in enumerate(ids, start=1) if token in settings.eos_token_ids)
+        length = next(ends, len(ids))
+        completions.append(Completion(token_ids=ids[:length], logprobs=logp[:length].copy()))
+    return completions

@@ -12,7 +12,6 @@ from agent_trainers.policies.generation import Generation, GenerationRequest, Us
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.server_client import (
     MAX_REASON_CHARS,
-    MAX_RETRIES,
     PromptTooLongError,
     ServerClient,
 )
@@ -31,13 +30,11 @@ class OpenAIPolicy(Policy):
         base_url: str,
         model: str,
         tool_format: str | ToolFormat = "hermes",
-        api_key_env: str | None = None,
         max_new_tokens: int = 512,
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_concurrency: int = 16,
-        timeout_seconds: float = 300.0,
-        max_retries: int = MAX_RETRIES,
+        **connection: Any,
     ) -> None:
         """Ask `model` at `base_url`.
 
@@ -47,14 +44,11 @@ class OpenAIPolicy(Policy):
             tool_format: The environment's tool format, or its name. With structured calls
                 (``openai``) the server is told of the tools and the model calls them natively; with
                 every other format calls are text.
-            api_key_env: Environment variable that holds the key; ``OPENAI_API_KEY`` if not given,
-                and no key if that one is not set.
             max_new_tokens: Longest turn.
             temperature: 0 takes the most likely token.
             top_p: Nucleus sampling.
             max_concurrency: Requests under way at once, at most.
-            timeout_seconds: How long one request may take.
-            max_retries: How often a request is sent again; see `MAX_RETRIES`.
+            connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
 
         Raises:
             MissingExtraError: If the library ``openai`` is not installed.
@@ -74,12 +68,7 @@ class OpenAIPolicy(Policy):
             "top_p": top_p,
         }
         self._client = ServerClient(
-            base_url,
-            model=model,
-            api_key_env=api_key_env,
-            max_concurrency=max_concurrency,
-            timeout_seconds=timeout_seconds,
-            max_retries=max_retries,
+            base_url, model=model, max_concurrency=max_concurrency, **connection
         )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:

@@ -14,9 +14,6 @@ from typing import Any, Final, TypeVar
 from agent_envs.core.extras import require_extra
 from agent_envs.errors import ConfigurationError, ServerError
 
-MAX_RETRIES: Final = 6
-"""How often a request is sent again after a fault of the server or the network: no connection, no
-answer in time, status 408, 409, 429, 500 and above."""
 MAX_REASON_CHARS: Final = 500
 DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"
 _NO_KEY: Final = "none"
@@ -44,8 +41,8 @@ class ServerClient:
         model: str | None = None,
         api_key_env: str | None = None,
         max_concurrency: int,
-        timeout_seconds: float,
-        max_retries: int,
+        timeout_seconds: float = 300.0,
+        max_retries: int = 6,
     ) -> None:
         """Prepare to ask the server; nothing is sent yet.
 
@@ -56,7 +53,8 @@ class ServerClient:
                 key if that one is not set.
             max_concurrency: Requests under way at once, at most.
             timeout_seconds: How long one request may take.
-            max_retries: How often it is sent again; see `MAX_RETRIES`.
+            max_retries: How often a request is sent again after a fault of the server or the
+                network: no connection, no answer in time, status 408, 409, 429, 500 and above.
 
         Raises:
             MissingExtraError: If the library ``openai`` is not installed.
@@ -67,7 +65,12 @@ class ServerClient:
 
         if max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency ({max_concurrency}) must be at least 1.")
-        self._key = _api_key(api_key_env)
+        self._key = os.environ.get(api_key_env or DEFAULT_API_KEY_ENV) or _NO_KEY
+        if self._key == _NO_KEY and api_key_env is not None:
+            raise ConfigurationError(
+                f"The environment variable {api_key_env} is not set; it is to hold the server's "
+                "API key."
+            )
         self.api = openai.OpenAI(
             base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
         )
@@ -85,11 +88,7 @@ class ServerClient:
             return list(pool.map(function, items))
 
     def call(self, create: Callable[..., Result], **body: Any) -> Result:
-        """Send a request.
-
-        Args:
-            create: A method of `api`.
-            body: What it is called with.
+        """Send a request: call `create`, a method of `api`, with `body`.
 
         Raises:
             PromptTooLongError: If the server finds the prompt too long.
@@ -126,15 +125,6 @@ class ServerClient:
     def close(self) -> None:
         """Close the connections; no further request gets through."""
         self.api.close()
-
-
-def _api_key(variable: str | None) -> str:
-    key = os.environ.get(variable or DEFAULT_API_KEY_ENV)
-    if not key and variable is not None:
-        raise ConfigurationError(
-            f"The environment variable {variable} is not set; it is to hold the server's API key."
-        )
-    return key or _NO_KEY
 
 
 def _reason(error: Any) -> str:

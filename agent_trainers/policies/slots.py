@@ -17,7 +17,7 @@ import torch
 from agent_trainers.batching.micro_batch import pack
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
-from agent_trainers.policies.streams import StreamedResult
+from agent_trainers.policies.streams import GenerationStream, StreamedResult
 
 _GROWTH: Final = 256
 """Slots grow by this many tokens."""
@@ -137,36 +137,40 @@ class _Turn:
         return len(self.prompt) - 1 - self.num_stored
 
 
-class SlotStream:
-    """A batch that episodes join and leave token by token."""
-
-    gathers = False
+class ModelStream(GenerationStream):
+    """Generation on a model that is lent for one rollout; its weights stay as they are."""
 
     def __init__(
-        self,
-        lend_model: LendModel,
-        prompt: Prompt,
-        finish: Finish,
-        settings: SamplingSettings,
-        max_slots: int,
+        self, lend_model: LendModel, prompt: Prompt, finish: Finish, settings: SamplingSettings
     ) -> None:
-        """Serve one rollout; the weights stay as they are meanwhile.
+        """Borrow the model.
 
         Args:
             lend_model: Lends the model, in the state in which it generates.
             prompt: Turns a request into tokens; None where they do not fit.
             finish: Turns tokens, and what was sampled after them, into an action.
             settings: How tokens are drawn.
-            max_slots: Episodes served at once.
         """
+        super().__init__()
         self._loan = ExitStack()
         self._model = self._loan.enter_context(lend_model())
-        self._prompt, self._finish = prompt, finish
-        self._settings, self._max_slots = settings, max_slots
+        self._prompt, self._finish, self._settings = prompt, finish, settings
+
+    def close(self) -> None:
+        """Give the model back."""
+        self._loan.close()
+
+
+class SlotStream(ModelStream):
+    """A batch that episodes join and leave token by token; at most `max_slots` at once."""
+
+    def __init__(self, *args: Any, max_slots: int) -> None:
+        """Serve one rollout; `args` as in `ModelStream`."""
+        super().__init__(*args)
+        self._max_slots = max_slots
         self._cache = SlotCache()
         self._free: list[int] = []
         self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
-        self._waiting: dict[int, GenerationRequest] = {}
         self._reading: dict[int, _Turn] = {}
         self._writing: dict[int, _Turn] = {}
 
@@ -174,10 +178,6 @@ class SlotStream:
     def has_requests(self) -> bool:
         """Whether actions are wanted."""
         return bool(self._waiting or self._reading or self._writing)
-
-    def add(self, key: int, request: GenerationRequest) -> None:
-        """Ask for an action of episode `key`."""
-        self._waiting[key] = request
 
     def drop(self, key: int) -> None:
         """Free the slot of episode `key`."""
@@ -188,7 +188,7 @@ class SlotStream:
 
     def close(self) -> None:
         """Give the model back and free the memory."""
-        self._loan.close()
+        super().close()
         self._cache = SlotCache()
 
     @torch.no_grad()
@@ -213,7 +213,9 @@ class SlotStream:
             if prompt is None:
                 ready.append((key, self._finish([], None)))
                 continue
-            slot, tokens = self._stored.get(key) or (self._new_slot(), [])
+            slot, tokens = self._stored.get(key) or (None, [])
+            if slot is None:
+                slot = self._free.pop() if self._free else len(self._stored)
             uniforms = None
             if self._settings.temperature > 0:
                 uniforms = request.rng.random(self._settings.max_new_tokens)
@@ -221,9 +223,6 @@ class SlotStream:
             self._stored[key] = (slot, prompt)
             self._reading[key] = _Turn(slot, prompt, uniforms, known)
         return ready
-
-    def _new_slot(self) -> int:
-        return self._free.pop() if self._free else len(self._stored)
 
     def _read(self) -> None:
         """Store keys and values of new states; equal first states are read once."""

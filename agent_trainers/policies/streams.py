@@ -6,8 +6,9 @@ leave, or a server.
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from agent_envs.core.deadline import CallSession
 from agent_trainers.policies.generation import Generation, GenerationRequest
@@ -18,73 +19,62 @@ StreamedResult = tuple[int, Generation | BaseException]
 """Whose action it is, and the action or what failed."""
 
 
-class GenerationStream(Protocol):
+class GenerationStream(ABC):
     """Generation for the episodes of one rollout."""
 
-    gathers: bool
+    gathers = False
     """Whether it pays to wait a moment for more states before the next `advance`."""
+
+    def __init__(self) -> None:
+        """Wait for requests."""
+        self._waiting: dict[int, GenerationRequest] = {}
 
     @property
     def has_requests(self) -> bool:
         """Whether actions are wanted."""
+        return bool(self._waiting)
 
     def add(self, key: int, request: GenerationRequest) -> None:
         """Ask for an action of episode `key`; it has none under way."""
+        self._waiting[key] = request
 
+    @abstractmethod
     def advance(self) -> list[StreamedResult]:
         """Work for a while; return the actions that are ready, or what failed."""
 
     def drop(self, key: int) -> None:
         """Forget episode `key`, which is over, and what it asked for."""
+        self._waiting.pop(key, None)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what is held; nothing is asked any more."""
 
 
-class WaveStream:
+class WaveStream(GenerationStream):
     """All that is asked for at a time is generated as one batch."""
 
     gathers = True
 
     def __init__(self, generate: Generate) -> None:
         """Ask `generate`."""
+        super().__init__()
         self._generate = generate
-        self._requests: dict[int, GenerationRequest] = {}
-
-    @property
-    def has_requests(self) -> bool:
-        """Whether actions are wanted."""
-        return bool(self._requests)
-
-    def add(self, key: int, request: GenerationRequest) -> None:
-        """Ask for an action of episode `key`."""
-        self._requests[key] = request
 
     def advance(self) -> list[StreamedResult]:
         """Return an action for each episode that asked; asks the policy also for none at all."""
-        keys = sorted(self._requests)
-        requests = [self._requests[key] for key in keys]
-        self._requests.clear()
+        keys = sorted(self._waiting)
+        requests = [self._waiting.pop(key) for key in keys]
         return list(zip(keys, self._generate(requests), strict=True))
 
-    def drop(self, key: int) -> None:
-        """Forget what episode `key` asked for."""
-        self._requests.pop(key, None)
 
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class ConcurrentStream:
+class ConcurrentStream(GenerationStream):
     """Each state is asked for by itself, many side by side: for policies that are servers."""
-
-    gathers = False
 
     def __init__(self, generate: Generate, max_concurrency: int) -> None:
         """Ask `generate`, in up to `max_concurrency` threads at once."""
+        super().__init__()
         self._generate = generate
         self._max_concurrency = max_concurrency
-        self._waiting: dict[int, GenerationRequest] = {}
         self._session = CallSession()
 
     @property
@@ -92,15 +82,11 @@ class ConcurrentStream:
         """Whether actions are wanted."""
         return bool(self._waiting) or len(self._session) > 0
 
-    def add(self, key: int, request: GenerationRequest) -> None:
-        """Ask for an action of episode `key`."""
-        self._waiting[key] = request
-
     def advance(self) -> list[StreamedResult]:
         """Send what may be sent; return what has come back, and wait a moment for it."""
         while self._waiting and len(self._session) < self._max_concurrency:
-            key, request = next(iter(self._waiting.items()))
-            del self._waiting[key]
+            key = next(iter(self._waiting))
+            request = self._waiting.pop(key)
             self._session.submit(key, functools.partial(self._generate, [request]))
         return [
             (outcome.key, outcome.error or outcome.value[0])
@@ -108,9 +94,6 @@ class ConcurrentStream:
         ]
 
     def drop(self, key: int) -> None:
-        """Forget what episode `key` asked for."""
-        self._waiting.pop(key, None)
+        """Forget what episode `key` asked for; a call under way is left to itself."""
+        super().drop(key)
         self._session.abandon(key)
-
-    def close(self) -> None:
-        """Leave what is under way to itself."""

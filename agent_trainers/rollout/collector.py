@@ -15,8 +15,14 @@ from agent_envs.errors import AgentEnvsError
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.streams import GenerationStream
-from agent_trainers.rollout.episode import Episode, EpisodeSpec, TextEnv, template_tools
-from agent_trainers.rollout.foreign_envs import UnmadeEnv, is_immediate
+from agent_trainers.rollout.episode import (
+    Episode,
+    EpisodeSpec,
+    TextEnv,
+    UnmadeEnv,
+    is_immediate,
+    template_tools,
+)
 from agent_trainers.trajectory import StopReason, Trajectory
 
 GATHER_SECONDS: Final = 0.02
@@ -66,14 +72,9 @@ class Rollout:
         specs: Sequence[EpisodeSpec],
         on_end: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play one episode per spec.
+        """Play one episode per spec; return the trajectories in order, also those that failed.
 
-        Args:
-            specs: What to play.
-            on_end: Told of each trajectory as it ends, in no particular order.
-
-        Returns:
-            One trajectory per spec, in order; those that failed hold their error.
+        `on_end` is told of each as it ends, in no particular order.
         """
         episodes = [Episode(i, spec, self._take_env()) for i, spec in enumerate(specs)]
         stream = self._policy.open_stream()
@@ -83,7 +84,8 @@ class Rollout:
             stream.close()
         for episode in episodes:
             self._note_final_state(episode)
-        self._keep_envs(episodes)
+        # An environment that failed or hangs may be in any state: the next episode gets a new one.
+        self._idle_envs += [e.env for e in episodes if e.stop_reason not in _BROKEN]
         return [episode.trajectory() for episode in episodes]
 
     def close(self) -> None:
@@ -101,10 +103,6 @@ class Rollout:
             raise  # wrong settings or data: no episode would ever work
         except Exception as error:  # noqa: BLE001 - foreign code; the episode records it
             return UnmadeEnv(error)
-
-    def _keep_envs(self, episodes: Sequence[Episode]) -> None:
-        # An environment that failed or hangs may be in any state: the next episode gets a new one.
-        self._idle_envs += [e.env for e in episodes if e.stop_reason not in _BROKEN]
 
     def _note_final_state(self, episode: Episode) -> None:
         """Note the state in which an episode was cut off."""

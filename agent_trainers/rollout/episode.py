@@ -16,6 +16,7 @@ from agent_trainers.policies.generation import Generation, GenerationRequest, Us
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 TextEnv = gym.Env[str, str]
+_KNOWN_WRAPPERS: Final = ("gymnasium.", "agent_envs.")
 _RESET: Final = ("observation", "info")
 _STEP: Final = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -78,21 +79,13 @@ class Episode:
         )
 
     def begin(self, answer: Any) -> None:
-        """Note the first state.
-
-        Raises:
-            TypeError: If the environment did not answer with a state.
-        """
+        """Note the first state; a TypeError says why `answer` is none."""
         _, info = _checked(answer, "reset", _RESET)
         _check_info(info, "reset", is_over=False)
         self.info = info
 
     def advance(self, answer: Any) -> None:
-        """Note what the environment said to the action.
-
-        Raises:
-            TypeError: If it did not answer with a state.
-        """
+        """Note what the environment said to the action; a TypeError says why it is no state."""
         generation = self.generation
         assert generation is not None
         _, reward, terminated, truncated, info = _checked(answer, "step", _STEP)
@@ -160,10 +153,36 @@ class Episode:
         )
 
 
+class UnmadeEnv(gym.Env[str, str]):
+    """Stands in for an environment that could not be made; its first reset says why."""
+
+    def __init__(self, error: Exception) -> None:
+        """Keep the error."""
+        self._error = error
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Raise what making the environment raised."""
+        raise self._error
+
+
 def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools that the chat template is to describe; None where the state does."""
     tools: list[dict[str, Any]] = info.get("tools") or []
     return tools if info.get("is_native_format", True) else None
+
+
+def is_immediate(env: TextEnv) -> bool:
+    """Return whether an environment only computes, so that it needs no thread and no deadline.
+
+    It says so itself, but cannot speak for a wrapper around it that waits for something; a wrapper
+    that only computes says so with an attribute ``is_immediate`` of its class.
+    """
+    while isinstance(env, gym.Wrapper):
+        only_computes = vars(type(env)).get("is_immediate", False)
+        if not (only_computes or type(env).__module__.startswith(_KNOWN_WRAPPERS)):
+            return False
+        env = env.env
+    return bool(getattr(env, "is_immediate", False))
 
 
 def _checked(answer: Any, method: str, names: Sequence[str]) -> Any:

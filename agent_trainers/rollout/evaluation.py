@@ -1,9 +1,8 @@
 """Measure a policy: play tasks, count successes."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -39,16 +38,10 @@ def evaluate_policy(
     ks: Sequence[int] = (1,),
     seed: int = 0,
 ) -> Evaluation:
-    """Play every task `samples_per_task` times.
+    """Play every task `samples_per_task` times; `seed` is that of every draw.
 
-    Args:
-        make_env: Makes one environment.
-        policy: Who acts.
-        tasks: Indices of tasks.
-        samples_per_task: Episodes of each.
-        ks: The k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
-            be scored are left out.
-        seed: Seed of every draw.
+    `ks` are the k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
+    be scored are left out.
     """
     specs = [
         EpisodeSpec(
@@ -73,15 +66,15 @@ def evaluate_policy(
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
     return Evaluation(
         trajectories=trajectories,
-        metrics=_means(scored),
+        metrics=means([{"return": t.return_, **t.metrics} for t in scored]),
         pass_at_k={k: _pass_at_k(scored, k) for k in ks},
         num_failed=len(trajectories) - len(scored),
         usage=sum((Usage(**trajectory.usage) for trajectory in trajectories), Usage()),
     )
 
 
-def _means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    records: list[dict[str, Any]] = [{"return": t.return_, **t.metrics} for t in trajectories]
+def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number, over the records that have it."""
     names = dict.fromkeys(name for record in records for name in record)
     return {name: float(np.mean([r[name] for r in records if name in r])) for name in names}
 

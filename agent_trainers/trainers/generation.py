@@ -156,7 +156,7 @@ class TrainerSampler:
 
     def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
         lend, config = self._backend.lend_model, self._backend.continuous_batching
-        return ContinuousBatchingStream(lend, prompt, finish, self.settings, config)
+        return ContinuousBatchingStream(lend, prompt, finish, self.settings, config=config)
 
     def _has_slots(self) -> bool:
         wanted = self._args.transformers_generation

@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agent_trainers.monitoring import progress
+from agent_trainers.monitoring import live_view
 from agent_trainers.monitoring.live_view import (
     ASCII_BLOCKS,
     BLOCKS,
     LiveView,
     RunView,
+    SuccessProgress,
+    show_progress,
     sparkline,
     time_split,
 )
-from agent_trainers.monitoring.progress import SuccessProgress, show_progress
 
 LOGS = {"reward": 0.5, "success": 0.25, "rewards/exact_match": 0.4, "loss": 0.125, "entropy": 0.3,
         "time/rollout_seconds": 2.0, "time/wait_seconds": 0.5, "time/score_seconds": 0.25,
@@ -136,7 +137,7 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
     def console(stderr):
         return Console(file=io.StringIO(), force_terminal=is_terminal, _environ={"TERM": "xterm"})
 
-    monkeypatch.setattr(progress, "Console", console)
+    monkeypatch.setattr(live_view, "Console", console)
     callbacks = []
     trainer = SimpleNamespace(
         clock=None, remove_callback=lambda kind: None, add_callback=callbacks.append

@@ -200,7 +200,7 @@ def test_an_episode_is_the_same_with_transformers_continuous_batching(
     monkeypatch.setattr(
         policy, "_make_stream",
         lambda prompt, finish: ContinuousBatchingStream(
-            lambda: nullcontext(model), prompt, finish, settings, small_batches
+            lambda: nullcontext(model), prompt, finish, settings, config=small_batches
         ),
     )  # fmt: skip
     batched = play(policy, 4)
