@@ -57,7 +57,7 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "model": ("model", "max_prompt_length", "max_completion_length", "bf16", "use_cpu"),
     "algorithm": (
         "algorithm", "advantage_estimator", "gamma", "lam", "token_gamma", "token_lam",
-        "step_advantage_weight", "loss_denominator", "loss_mask", "advantage_mask",
+        "step_advantage_weight", "loss_type", "loss_denominator", "loss_mask", "advantage_mask",
         "importance_sampling_level", "epsilon", "epsilon_high", "beta", "kl_placement",
         "reward_schedules",
     ),
