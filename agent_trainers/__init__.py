@@ -5,12 +5,12 @@ and ``Trajectory`` needs no torch.
 """
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agent_trainers.algorithms.advantages import estimate
     from agent_trainers.rollout.collector import Rollout
+    from agent_trainers.tiny_policy import TINY_POLICY
     from agent_trainers.trainers.grpo import StepGRPOTrainer
     from agent_trainers.trainers.grpo_config import StepGRPOConfig
     from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -29,10 +29,8 @@ __all__ = [
     "estimate",
 ]
 
-TINY_POLICY: Final = Path(__file__).parent / "tiny_policy"
-"""The folder of the embedded policy: a model for examples and tests, trained in a minute on CPU."""
-
 _MODULES: Final = {
+    "TINY_POLICY": "tiny_policy",
     "Rollout": "rollout.collector",
     "StepGRPOConfig": "trainers.grpo_config",
     "StepGRPOTrainer": "trainers.grpo",

@@ -29,9 +29,9 @@ from agent_envs.data.files import write_text
 from agent_envs.envs.synthetic.world import Question, World, make_question, make_world, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
-from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.evaluation import evaluate_policy
+from agent_trainers.tiny_policy import TINY_POLICY
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (

@@ -15,13 +15,13 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.cli.environments import environment_maker, first_tasks
 from agent_trainers.cli.results import EMBEDDED
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
+from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import save_trajectories
 
 

@@ -26,7 +26,6 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers import TINY_POLICY
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
@@ -47,6 +46,7 @@ from agent_trainers.cli.loggers import check_loggers, close_loggers, open_logger
 from agent_trainers.cli.results import EMBEDDED, SampleCollector, describe_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
+from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.presets import PRESETS, config_class, has_critic, trainer_class
