@@ -4,8 +4,7 @@ The value that belongs to a completion token is that of the state before it: it 
 model stands when it is about to write the token, as the token's log-probability is.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -74,22 +73,3 @@ def before_tokens(values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> tor
         rows: See `align`.
     """
     return values.gather(1, align(rows).before)
-
-
-@contextmanager
-def watch_states(body: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collect the last hidden states of what runs through `body`.
-
-    TRL asks the model for log-probabilities and gets no hidden states back, so they are caught on
-    their way.
-    """
-    caught: list[torch.Tensor] = []
-
-    def catch(_: nn.Module, __: Any, output: Any) -> None:
-        caught.append(output.last_hidden_state)
-
-    handle = body.register_forward_hook(catch)
-    try:
-        yield caught
-    finally:
-        handle.remove()
