@@ -96,7 +96,10 @@ def group_rows(*columns: torch.Tensor) -> RowGroups:
     numbers: dict[tuple[int, ...], int] = {}
     rows = torch.cat(columns, dim=1).tolist()
     group = [numbers.setdefault(tuple(values), len(numbers)) for values in rows]
-    return RowGroups([group.index(number) for number in numbers.values()], group)
+    firsts: dict[int, int] = {}
+    for row, number in enumerate(group):
+        firsts.setdefault(number, row)
+    return RowGroups(list(firsts.values()), group)
 
 
 def pick_rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -35,10 +35,7 @@ class CriticModel(nn.Module):
     """A transformer of its own with a value head."""
 
     def __init__(self, name: str) -> None:
-        """Load the body of a model.
-
-        Args:
-            name: A name on the hub, or a folder.
+        """Load the body of a model on the hub, or in a folder.
 
         Raises:
             ConfigurationError: If it cannot be loaded.
@@ -66,10 +63,5 @@ def body_states(body: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def before_tokens(values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Pick values before completion tokens, (B, T).
-
-    Args:
-        values: At every position of rows flush left, (B, N).
-        rows: See `align`.
-    """
+    """Pick those before completion tokens, (B, T), of values at every position, (B, N)."""
     return values.gather(1, align(rows).before)
