@@ -66,13 +66,7 @@ def gae_token(
     the compact timeline of Agent-R1, in which observation tokens neither advance nor decay
     anything (arXiv 2511.14460). A step's reward comes with its last action token.
 
-    Args:
-        episodes: The batch.
-        values: See the module.
-        bootstrap_values: As for `gae_step`.
-        gamma: Discount per token.
-        lam: Lambda of the recursion, per token.
-        whiten: Whiten over the tokens of the batch.
+    The arguments are those of `gae_step`, per token instead of per step.
     """
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:
@@ -100,17 +94,9 @@ def gae_bilevel(
 
     Bi-level GAE (VAGEN, Wang et al., 2025): `gae_step` gives each step a return
     ``Ret_t = A_t + V_t``; it becomes the reward at the end of the step, and a second recursion runs
-    over the step's own tokens. Ends of steps are known, not found by looking for rewards.
-
-    Args:
-        episodes: The batch.
-        values: See the module; for action tokens only.
-        bootstrap_values: As for `gae_step`.
-        gamma: Discount per step.
-        lam: Lambda of the recursion over steps.
-        token_gamma: Discount per token inside a step.
-        token_lam: Lambda of the recursion over tokens.
-        whiten: Whiten over the tokens of the batch.
+    over the step's own tokens, with `token_gamma` and `token_lam`. Ends of steps are known, not
+    found by looking for rewards. Values are of action tokens only; the other arguments are those of
+    `gae_step`, and tokens are whitened.
     """
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:

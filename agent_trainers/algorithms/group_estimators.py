@@ -21,7 +21,8 @@ def grpo(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "gro
     by the deviation of the ``group``, of the ``batch``, or not at all (``none``).
     """
     totals = [values[:1] for values in _returns(episodes, gamma)]
-    return _broadcast(episodes, _normalise(episodes, totals, scale))
+    advantages = _normalise(episodes, totals, scale)
+    return [np.repeat(a, len(e.rewards)) for e, a in zip(episodes, advantages, strict=True)]
 
 
 def grpo_step(
@@ -111,14 +112,6 @@ def _returns(episodes: Sequence[Episode], gamma: float) -> list[Floats]:
     return [
         discount(episode.rewards, gamma) if episode.is_scorable else np.zeros(0)
         for episode in episodes
-    ]
-
-
-def _broadcast(episodes: Sequence[Episode], advantages: Sequence[Array]) -> list[Array]:
-    """Give every step of an episode its one advantage."""
-    return [
-        np.repeat(advantage, len(episode.rewards)) if len(advantage) else advantage
-        for episode, advantage in zip(episodes, advantages, strict=True)
     ]
 
 

@@ -12,41 +12,20 @@ from agent_envs.errors import ConfigurationError
 
 class _Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    start: float = 1.0
 
 
 class Constant(_Schedule):
     """The same factor all the time."""
 
     kind: Literal["constant"]
-    start: float = 1.0
-
-    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
-        """Return what the term is multiplied with."""
-        return self.start
 
 
-class Linear(_Schedule):
-    """From `start` to `end` in a straight line."""
+class Ramp(_Schedule):
+    """From `start` to `end` in a straight line, or along half a cosine."""
 
-    kind: Literal["linear"]
-    start: float = 1.0
+    kind: Literal["linear", "cosine"]
     end: float = 0.0
-
-    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
-        """Return what the term is multiplied with."""
-        return self.start + (self.end - self.start) * progress
-
-
-class Cosine(_Schedule):
-    """From `start` to `end` along half a cosine."""
-
-    kind: Literal["cosine"]
-    start: float = 1.0
-    end: float = 0.0
-
-    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
-        """Return what the term is multiplied with."""
-        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class Adaptive(_Schedule):
@@ -55,16 +34,10 @@ class Adaptive(_Schedule):
     kind: Literal["adaptive"]
     target: float
     metric: str = "success"
-    start: float = 1.0
     end: float = 0.0
 
-    def factor(self, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
-        """Return what the term is multiplied with."""
-        is_met = any(entry.get(self.metric, -math.inf) >= self.target for entry in log)
-        return self.end if is_met else self.start
 
-
-Schedule = Constant | Linear | Cosine | Adaptive
+Schedule = Constant | Ramp | Adaptive
 _SCHEDULES: TypeAdapter[dict[str, Schedule]] = TypeAdapter(
     dict[str, Annotated[Schedule, Field(discriminator="kind")]]
 )
@@ -101,4 +74,16 @@ def reward_factors(
         log: What the trainer has logged so far. It is part of every checkpoint, so a resumed run
             knows which targets were met.
     """
-    return {name: schedule.factor(progress, log) for name, schedule in schedules.items()}
+    return {name: _factor(schedule, progress, log) for name, schedule in schedules.items()}
+
+
+def _factor(schedule: Schedule, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
+    start = schedule.start
+    match schedule:
+        case Adaptive(end=end, metric=metric, target=target):
+            return end if any(entry.get(metric, -math.inf) >= target for entry in log) else start
+        case Ramp(kind="cosine", end=end):
+            return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+        case Ramp(end=end):
+            return start + (end - start) * progress
+    return start

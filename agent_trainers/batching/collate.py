@@ -1,6 +1,8 @@
 """From rows to tensors: padded to one width, integers as integers."""
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -41,17 +43,11 @@ def collate(
         row's first; ``trajectory_lengths`` (B,), int64, trained tokens of the row's whole
         trajectory; ``sampling_per_token_logps`` (B, T), float32.
     """
-    multiple = pad_to_multiple_of or 1
-
-    def left(values: Iterable[Sequence[int]], fill: int = 0) -> torch.Tensor:
-        return pad_rows(values, torch.int64, fill, multiple, side="left")
-
-    def right(values: Iterable[Sequence[int]], fill: int = 0) -> torch.Tensor:
-        return pad_rows(values, torch.int64, fill, multiple)
-
-    lengths: dict[int, int] = {}
+    right = functools.partial(pad_rows, multiple=pad_to_multiple_of or 1)
+    left = functools.partial(right, side="left")
+    lengths: Counter[int] = Counter()
     for row in rows:
-        lengths[row.episode] = lengths.get(row.episode, 0) + sum(row.is_trained)
+        lengths[row.episode] += sum(row.is_trained)
     return {
         "prompt_ids": left((row.prompt_ids for row in rows), pad_token_id),
         "prompt_mask": left([1] * len(row.prompt_ids) for row in rows),
@@ -64,17 +60,16 @@ def collate(
         ),
         "steps": right([step - row.steps[0] for step in row.steps] for row in rows),
         "trajectory_lengths": torch.tensor([lengths[row.episode] for row in rows]),
-        "sampling_per_token_logps": pad_rows(
-            (row.logprobs for row in rows), torch.float32, 0, multiple
-        ),
+        "sampling_per_token_logps": right((row.logprobs for row in rows), dtype=torch.float32),
     }
 
 
 def pad_rows(
     values: Iterable[Any],
-    dtype: torch.dtype,
     fill: int = 0,
-    multiple: int = 1,
+    *,
+    multiple: int,
+    dtype: torch.dtype = torch.int64,
     side: str = "right",
 ) -> torch.Tensor:
     """Return one row per sequence, filled up to the longest, rounded up; shape (B, N)."""

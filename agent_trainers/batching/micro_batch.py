@@ -94,14 +94,12 @@ class RowGroups(NamedTuple):
 def group_rows(*columns: torch.Tensor) -> RowGroups:
     """Find rows that are equal in all columns, each of shape (B, ...), integers."""
     numbers: dict[tuple[int, ...], int] = {}
-    firsts: list[int] = []
-    group: list[int] = []
-    for row, values in enumerate(torch.cat(columns, dim=1).tolist()):
-        number = numbers.setdefault(tuple(values), len(firsts))
-        if number == len(firsts):
-            firsts.append(row)
-        group.append(number)
-    return RowGroups(firsts, group)
+    rows = torch.cat(columns, dim=1).tolist()
+    group = [numbers.setdefault(tuple(values), len(numbers)) for values in rows]
+    firsts: dict[int, int] = {}
+    for row, number in enumerate(group):
+        firsts.setdefault(number, row)
+    return RowGroups(list(firsts.values()), group)
 
 
 def pick_rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -41,40 +41,20 @@ class Row:
 
     def is_extended_by(self, transition: Transition) -> bool:
         """Return whether the state of `transition` begins with the whole of this row."""
-        head = transition.prompt_ids[: len(self.prompt_ids)]
-        length = len(self.prompt_ids) + len(self.completion_ids)
-        return (
-            head == self.prompt_ids
-            and transition.prompt_ids[len(self.prompt_ids) : length] == self.completion_ids
-            and len(transition.prompt_ids) >= length
-        )
+        whole = self.prompt_ids + self.completion_ids
+        return transition.prompt_ids[: len(whole)] == whole
 
     def append(
         self, transition: Transition, step: int, *, is_trained: bool, train_between: bool
     ) -> None:
         """Append a step whose state begins with the whole of this row."""
+        action = transition.completion_ids
         between = transition.prompt_ids[len(self.prompt_ids) + len(self.completion_ids) :]
-        silence = [0.0] * len(between)
-        self._extend(between, step - 1, silence, is_action=False, is_trained=train_between)
-        logprobs = transition.logprobs.tolist()
-        self._extend(
-            transition.completion_ids, step, logprobs, is_action=True, is_trained=is_trained
-        )
-
-    def _extend(
-        self,
-        ids: Sequence[int],
-        step: int,
-        logprobs: list[float],
-        *,
-        is_action: bool,
-        is_trained: bool,
-    ) -> None:
-        self.completion_ids.extend(ids)
-        self.steps.extend([step] * len(ids))
-        self.is_action.extend([is_action] * len(ids))
-        self.is_trained.extend([is_trained] * len(ids))
-        self.logprobs.extend(logprobs)
+        self.completion_ids += [*between, *action]
+        self.steps += [step - 1] * len(between) + [step] * len(action)
+        self.is_action += [False] * len(between) + [True] * len(action)
+        self.is_trained += [train_between] * len(between) + [is_trained] * len(action)
+        self.logprobs += [0.0] * len(between) + transition.logprobs.tolist()
 
 
 def make_rows(

@@ -70,11 +70,7 @@ class TokenScores(NamedTuple):
 
 
 def can_share(model: Any) -> bool:
-    """Say whether a model can go on from keys and values with a gradient.
-
-    Args:
-        model: A causal language model, unwrapped.
-    """
+    """Say whether a causal model, unwrapped, can go on from keys and values with a gradient."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return (
@@ -90,15 +86,9 @@ def can_share(model: Any) -> bool:
 def find_groups(
     prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, width: int
 ) -> RowGroups | None:
-    """Group rows by their prompts.
+    """Group rows by their prompts, (B, P); None where sharing saves too little.
 
-    Args:
-        prompt_ids: (B, P), int64.
-        prompt_mask: (B, P), int64.
-        width: T, tokens of the completions.
-
-    Returns:
-        None where sharing saves too little.
+    `width` is T, the tokens of the completions.
     """
     groups = group_rows(prompt_ids, prompt_mask)
     num_rows, length = prompt_ids.shape
@@ -111,10 +101,6 @@ def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> TokenScores:
 
     Relies on: TRL's fused head, which takes labels and returns ``log_probs`` and ``entropy`` of all
     positions but the first.
-
-    Args:
-        model: The policy, wrapped or not.
-        rows: See `align`.
     """
     aligned = align(rows)
     output = model(input_ids=aligned.input_ids, labels=aligned.labels, fused_lm_head=True)

@@ -127,14 +127,12 @@ def describe_checkpoint(checkpoint: Path, **facts: Any) -> None:
 
 def publish_folder(finished: Path, target: Path) -> None:
     """Rename a folder that is complete to where others look for it."""
+    replaced = finished.parent / f"replaced-{target.name}"
+    shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():  # of an earlier run, or damaged
-        replaced = finished.parent / f"replaced-{target.name}"
-        shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
-        finished.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        finished.rename(target)
+    finished.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
     _flush_folder(target.parent)
 
 

@@ -75,14 +75,11 @@ def step_tokens(
                 is_trained=np.array(row.is_trained, bool)[at].tolist(),
                 advantages=[0.0] * len(at) if advantages is None else advantages[i, at].tolist(),
                 values=None if values is None else values[i, at].tolist(),
-                ratios=None if new_logprobs is None else _ratios(row, new_logprobs[i], at),
+                ratios=None
+                if new_logprobs is None
+                else np.exp(new_logprobs[i, at] - np.array(row.logprobs)[at]).tolist(),
             )
     return steps
-
-
-def _ratios(row: Row, new_logprobs: npt.NDArray[Any], at: npt.NDArray[np.intp]) -> list[float]:
-    ratios: list[float] = np.exp(new_logprobs[at] - np.array(row.logprobs)[at]).tolist()
-    return ratios
 
 
 def _numbers(tensor: Any) -> Floats | None:

@@ -4,8 +4,7 @@ The value that belongs to a completion token is that of the state before it: it 
 model stands when it is about to write the token, as the token's log-probability is.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,10 +35,7 @@ class CriticModel(nn.Module):
     """A transformer of its own with a value head."""
 
     def __init__(self, name: str) -> None:
-        """Load the body of a model.
-
-        Args:
-            name: A name on the hub, or a folder.
+        """Load the body of a model on the hub, or in a folder.
 
         Raises:
             ConfigurationError: If it cannot be loaded.
@@ -67,29 +63,5 @@ def body_states(body: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def before_tokens(values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Pick values before completion tokens, (B, T).
-
-    Args:
-        values: At every position of rows flush left, (B, N).
-        rows: See `align`.
-    """
+    """Pick those before completion tokens, (B, T), of values at every position, (B, N)."""
     return values.gather(1, align(rows).before)
-
-
-@contextmanager
-def watch_states(body: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collect the last hidden states of what runs through `body`.
-
-    TRL asks the model for log-probabilities and gets no hidden states back, so they are caught on
-    their way.
-    """
-    caught: list[torch.Tensor] = []
-
-    def catch(_: nn.Module, __: Any, output: Any) -> None:
-        caught.append(output.last_hidden_state)
-
-    handle = body.register_forward_hook(catch)
-    try:
-        yield caught
-    finally:
-        handle.remove()

@@ -6,7 +6,7 @@ continuous batching.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from agent_trainers.trainers.grpo_config import StepGRPOConfig
 TokensAndLogprobs = tuple[Sequence[Sequence[int]], Sequence[Sequence[float]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationBackend:
-    """What a trainer generates with."""
+@dataclass(kw_only=True)
+class TrainerSampler:
+    """Samples for a trainer."""
 
     args: StepGRPOConfig
     """Settings."""
@@ -48,10 +48,141 @@ class GenerationBackend:
     """Lends the model as TRL generates with it."""
     generate_with_vllm: Callable[[list[list[int]]], TokensAndLogprobs]
     """Samples one completion per prompt with vLLM."""
+    settings: SamplingSettings = field(init=False)
+    """How tokens are drawn."""
+
+    def __post_init__(self) -> None:
+        """Read from the settings how tokens are drawn."""
+        args = self.args
+        self.settings = SamplingSettings(
+            max_new_tokens=args.max_completion_length,
+            eos_token_ids=tuple(self.eos_token_ids),
+            pad_token_id=self.tokenizer.pad_token_id,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+        )
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all processes generate together."""
+        return bool(self.args.use_vllm or self.is_sharded)
+
+    @property
+    def max_drift(self) -> float | None:
+        """Largest drift of log-probabilities that is accepted; None where they are not alike."""
+        return None if self.settings.is_truncated else self.args.max_logprob_drift
+
+    def make_policy(self, probe: TextEnv) -> TokenPolicy:
+        """Make the policy that plays; `probe` says which tools there are.
+
+        Raises:
+            ConfigurationError: If the model has no room, or does not see its tools.
+        """
+        renderer = ChatRenderer(self.tokenizer, self.args.chat_template_kwargs or {})
+        _, info = probe.reset(seed=0)
+        if tools := template_tools(info):
+            renderer.check_tools(tools)
+        limit = context_length(self.model)
+        if self.args.use_vllm and self.args.vllm_max_model_length:
+            limit = min(limit, self.args.vllm_max_model_length)
+        max_prompt_tokens = limit - self.args.max_completion_length
+        if max_prompt_tokens < 1:
+            raise ConfigurationError(
+                f"max_completion_length ({self.args.max_completion_length}) leaves no room "
+                f"for a prompt in a context of {limit} tokens. Lower it, or use a model with a "
+                "longer context."
+            )
+        if self.args.max_prompt_length is not None:
+            max_prompt_tokens = min(max_prompt_tokens, self.args.max_prompt_length)
+        return TokenPolicy(
+            renderer,
+            self._complete,
+            eos_token_ids=self.eos_token_ids,
+            max_prompt_tokens=max_prompt_tokens,
+            make_stream=self._stream_maker(),
+        )
+
+    def _stream_maker(self) -> MakeStream | None:
+        """Choose how transformers generates; None for waves."""
+        if not self.args.use_transformers_continuous_batching:
+            return self._open_slots if self._has_slots() else None
+        if self.is_collective or self.settings.min_p or self.args.repetition_penalty != 1.0:
+            raise ConfigurationError(
+                "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
+                "min_p or a repetition penalty. Leave it out, or leave those out."
+            )
+        return self._open_continuous_batching
+
+    def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        lend, config = self.lend_model, self.continuous_batching
+        return ContinuousBatchingStream(lend, prompt, finish, self.settings, config=config)
+
+    def _has_slots(self) -> bool:
+        wanted = self.args.transformers_generation
+        if wanted == "waves":
+            return False
+        is_served = not self.is_collective and can_serve(self.model, self.settings)
+        if wanted == "slots" and not is_served:
+            raise ConfigurationError(
+                "transformers_generation='slots' needs a model with full attention (sdpa or eager) "
+                "and rotary positions, no repetition penalty, and neither vLLM nor sharded "
+                "weights. Use 'auto' or 'waves'."
+            )
+        return is_served
+
+    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
+        return SlotStream(self.lend_model, prompt, finish, self.settings, max_slots=2**31)
+
+    def _complete(
+        self, prompts: list[list[int]], rngs: list[np.random.Generator]
+    ) -> list[Completion]:
+        """Sample one completion per prompt with TRL's backend."""
+        if not prompts and not self._shares_vllm:
+            # Generation may be collective: a process without episodes keeps the others company.
+            company = self._complete([[self.settings.pad_token_id]], [np.random.default_rng(0)])
+            return company[:0]
+        if self.args.use_vllm:
+            return self._complete_with_vllm(prompts)
+        with self.lend_model() as model:
+            return sample(model, prompts, rngs, self.settings)
+
+    @property
+    def _shares_vllm(self) -> bool:
+        """Whether one engine samples for several processes."""
+        is_shared = self.args.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1
+        return bool(self.args.use_vllm and self.processes.size > 1 and is_shared)
+
+    def _complete_with_vllm(self, prompts: list[list[int]]) -> list[Completion]:
+        """Sample one completion per prompt.
+
+        Where processes share an engine, TRL gives each the part of the answers that it would have
+        if all brought as many prompts. Ours bring as many as they have episodes left, so they
+        exchange them for equal shares first, and the answers back after.
+        """
+        processes = self.processes
+        if self._shares_vllm:
+            everything = processes.all_gather_objects(prompts)
+            share = equal_shares(everything, processes.size)[processes.index]
+        else:
+            share = prompts
+        if not share:  # no process has any
+            return []
+        token_ids, logprobs = self.generate_with_vllm(share)
+        completions = [
+            Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
+            for ids, values in zip(token_ids, logprobs, strict=True)
+        ]
+        if self._shares_vllm:
+            start = processes.num_before(len(prompts))
+            completions = processes.all_gather_objects(completions)[start : start + len(prompts)]
+        return completions
 
 
-def backend_of(trainer: Any) -> GenerationBackend:
-    """Return what a ``GRPOTrainer`` generates with."""
+def sampler_of(trainer: Any) -> TrainerSampler:
+    """Return what samples for a ``GRPOTrainer``."""
 
     @contextmanager
     def lend_model() -> Iterator[Any]:
@@ -71,9 +202,9 @@ def backend_of(trainer: Any) -> GenerationBackend:
         token_ids, logprobs = trainer._generate_single_turn(prompts, None, {}, num_generations=1)
         return token_ids, logprobs
 
-    return GenerationBackend(
+    return TrainerSampler(
         args=trainer.args,
-        processes=ProcessGroup(trainer.accelerator),
+        processes=trainer.processes,
         model=trainer.accelerator.unwrap_model(trainer.model),
         tokenizer=trainer._tokenizer,
         eos_token_ids=trainer.eos_token_ids,
@@ -82,141 +213,6 @@ def backend_of(trainer: Any) -> GenerationBackend:
         lend_model=lend_model,
         generate_with_vllm=generate_with_vllm,
     )
-
-
-class TrainerSampler:
-    """Samples for a `StepGRPOTrainer`."""
-
-    def __init__(self, backend: GenerationBackend) -> None:
-        """Sample with what a trainer generates with; see `backend_of`."""
-        self._backend, self._args = backend, backend.args
-        args = backend.args
-        self.settings = SamplingSettings(
-            max_new_tokens=args.max_completion_length,
-            eos_token_ids=tuple(backend.eos_token_ids),
-            pad_token_id=backend.tokenizer.pad_token_id,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            min_p=args.min_p,
-            repetition_penalty=args.repetition_penalty,
-        )
-        """How tokens are drawn."""
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether all processes generate together."""
-        return bool(self._args.use_vllm or self._backend.is_sharded)
-
-    @property
-    def max_drift(self) -> float | None:
-        """Largest drift of log-probabilities that is accepted; None where they are not alike."""
-        return None if self.settings.is_truncated else self._args.max_logprob_drift
-
-    def make_policy(self, probe: TextEnv) -> TokenPolicy:
-        """Make the policy that plays; `probe` says which tools there are.
-
-        Raises:
-            ConfigurationError: If the model has no room, or does not see its tools.
-        """
-        renderer = ChatRenderer(self._backend.tokenizer, self._args.chat_template_kwargs or {})
-        _, info = probe.reset(seed=0)
-        if tools := template_tools(info):
-            renderer.check_tools(tools)
-        limit = context_length(self._backend.model)
-        if self._args.use_vllm and self._args.vllm_max_model_length:
-            limit = min(limit, self._args.vllm_max_model_length)
-        max_prompt_tokens = limit - self._args.max_completion_length
-        if max_prompt_tokens < 1:
-            raise ConfigurationError(
-                f"max_completion_length ({self._args.max_completion_length}) leaves no room "
-                f"for a prompt in a context of {limit} tokens. Lower it, or use a model with a "
-                "longer context."
-            )
-        if self._args.max_prompt_length is not None:
-            max_prompt_tokens = min(max_prompt_tokens, self._args.max_prompt_length)
-        return TokenPolicy(
-            renderer,
-            self._complete,
-            eos_token_ids=self._backend.eos_token_ids,
-            max_prompt_tokens=max_prompt_tokens,
-            make_stream=self._stream_maker(),
-        )
-
-    def _stream_maker(self) -> MakeStream | None:
-        """Choose how transformers generates; None for waves."""
-        if not self._args.use_transformers_continuous_batching:
-            return self._open_slots if self._has_slots() else None
-        if self.is_collective or self.settings.min_p or self._args.repetition_penalty != 1.0:
-            raise ConfigurationError(
-                "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
-                "min_p or a repetition penalty. Leave it out, or leave those out."
-            )
-        return self._open_continuous_batching
-
-    def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
-        lend, config = self._backend.lend_model, self._backend.continuous_batching
-        return ContinuousBatchingStream(lend, prompt, finish, self.settings, config=config)
-
-    def _has_slots(self) -> bool:
-        wanted = self._args.transformers_generation
-        if wanted == "waves":
-            return False
-        is_served = not self.is_collective and can_serve(self._backend.model, self.settings)
-        if wanted == "slots" and not is_served:
-            raise ConfigurationError(
-                "transformers_generation='slots' needs a model with full attention (sdpa or eager) "
-                "and rotary positions, no repetition penalty, and neither vLLM nor sharded "
-                "weights. Use 'auto' or 'waves'."
-            )
-        return is_served
-
-    def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
-        return SlotStream(self._backend.lend_model, prompt, finish, self.settings, max_slots=2**31)
-
-    def _complete(
-        self, prompts: list[list[int]], rngs: list[np.random.Generator]
-    ) -> list[Completion]:
-        """Sample one completion per prompt with TRL's backend."""
-        if not prompts and not self._shares_vllm:
-            # Generation may be collective: a process without episodes keeps the others company.
-            company = self._complete([[self.settings.pad_token_id]], [np.random.default_rng(0)])
-            return company[:0]
-        if self._args.use_vllm:
-            return self._complete_with_vllm(prompts)
-        with self._backend.lend_model() as model:
-            return sample(model, prompts, rngs, self.settings)
-
-    @property
-    def _shares_vllm(self) -> bool:
-        """Whether one engine samples for several processes."""
-        is_shared = self._args.vllm_mode == "server" or self._args.vllm_tensor_parallel_size > 1
-        return bool(self._args.use_vllm and self._backend.processes.size > 1 and is_shared)
-
-    def _complete_with_vllm(self, prompts: list[list[int]]) -> list[Completion]:
-        """Sample one completion per prompt.
-
-        Where processes share an engine, TRL gives each the part of the answers that it would have
-        if all brought as many prompts. Ours bring as many as they have episodes left, so they
-        exchange them for equal shares first, and the answers back after.
-        """
-        processes = self._backend.processes
-        if self._shares_vllm:
-            everything = processes.all_gather_objects(prompts)
-            share = equal_shares(everything, processes.size)[processes.index]
-        else:
-            share = prompts
-        if not share:  # no process has any
-            return []
-        token_ids, logprobs = self._backend.generate_with_vllm(share)
-        completions = [
-            Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
-            for ids, values in zip(token_ids, logprobs, strict=True)
-        ]
-        if self._shares_vllm:
-            start = processes.num_before(len(prompts))
-            completions = processes.all_gather_objects(completions)[start : start + len(prompts)]
-        return completions
 
 
 def equal_shares(items: Sequence[Any], num_shares: int) -> list[list[Any]]:

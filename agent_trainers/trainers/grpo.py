@@ -37,7 +37,7 @@ from agent_trainers.trainers.episode_plan import (
     env_maker,
     environment_reward,
 )
-from agent_trainers.trainers.generation import TrainerSampler, backend_of
+from agent_trainers.trainers.generation import sampler_of
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.objective import PolicyObjective
 from agent_trainers.trainers.resumable import ResumableTrainer
@@ -119,8 +119,7 @@ class StepGRPOTrainer(ResumableTrainer):
         """Make the objects that play, score, build and report."""
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.accelerator)
-        backend = backend_of(self)
-        self.sampler = TrainerSampler(backend)
+        self.sampler = sampler_of(self)
         rollout = functools.partial(
             Rollout,
             policy=self.sampler.make_policy(probe),
@@ -141,7 +140,7 @@ class StepGRPOTrainer(ResumableTrainer):
             processes=self.processes,
             accelerator=self.accelerator,
             means=self.means,
-            is_sharded=backend.is_sharded,
+            is_sharded=self.sampler.is_sharded,
             reference=self.ref_model,
             score_with_aux_loss=self._get_per_token_logps_and_entropies
             if self.aux_loss_enabled

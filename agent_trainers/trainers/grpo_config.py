@@ -2,10 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
+from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
 from agent_envs.core.lookup import import_path, lookup
@@ -25,44 +26,38 @@ from agent_trainers.algorithms.losses import (
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
 
-
-class _Refusal(NamedTuple):
-    option: str
-    supported: tuple[Any, ...]
-    reason: str
-
-
 # The loss must not change with row splitting, merging, padding, world size or micro-batching
-# (DESIGN section 5). What would break that, or would silently do nothing, is refused here.
-_REFUSALS: Final = (
-    _Refusal(
+# (DESIGN section 5). What would break that, or would silently do nothing, is refused here: an
+# option, what it may be, and why.
+_REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
+    (
         "vllm_importance_sampling_mode",
         ("token_truncate", "token_mask"),
         "a row may hold several steps, so a ratio per row would change with merging",
     ),
-    _Refusal(
+    (
         "enable_jit_checkpoint",
         (False,),
         "its signal handler saves on each process by itself; a stopped agent-r1-train saves on all "
         "of them at the same step",
     ),
-    _Refusal("off_policy_mask_threshold", (None,), "it averages over rows"),
-    _Refusal("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
-    _Refusal("entropy_coef", (0.0,), "its mean is one of a micro-batch"),
-    _Refusal("use_adaptive_entropy", (False,), "its mean is one of a micro-batch"),
-    _Refusal("cache_implementation", (None,), "generation keeps transformers' default cache"),
-    _Refusal("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
-    _Refusal(
+    ("off_policy_mask_threshold", (None,), "it averages over rows"),
+    ("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
+    ("entropy_coef", (0.0,), "its mean is one of a micro-batch"),
+    ("use_adaptive_entropy", (False,), "its mean is one of a micro-batch"),
+    ("cache_implementation", (None,), "generation keeps transformers' default cache"),
+    ("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
+    (
         "reward_weights",
         (None,),
         "the environment weighs its reward terms; pass rewards={name: weight} to it",
     ),
-    _Refusal(
+    (
         "multi_objective_aggregation",
         ("sum_then_normalize",),
         "the reward terms of a step are summed by the environment",
     ),
-    _Refusal(
+    (
         "max_tool_calling_iterations",
         (None,),
         "the turn limit is the environment's: gym.make(..., max_episode_steps=N)",
@@ -72,8 +67,24 @@ _REFUSALS: Final = (
 
 ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_advantage_weight")
 """Settings handed on to the advantage estimator, where given."""
-KL_PLACEMENTS: Final = ("loss", "reward")
-TRANSFORMERS_GENERATION: Final = ("auto", "slots", "waves")
+Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
+_RANGES: Final[Ranges] = {
+    "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam", "token_gamma", "token_lam")),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum",)),
+    "at least 1": (lambda x: x >= 1, ("max_prompt_length", "max_tokens_per_micro_batch")),
+    "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout")),
+}
+_CHOICES: Final[Mapping[str, Collection[str]]] = {
+    "importance_sampling_level": RATIO_LEVELS,
+    "loss_denominator": DENOMINATORS,
+    "kl_placement": ("loss", "reward"),
+    "transformers_generation": ("auto", "slots", "waves"),
+}
+_NEED_MERGED_ROWS: Final = {
+    "importance_sampling_level": "sequence",
+    "loss_mask": False,
+    "advantage_mask": False,
+}
 
 
 @dataclass
@@ -87,143 +98,108 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     and ``loss_type`` may be functions of your own; they are kept as import paths.
     """
 
-    advantage_estimator: str = field(
+    advantage_estimator: str = HfArg(
         default="grpo",
-        metadata={
-            "help": "How rewards become advantages: one of "
-            + ", ".join(ADVANTAGE_ESTIMATORS)
-            + ", or the import path of your own, 'my_module:my_estimator'."
-        },
+        help="How rewards become advantages: one of "
+        + ", ".join(ADVANTAGE_ESTIMATORS)
+        + ", or the import path of your own, 'my_module:my_estimator'.",
     )
-    loss_type: str = field(
+    loss_type: str = HfArg(
         default="dapo",
-        metadata={
-            "help": "The policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or the "
-            "import path of your own, 'my_module:my_loss', which may take "
-            + ", ".join(LOSS_ARGUMENTS)
-            + " by name and returns a loss per token."
-        },
+        help="The policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or the "
+        "import path of your own, 'my_module:my_loss', which may take "
+        + ", ".join(LOSS_ARGUMENTS)
+        + " by name and returns a loss per token.",
     )
-    gamma: float = field(
-        default=1.0,
-        metadata={"help": "Discount in [0, 1], per step (one model turn); per token in gae_token."},
+    gamma: float = HfArg(
+        default=1.0, help="Discount in [0, 1], per step (one model turn); per token in gae_token."
     )
-    lam: float | None = field(
-        default=None,
-        metadata={"help": "Lambda of generalised advantages, in [0, 1]. Default: 1."},
+    lam: float | None = HfArg(
+        default=None, help="Lambda of generalised advantages, in [0, 1]. Default: 1."
     )
-    token_gamma: float | None = field(
-        default=None,
-        metadata={"help": "gae_bilevel: discount per token inside a step. Default: 1."},
+    token_gamma: float | None = HfArg(
+        default=None, help="gae_bilevel: discount per token inside a step. Default: 1."
     )
-    token_lam: float | None = field(
-        default=None,
-        metadata={"help": "gae_bilevel: lambda per token inside a step. Default: 1."},
+    token_lam: float | None = HfArg(
+        default=None, help="gae_bilevel: lambda per token inside a step. Default: 1."
     )
-    step_advantage_weight: float | None = field(
-        default=None,
-        metadata={"help": "gigpo: weight of the step's part of the advantage. Default: 1."},
+    step_advantage_weight: float | None = HfArg(
+        default=None, help="gigpo: weight of the step's part of the advantage. Default: 1."
     )
-    loss_denominator: str = field(
+    loss_denominator: str = HfArg(
         default="token",
-        metadata={
-            "help": "What the loss is a mean over: every trained 'token' of the batch, every "
-            "'step' (the mean of its tokens), or every 'trajectory' (the mean of its tokens)."
-        },
+        help="What the loss is a mean over: every trained 'token' of the batch, every 'step' (the "
+        "mean of its tokens), or every 'trajectory' (the mean of its tokens).",
     )
-    loss_mask: bool = field(
+    loss_mask: bool = HfArg(
         default=True,
-        metadata={
-            "help": "Train sampled tokens only. Off, observations inside a row are trained with "
-            "the advantage of the action before them: to show what the mask is good for."
-        },
+        help="Train sampled tokens only. Off, observations inside a row are trained with the "
+        "advantage of the action before them: to show what the mask is good for.",
     )
-    advantage_mask: bool = field(
+    advantage_mask: bool = HfArg(
         default=True,
-        metadata={
-            "help": "gae_token: credit runs over sampled tokens only. Off, observation tokens "
-            "advance and decay it too: to show what the mask is good for."
-        },
+        help="gae_token: credit runs over sampled tokens only. Off, observation tokens advance "
+        "and decay it too: to show what the mask is good for.",
     )
-    kl_placement: str = field(
+    kl_placement: str = HfArg(
         default="loss",
-        metadata={
-            "help": "Where beta weighs the divergence from the reference: in the 'loss' (low-"
-            "variance estimate per token), or taken off the 'reward' of each step (sum over its "
-            "tokens). Sampled tokens only, either way."
-        },
+        help="Where beta weighs the divergence from the reference: in the 'loss' (low-variance "
+        "estimate per token), or taken off the 'reward' of each step (sum over its tokens). "
+        "Sampled tokens only, either way.",
     )
-    reward_schedules: str | None = field(
+    reward_schedules: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "What reward terms are multiplied with over the run, as JSON: "
-            '\'{"new_gold_passage": {"kind": "linear", "start": 1, "end": 0}}\'. Kinds: constant, '
-            "linear, cosine, adaptive (start until 'metric' reaches 'target', then end)."
-        },
+        help='What reward terms are multiplied with over the run, as JSON: \'{"new_gold_passage": '
+        '{"kind": "linear", "start": 1, "end": 0}}\'. Kinds: constant, linear, cosine, adaptive '
+        "(start until 'metric' reaches 'target', then end).",
     )
-    merge_steps: bool = field(
+    merge_steps: bool = HfArg(
         default=True,
-        metadata={
-            "help": "Train steps that extend each other as one row. The gradient is the same, the "
-            "work less; switch it off only to compare."
-        },
+        help="Train steps that extend each other as one row. The gradient is the same, the work "
+        "less; switch it off only to compare.",
     )
-    max_tokens_per_micro_batch: int | None = field(
+    max_tokens_per_micro_batch: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Tokens that go through the model at once, padding included: rows are sorted "
-            "by length and packed under this budget, so memory stays flat however many rows the "
-            "steps make. The gradient is the same. Default: per_device_train_batch_size rows at "
-            "once, however long."
-        },
+        help="Tokens that go through the model at once, padding included: rows are sorted by "
+        "length and packed under this budget, so memory stays flat however many rows the steps "
+        "make. The gradient is the same. Default: per_device_train_batch_size rows at once, "
+        "however long.",
     )
-    max_prompt_length: int | None = field(
+    max_prompt_length: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Longest state in tokens; an episode whose state outgrows it ends there as "
-            "truncated. Default: what the model's context leaves beside max_completion_length."
-        },
+        help="Longest state in tokens; an episode whose state outgrows it ends there as "
+        "truncated. Default: what the model's context leaves beside max_completion_length.",
     )
-    step_timeout: float = field(
+    step_timeout: float = HfArg(
         default=300.0,
-        metadata={
-            "help": "Seconds that a reset or a step of an environment may take before it is given "
-            "up and its episode left out. Tools have timeouts of their own."
-        },
+        help="Seconds that a reset or a step of an environment may take before it is given up and "
+        "its episode left out. Tools have timeouts of their own.",
     )
-    episode_timeout: float | None = field(
+    episode_timeout: float | None = HfArg(
         default=None,
-        metadata={"help": "Seconds that an episode may take before it is left out; no limit if "
-                  "not given."},
-    )  # fmt: skip
-    group_quorum: float = field(
+        help="Seconds that an episode may take before it is left out; no limit if not given.",
+    )
+    group_quorum: float = HfArg(
         default=1.0,
-        metadata={
-            "help": "Share of each group's episodes that has to end: as soon as all groups have "
-            "it, the stragglers are left out. Below 1 it favours what ends early."
-        },
+        help="Share of each group's episodes that has to end: as soon as all groups have it, the "
+        "stragglers are left out. Below 1 it favours what ends early.",
     )
-    transformers_generation: str = field(
+    transformers_generation: str = HfArg(
         default="auto",
-        metadata={
-            "help": "How transformers generates. 'slots': episodes join and leave a batch token by "
-            "token and keep their keys and values between turns. 'waves': model.generate, batch "
-            "after batch. 'auto': slots where model and settings allow it, else waves."
-        },
+        help="How transformers generates. 'slots': episodes join and leave a batch token by token "
+        "and keep their keys and values between turns. 'waves': model.generate, batch after "
+        "batch. 'auto': slots where model and settings allow it, else waves.",
     )
-    max_logprob_drift: float | None = field(
+    max_logprob_drift: float | None = HfArg(
         default=0.2,
-        metadata={
-            "help": "Largest mean difference, in nats per token, between the log-probabilities of "
-            "sampled tokens when they were sampled and when the trainer computes them with the "
-            "same weights. More means that template, tokens or weights differ, and is refused. "
-            "None only reports it. Not checked where top_p, top_k, min_p or a repetition penalty "
-            "change the distribution."
-        },
+        help="Largest mean difference, in nats per token, between the log-probabilities of "
+        "sampled tokens when they were sampled and when the trainer computes them with the same "
+        "weights. More means that template, tokens or weights differ, and is refused. None only "
+        "reports it. Not checked where top_p, top_k, min_p or a repetition penalty change the "
+        "distribution.",
     )
-    vllm_importance_sampling_mode: str = field(
-        default="token_truncate",
-        metadata={"help": "As in TRL; only its token-level modes are supported."},
+    vllm_importance_sampling_mode: str = HfArg(
+        default="token_truncate", help="As in TRL; only its token-level modes are supported."
     )
 
     def __post_init__(self) -> None:
@@ -234,14 +210,9 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 setattr(self, option, import_path(given, kind=option))
         super().__post_init__()
         self._check_functions()
-        for option, names in (
-            ("importance_sampling_level", RATIO_LEVELS),
-            ("loss_denominator", DENOMINATORS),
-            ("kl_placement", KL_PLACEMENTS),
-            ("transformers_generation", TRANSFORMERS_GENERATION),
-        ):
+        for option, names in _CHOICES.items():
             lookup(dict.fromkeys(names), getattr(self, option), kind=option)
-        self._check_ranges()
+        check_ranges(self, _RANGES)
         for option, supported, reason in _REFUSALS:
             if (value := getattr(self, option)) not in supported:
                 allowed = " or ".join(repr(choice) for choice in supported)
@@ -250,20 +221,20 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"Set {option}={allowed}."
                 )
         self._refuse_what_would_do_nothing()
-        if not self.merge_steps:
-            self._refuse_what_needs_merged_rows()
+        for option, refused in _NEED_MERGED_ROWS.items():
+            if not self.merge_steps and getattr(self, option) == refused:
+                raise ConfigurationError(
+                    f"{option}={refused!r} needs whole trajectories in a row; set merge_steps=True."
+                )
         self.schedules = parse_schedules(self.reward_schedules)
 
     @property
     def estimator_settings(self) -> dict[str, Any]:
         """The options of the advantage estimator that do not depend on the batch."""
         known = estimator_options(self.advantage_estimator)
-        given: dict[str, Any] = {
-            name: getattr(self, name) for name in ESTIMATOR_OPTIONS if name in known
-        }
-        if "scale" in known:
-            given["scale"] = self.scale_rewards
-        return {name: value for name, value in given.items() if value is not None}
+        given = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS}
+        given["scale"] = self.scale_rewards
+        return {name: value for name, value in given.items() if name in known and value is not None}
 
     def _check_functions(self) -> None:
         """Make sure that estimator and loss are there and take what they are given."""
@@ -279,28 +250,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         given = (*ESTIMATOR_OPTIONS, "scale", "values", "bootstrap_values", "whiten")
         _check_arguments("advantage_estimator", estimator, given)
 
-    def _check_ranges(self) -> None:
-        for option in ("gamma", "lam", "token_gamma", "token_lam"):
-            value = getattr(self, option)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ConfigurationError(f"{option} must be in [0, 1], not {value}.")
-        for option in ("max_prompt_length", "max_tokens_per_micro_batch"):
-            if (limit := getattr(self, option)) is not None and limit < 1:
-                raise ConfigurationError(f"{option} must be at least 1, not {limit}.")
-        for option in ("step_timeout", "episode_timeout"):
-            if (seconds := getattr(self, option)) is not None and seconds <= 0:
-                raise ConfigurationError(f"{option} must be positive, not {seconds}.")
-        if not 0.0 < self.group_quorum <= 1.0:
-            raise ConfigurationError(f"group_quorum must be in (0, 1], not {self.group_quorum}.")
-
     def _refuse_what_would_do_nothing(self) -> None:
         estimator = self.advantage_estimator
         known = estimator_options(estimator)
-        unused = [
-            name
-            for name in ESTIMATOR_OPTIONS
-            if name not in known and getattr(self, name) is not None and name != "gamma"
-        ]
+        given = [name for name in ESTIMATOR_OPTIONS if getattr(self, name) is not None]
+        unused = [name for name in given if name not in (*known, "gamma")]
         if self.scale_rewards != "group" and "scale" not in known:
             unused.append("scale_rewards")
         is_own = estimator not in ADVANTAGE_ESTIMATORS
@@ -319,17 +273,13 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 "StepPPOConfig, or agent-r1-train --algorithm ppo."
             )
 
-    def _refuse_what_needs_merged_rows(self) -> None:
-        needs = {
-            "importance_sampling_level='sequence'": self.importance_sampling_level == "sequence",
-            "loss_mask=False": not self.loss_mask,
-            "advantage_mask=False": not self.advantage_mask,
-        }
-        for setting, is_set in needs.items():
-            if is_set:
-                raise ConfigurationError(
-                    f"{setting} needs whole trajectories in a row; set merge_steps=True."
-                )
+
+def check_ranges(settings: StepGRPOConfig, ranges: Ranges) -> None:
+    """Refuse numbers that are out of their range; None is in any."""
+    for words, (is_in, options) in ranges.items():
+        for option in options:
+            if (value := getattr(settings, option)) is not None and not is_in(value):
+                raise ConfigurationError(f"{option} must be {words}, not {value}.")
 
 
 def _check_arguments(option: str, function: Callable[..., Any], given: Collection[str]) -> None:

@@ -30,13 +30,7 @@ from agent_trainers.batching.rows import state_row
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.trainers.batch_builder import Credit
-from agent_trainers.trainers.critic import (
-    CriticModel,
-    ValueHead,
-    before_tokens,
-    body_states,
-    watch_states,
-)
+from agent_trainers.trainers.critic import CriticModel, ValueHead, before_tokens, body_states
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.scorer import body_of
@@ -53,13 +47,7 @@ class StepPPOTrainer(StepGRPOTrainer):
     def __init__(
         self, model: Any, env: Any, args: StepPPOConfig | None = None, **rest: Any
     ) -> None:
-        """Set up `StepGRPOTrainer` and the critic.
-
-        Args:
-            model: As in `StepGRPOTrainer`.
-            env: As in `StepGRPOTrainer`.
-            args: Settings.
-            rest: As in `StepGRPOTrainer`.
+        """Set up `StepGRPOTrainer`, which says what the arguments are, and the critic.
 
         Raises:
             ConfigurationError: If something is not supported; the message names it.
@@ -218,7 +206,10 @@ class StepPPOTrainer(StepGRPOTrainer):
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
         """Return policy loss and value loss of a micro-batch."""
         is_warming_up = self.state.global_step < self.args.critic_warmup_steps
-        with watch_states(self._body()) as caught:
+        caught: list[torch.Tensor] = []  # TRL's head hands no hidden states back
+        with self._body().register_forward_hook(
+            lambda _, __, output: caught.append(output.last_hidden_state)
+        ):
             scores = self.scorer.score(model, micro_batch, with_aux_loss=True)
         loss = self._policy_loss(micro_batch, scores)
         if is_warming_up:

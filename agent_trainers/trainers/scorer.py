@@ -74,15 +74,10 @@ class Scorer:
     def score(
         self, model: Any, micro_batch: MicroBatch, *, with_aux_loss: bool = False
     ) -> TokenScores:
-        """Score the completions of a micro-batch, with a gradient.
+        """Score the rows of a micro-batch that differ, (U, T), with a gradient.
 
-        Args:
-            model: The policy or the reference, wrapped or not.
-            micro_batch: Rows.
-            with_aux_loss: Whether the auxiliary loss is wanted, where the model has one.
-
-        Returns:
-            Scores of the rows that differ, (U, T): see `MicroBatch.expand`.
+        `model` is the policy or the reference, wrapped or not; `with_aux_loss` asks for the
+        auxiliary loss, where it has one.
         """
         if with_aux_loss and self.score_with_aux_loss is not None:
             return self._score_in_trls_layout(model, micro_batch.forwarded)
@@ -111,10 +106,6 @@ class Scorer:
 
     def fixed_logprobs(self, policy: Any, batch: Batch) -> dict[str, torch.Tensor]:
         """Return what the loss compares the policy with while it learns from a batch.
-
-        Args:
-            policy: The model as it is before it learns from the batch.
-            batch: See `collate`.
 
         Returns:
             ``old_per_token_logps`` where the policy that trains is not the one that sampled,
@@ -182,16 +173,11 @@ class Scorer:
         """
         difference = old - batch["sampling_per_token_logps"]
         ratio = torch.exp(torch.nan_to_num(difference * batch["tool_mask"], nan=0.0))
-        low = self.args.vllm_importance_sampling_clip_min
-        high = self.args.vllm_importance_sampling_clip_max
+        low = self.args.vllm_importance_sampling_clip_min or 0.0
+        clipped = ratio.clamp(min=low, max=self.args.vllm_importance_sampling_clip_max)
         if self.args.vllm_importance_sampling_mode == "token_truncate":
-            return ratio.clamp(min=low, max=high)
-        is_outside = torch.zeros_like(ratio, dtype=torch.bool)
-        if low is not None:
-            is_outside |= ratio < low
-        if high is not None:
-            is_outside |= ratio > high
-        return ratio.masked_fill(is_outside, 0.0)
+            return clipped
+        return ratio.masked_fill(ratio != clipped, 0.0)
 
     @contextmanager
     def _reference_for(self, policy: Any) -> Iterator[Any]:

@@ -147,7 +147,7 @@ class Libraries:
 
     def find(self, base, attribute, *, is_ours):
         """Return the names of an attribute that our code touches, if it is one of a library."""
-        if base == "args" and attribute in _defaults():
+        if base in ("args", "_args") and attribute in _defaults():
             return [f"trl:GRPOConfig.{attribute}"]
         owners = self.trainers if base == "trainer" else []
         if base != "trainer" and attribute.startswith("_") and not is_ours:
