@@ -217,10 +217,7 @@ class Execution:
             if not data:
                 poll.unregister(descriptor)
             elif not self._outputs[descriptor].add(data):
-                self.is_over_output = True
-                for output in self._outputs:
-                    with contextlib.suppress(KeyError):  # closed before
-                        poll.unregister(output)
+                self.is_over_output = True  # what still comes is read and dropped
                 self.stop()
 
     def _receive(self) -> bytes:

@@ -6,6 +6,7 @@ is one byte that names the stream, four bytes of length, and the data; no data m
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from typing import Any, Final
 CONTROL: Final = 255
 """The stream of the supervisor; the others are the program's descriptors, from 0."""
 
+_OUTPUTS: Final = (1, 2)
 _HEADER: Final = struct.Struct(">BI")
 _READ_BYTES: Final = 65_536
 _SET_DUMPABLE: Final = 4
@@ -43,7 +45,7 @@ class Multiplexer:
         self._ends_with_control = ends_with_control
         self._received = bytearray()
         self._waiting = {number: bytearray() for number in streams}
-        self._is_read = dict.fromkeys(streams, True)
+        self._is_read = {number: _is_readable(fd) for number, fd in streams.items()}
         self._is_ending: set[int] = set()
         self._poll = select.poll()
 
@@ -51,15 +53,16 @@ class Multiplexer:
         """Serve until the link ends; then close everything."""
         numbers = {descriptor: number for number, descriptor in self._streams.items()}
         self._poll.register(self._link_in, select.POLLIN)
-        for descriptor in numbers:
+        for descriptor, number in numbers.items():
             os.set_blocking(descriptor, False)
-            self._poll.register(descriptor, select.POLLIN)
+            self._watch(number)
         try:
             while self._is_read.get(CONTROL) or not self._ends_with_control:
                 for descriptor, _ in self._poll.poll():
                     if descriptor != self._link_in:
                         self._serve_stream(numbers[descriptor])
                     elif not self._read_link():
+                        self._deliver()
                         return
         except OSError:
             return  # the other side is gone
@@ -67,12 +70,20 @@ class Multiplexer:
             for descriptor in (self._link_in, self._link_out, *self._streams.values()):
                 os.close(descriptor)
 
+    def _deliver(self) -> None:
+        """Write all that has come, however slowly it is read; the supervisor's report at last."""
+        for number in sorted(self._streams):
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                os.set_blocking(self._streams[number], True)
+                while waiting := self._waiting[number]:
+                    del waiting[: os.write(self._streams[number], waiting[:_READ_BYTES])]
+
     def _serve_stream(self, number: int) -> None:
         """Write what waits for it, and read what it holds."""
         self._flush(number)
         data = self._read_stream(number)
-        if data == b"" and number == CONTROL and self._ends_with_control:
-            # The program is over. What it wrote may still be on its way here.
+        if data is not None and number == CONTROL and self._ends_with_control:
+            # The program is over. What it wrote may still be on its way here, and goes first.
             for other in self._streams:
                 while (
                     other != CONTROL and self._is_read[other] and (rest := self._read_stream(other))
@@ -93,7 +104,7 @@ class Multiplexer:
         except BlockingIOError:
             return None
         except OSError:
-            return b""  # the writing end of a pipe, and its reader is gone; or a socket reset
+            return b""  # a socket was reset
 
     def _send(self, number: int, data: bytes) -> None:
         view = memoryview(_HEADER.pack(number, len(data)) + data)
@@ -119,6 +130,8 @@ class Multiplexer:
     def _flush(self, number: int) -> None:
         """Write as much as fits; the rest when more does."""
         descriptor, waiting = self._streams[number], self._waiting[number]
+        if number == CONTROL and not self._ends_with_control and self._has_output:
+            return  # the supervisor's report comes after all that the program wrote
         try:
             while waiting:
                 del waiting[: os.write(descriptor, waiting[:_READ_BYTES])]
@@ -130,6 +143,12 @@ class Multiplexer:
             self._is_ending.discard(number)
             _end(descriptor)
         self._watch(number)
+        if number in _OUTPUTS and not waiting and CONTROL in self._streams:
+            self._flush(CONTROL)
+
+    @property
+    def _has_output(self) -> bool:
+        return any(self._waiting.get(number) for number in _OUTPUTS)
 
     def _watch(self, number: int) -> None:
         """Poll the stream for what is still to be done with it."""
@@ -184,6 +203,11 @@ def main(config: dict[str, Any]) -> None:
         request, link.theirs, link.control, tree, lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0)
     )
     thread.join(_FLUSH_SECONDS)  # until all is said
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Return whether anything can come from it: the writing end of a pipe has nothing to say."""
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
 
 
 def _end(descriptor: int) -> None:
