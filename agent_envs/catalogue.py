@@ -58,7 +58,8 @@ def _facts(kind: type[ToolEnv], spec: EnvSpec) -> dict[str, str]:
     """Return what a class declares, by heading."""
     weights = kind.default_rewards
     terms = [
-        f"`{name}`{'*' * (name in kind.outcome_terms)}"
+        f"`{name}`"
+        + r"\*" * (name in kind.outcome_terms)
         + (f" {weights[name]:g}" if name in weights else "")
         for name in kind.reward_functions
     ]

@@ -74,7 +74,6 @@ def title(name: str) -> str:
 def family_page(name: str) -> str:
     """Return the page of a family: every environment, as the code describes it."""
     sections = [make_section(spec) for spec in ENVIRONMENTS if family(spec) == name]
-    sections = [section.replace("`*", "`\\*") for section in sections]  # or it is emphasis
     introduction = (
         "Made from the code. Reward terms stand with their default weights; those without one are "
         "off unless `rewards=` names them. Outcome terms are marked with an asterisk. All "
