@@ -26,9 +26,8 @@ from agent_trainers.algorithms.losses import (
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
 
-# The loss must not change with row splitting, merging, padding, world size or micro-batching
-# (DESIGN section 5). What would break that, or would silently do nothing, is refused here: an
-# option, what it may be, and why.
+# The loss must not change with row splitting, merging, padding, world size or micro-batching. What
+# would break that, or would silently do nothing, is refused here: an option, what it may be, why.
 _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     (
         "vllm_importance_sampling_mode",
