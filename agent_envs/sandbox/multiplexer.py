@@ -6,7 +6,6 @@ is one byte that names the stream, four bytes of length, and the data; no data m
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import select
 import signal
@@ -207,6 +206,8 @@ def main(config: dict[str, Any]) -> None:
 
 def _is_readable(descriptor: int) -> bool:
     """Return whether anything can come from it: the writing end of a pipe has nothing to say."""
+    import fcntl  # not on Windows, which has no containers of this kind
+
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
 
 
