@@ -216,6 +216,15 @@ class SuccessProgress(ProgressCallback):  # type: ignore[misc]
 
     SHOWN = (("success", "success"), ("reward", "return"), ("episodes/mean_turns", "turns"))
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open the bar, on the main process."""
+        super().on_train_begin(args, state, control)
+        if self.training_bar is not None:
+            self.training_bar.set_description("training")
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open no bar: an evaluation is one batch, whose bar would stand still and then be full."""
+
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
