@@ -32,14 +32,6 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     return make
 
 
-@pytest.fixture
-def played(make_trainer):
-    """Real trajectories of the embedded policy, with several turns and mixed rewards."""
-    trainer = make_trainer()
-    trainer.model.train()
-    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
-
-
 @pytest.mark.parametrize("denominator", ["token", "step", "trajectory"])
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])

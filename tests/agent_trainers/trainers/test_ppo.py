@@ -32,13 +32,6 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     return make
 
 
-@pytest.fixture
-def played(make_trainer):
-    trainer = make_trainer()
-    trainer.model.train()
-    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
-
-
 def stir(trainer):
     """Give the critic an opinion."""
     torch.manual_seed(0)
