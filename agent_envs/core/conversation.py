@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_envs.core.contexts import ContextPolicy, History, TokenCounter, View, full
-from agent_envs.core.messages import Message
+from agent_envs.core.messages import Message, StateMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,16 @@ class Conversation:
         """
         first = self._first_messages(pinned)
         if policy is full:
-            return View([*first, *self._said])
+            messages = StateMessages(first)
+            messages += self._said  # copied once, which is all that grows with the turns
+            return View(messages)
         history = History(first, tuple(self._turns), count_tokens)
         view = policy(history)
         if isinstance(view, View):
             return view
-        messages, everything = list(view), history.messages
-        num_dropped = max(0, len(everything) - len(messages))
-        reason = None if messages == everything else "custom context"
-        return View(messages, num_dropped, reason=reason)
+        shown, everything = list(view), history.messages
+        num_dropped = max(0, len(everything) - len(shown))
+        return View(shown, num_dropped, reason=None if shown == everything else "custom context")
 
     def _first_messages(self, pinned: str) -> tuple[Message, ...]:
         if not pinned:

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import PurePath
 from typing import Any, ClassVar, Final, Self
 
@@ -197,7 +197,8 @@ def _describe_object(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return {"class": type(value).__qualname__} | fields
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
-        return value.item()
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy
+        return value.tolist()
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    size = f" of {len(value)}" if isinstance(value, Sized) else ""
+    return f"{named.__module__}:{named.__qualname__}{size}"

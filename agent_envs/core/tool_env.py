@@ -7,7 +7,7 @@ next state, the reward term by term, and whether the episode is over. A subclass
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 
@@ -15,10 +15,10 @@ from agent_envs.core.contexts import ContextPolicy, TokenCounter, estimate_token
 from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
-from agent_envs.core.rewards import RewardFunction, Rewards, StepEvent, choose_terms, format_term
-from agent_envs.core.snapshots import RestorableEnv
+from agent_envs.core.rewards import Rewards, StepEvent, choose_terms
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.step_info import describe_state, describe_step
+from agent_envs.core.task_family import TaskFamily
 from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
@@ -29,8 +29,10 @@ from agent_envs.errors import ActionTypeError, ConfigurationError
 __all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
 
 
-class ToolEnv(RestorableEnv):
+class ToolEnv(TaskFamily):
     """Base of every environment with tools: `get_task` is all that a subclass must provide.
+
+    What else it may provide, and declare, stands in `TaskFamily`.
 
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
     context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
@@ -44,20 +46,6 @@ class ToolEnv(RestorableEnv):
         "render_modes": ["ansi", "human"],
         "render_fps": 4,  # Gymnasium asks for it; nothing moves here
     }
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
-    default_rewards: ClassVar[Mapping[str, float]] = {}
-    outcome_terms: ClassVar[frozenset[str]] = frozenset()
-    default_system_prompt: ClassVar[str] = ""
-    tool_signatures: ClassVar[tuple[str, ...]] = ()
-    """The tools it has without further arguments, for the list of environments."""
-    optional_tool_names: ClassVar[tuple[str, ...]] = ()
-    """What ``tools=`` takes by name, for the same list."""
-    metric_names: ClassVar[tuple[str, ...]] = ("num_turns", "num_tool_calls", "num_invalid_actions")
-    """What `metrics` measures, for the same list."""
-    data_source: ClassVar[str] = "generated, endless"
-    """Where its tasks come from, for the same list."""
-    computes_only: ClassVar[bool] = False
-    """Whether what the family itself does in a step waits for nothing outside of the process."""
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
@@ -124,72 +112,6 @@ class ToolEnv(RestorableEnv):
         self._is_over = True
         self.render_mode = render_mode
         self._conversation, self._transcript = Conversation(), Transcript()
-
-    # What a subclass provides
-
-    @property
-    def num_tasks(self) -> int | None:
-        """How many tasks there are, at least 1; None, as here, where they are endless."""
-        return None
-
-    def get_task(self, index: int) -> Task:
-        """Return task `index`, from 0; `index` is valid."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define get_task(self, index) and return a Task: an id, "
-            "the question that the model is asked, and the right answers."
-        )
-
-    def reference_actions(self) -> list[str]:
-        """Return actions that solve the current task, where the data allow it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define reference_actions(self): actions that solve "
-            "the current task, written with write_call and write_answer."
-        )
-
-    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a tool call brought about; the step is rewarded afterwards."""
-
-    def on_answer(self, answer: str) -> str | NewConversation | None:
-        """Judge an answer, and say whether the episode goes on; the step is rewarded afterwards.
-
-        Returns:
-            None, as here, to end the episode. A text to go on: the user's reply, in the same
-            conversation. A `NewConversation` to go on with a question of its own, where what was
-            said before is not part of the state.
-        """
-        return None
-
-    def is_finished(self) -> bool:
-        """Return whether what a tool did has ended the task, as in a game that is won."""
-        return False
-
-    def pinned_text(self) -> str:
-        """Return what every state shows below the question; empty, as here, for nothing.
-
-        Whatever a context policy drops, this stays. When it changes, states no longer extend each
-        other.
-        """
-        return ""
-
-    def begin_episode(self) -> None:
-        """Forget the last episode; `task` is already the new one."""
-
-    def begin_step(self) -> None:
-        """Forget what the last step earned; called at reset and before each action."""
-
-    def on_restore(self) -> None:
-        """Bring back what `not_in_snapshots` leaves out and each episode makes anew.
-
-        Called after a snapshot of an episode was restored; `task` and `task_index` are its own.
-        """
-
-    def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
-        return {
-            "num_turns": float(self.num_turns),
-            "num_tool_calls": float(self.num_tool_calls),
-            "num_invalid_actions": float(self.num_invalid_actions),
-        }
 
     # Gymnasium's interface
 
@@ -370,6 +292,12 @@ class ToolEnv(RestorableEnv):
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
         }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the environment; see `RestorableEnv`. The tokenizer it counts with is shared."""
+        env = super().__deepcopy__(memo)
+        env._count_tokens = self._count_tokens
+        return env
 
     def _tools_with_state(self) -> list[Tool]:
         optional = (tool for tools in self.optional_tools.values() for tool in tools)

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import gymnasium as gym
+
 from agent_envs.core.tool import Tool
 from agent_envs.errors import SnapshotError
 
@@ -171,13 +173,18 @@ def _left_out(kind: type) -> frozenset[str]:
 
 
 def _has_own_state(holder: Any) -> bool:
-    return any("__getstate__" in vars(kind) for kind in type(holder).__mro__[:-1])
+    """Return whether a class says itself what its state is; for environments, it does not count.
+
+    Gymnasium's EzPickle, for one, says that an environment's arguments are all of it.
+    """
+    own = any("__getstate__" in vars(kind) for kind in type(holder).__mro__[:-1])
+    return own and not isinstance(holder, gym.Env)
 
 
 def _get_state(holder: Any) -> Any:
-    state = holder.__getstate__()
     if _has_own_state(holder):
-        return state
+        return holder.__getstate__()
+    state = object.__getstate__(holder)
     with_dict, with_slots = state if isinstance(state, tuple) else (state, None)
     attributes = {**(with_dict or {}), **(with_slots or {})}
     left_out = _left_out(type(holder))
@@ -185,7 +192,8 @@ def _get_state(holder: Any) -> Any:
 
 
 def _set_state(holder: Any, state: Any) -> None:
-    if hasattr(holder, "__setstate__"):
+    is_env = isinstance(holder, gym.Env)
+    if hasattr(holder, "__setstate__") and not is_env:
         holder.__setstate__(state)
         return
     if not _has_own_state(holder):
