@@ -245,6 +245,8 @@ class ToolEnv(gym.Env[str, str]):
         self.noted = {}
         self.begin_step()
         parsed = self._format.parse(action, self._tools)
+        if parsed.calls:
+            parsed = self._format.only_one(len(parsed.calls), self._tools)
         reply, result = self._act(parsed)
         self._is_over = reply is None or self.is_finished()
         is_last = self._is_over or self.num_turns == self.max_turns
