@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 import gymnasium as gym
 
 from agent_envs.core.contexts import (
-    ContextPolicy,
+    ContextChoice,
     History,
     TokenCounter,
     View,
     estimate_tokens,
     make_context,
+    make_view,
+    only_computes,
 )
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
@@ -80,7 +82,7 @@ class ToolEnv(gym.Env[str, str]):
         optional_tools: Mapping[str, Sequence[Tool]] | None = None,
         tools: Sequence[Tool | str] | None = None,
         tool_format: str | ToolFormat = "hermes",
-        context: str | Mapping[str, Any] | ContextPolicy = "full",
+        context: ContextChoice = "full",
         rewards: Rewards | None = None,
         system_prompt: str | None = None,
         render_mode: str | None = None,
@@ -285,7 +287,8 @@ class ToolEnv(gym.Env[str, str]):
     @property
     def is_immediate(self) -> bool:
         """Whether a step only computes and returns at once; a thread for it would cost more."""
-        return self.computes_only and all(tool.timeout is None for tool in self._tools.values())
+        has_no_limits = all(tool.timeout is None for tool in self._tools.values())
+        return self.computes_only and has_no_limits and only_computes(self._context)
 
     @property
     def tool_format(self) -> str:
@@ -407,14 +410,8 @@ class ToolEnv(gym.Env[str, str]):
         return info
 
     def _view(self) -> View:
-        history = History(self._first_messages(), tuple(self._turns), self._count_tokens)
-        view = self._context(history)
-        if isinstance(view, View):
-            return view
-        messages = list(view)
-        num_dropped = max(0, len(history.messages) - len(messages))
-        is_same = messages == history.messages
-        return View(messages, num_dropped, reason=None if is_same else "custom context")
+        first, turns = self._first_messages(), tuple(self._turns)
+        return make_view(self._context, History(first, turns, self._count_tokens, self._initial))
 
     def _first_messages(self) -> tuple[Message, ...]:
         if not (pinned := self.pinned_text()):
