@@ -17,6 +17,7 @@ from agent_envs.core.contexts import (
     estimate_tokens,
     make_context,
     only_computes,
+    stateful_policies,
 )
 from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.event_loop import resolve
@@ -364,9 +365,10 @@ class ToolEnv(TaskFamily):
         env._count_tokens = self._count_tokens
         return env
 
-    def _tools_with_state(self) -> list[Tool]:
+    def _callables_with_state(self) -> Mapping[str, Any]:
         optional = (tool for tools in self.optional_tools.values() for tool in tools)
-        return [*self._tools.values(), *optional]
+        tools = {f"the tool {t.name!r}": t for t in (*optional, *self._tools.values())}
+        return tools | stateful_policies(self._context)
 
     def _resume(self, *, is_restored: bool) -> None:
         self._turn_limit = TurnLimit(is_restored=is_restored)

@@ -24,13 +24,13 @@ _WAYS_OUT: Final = (
 )
 
 
-def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
-    """Pickle the state of `env` and of its tools.
+def dump_state(env: Any, callables: Mapping[str, Any]) -> bytes:
+    """Pickle the state of `env` and of what it calls: its tools, and others, by their names.
 
     Raises:
         SnapshotError: If something cannot be pickled; names the attribute or the tool.
     """
-    parts = _Parts(env, tools)
+    parts = _Parts(env, callables)
     place = ""
     try:
         states: dict[str, Any] = {}
@@ -50,13 +50,13 @@ def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
         ) from error
 
 
-def load_state(env: Any, tools: Iterable[Tool], state: bytes) -> None:
-    """Put what `dump_state` returned into `env` and its tools.
+def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> None:
+    """Put what `dump_state` returned into `env` and what it calls.
 
     Raises:
         SnapshotError: If it cannot be unpickled here.
     """
-    parts = _Parts(env, tools)
+    parts = _Parts(env, callables)
     try:
         states = parts.load(state)
     except Exception as error:
@@ -101,14 +101,13 @@ def find_culprit(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Any]:
 class _Parts:
     """What of an environment holds state, and what a state only refers to."""
 
-    def __init__(self, env: Any, tools: Iterable[Tool]) -> None:
+    def __init__(self, env: Any, callables: Mapping[str, Any]) -> None:
         self.holders: dict[str, Any] = {_ENVIRONMENT: env}
         self.cells: dict[str, dict[str, types.CellType]] = {}
         self._known = {id(env)}
-        self._live: dict[str, Any] = {}
-        for tool in tools:
-            self._live[f"tool {tool.name}"] = tool
-            self._add(tool.function, f"the tool {tool.name!r}")
+        for place, called in callables.items():
+            self._add(called.function if isinstance(called, Tool) else called, place)
+        self._live = {f"{place} itself": called for place, called in callables.items()}
         self._live |= self.holders
         for place, holder in self.holders.items():
             attributes = getattr(holder, "__dict__", {})

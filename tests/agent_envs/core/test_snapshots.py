@@ -303,3 +303,25 @@ def test_a_long_episode_is_saved_in_less_than_a_step_of_a_model():
     wrapped = TimeLimit(env, 3)
     wrapped.reset()
     assert len(env.snapshot().state) < 2 * sizes[0]
+
+
+def test_summaries_that_were_written_are_part_of_a_snapshot():
+    asked = []
+
+    def summarise(messages):
+        asked.append(len(messages))
+        return f"summary {len(asked)}"
+
+    def make():
+        context = ["full", {"name": "summary", "turns": 1, "summarise": summarise}]
+        env = gym.make(ID, context=context, max_episode_steps=9)
+        env.reset(seed=0)
+        return env
+
+    env, other = make(), make()
+    for _ in range(3):
+        env.step("hm")
+    other.unwrapped.restore(env.unwrapped.snapshot())
+    num_asked = len(asked)
+    other.step("hm")
+    assert len(asked) == num_asked + 1  # about the new turn only
