@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
@@ -197,7 +197,7 @@ def check_snapshots(subject: Subject) -> str:
         if not hasattr(base, "snapshot"):
             raise NotOffered("no snapshot and restore")
         actions = actions_taken(env, subject.seed)
-        for start in sorted({0, len(actions) // 2, len(actions)}):
+        for start in sorted({0, _middle(actions), len(actions)}):
             begin(env, subject.seed, actions[:start])
             try:
                 snapshot, copied, pickled = base.snapshot(), copy.deepcopy(env), _pickled(env)
@@ -342,12 +342,16 @@ def _save_in_the_middle(subject: Subject) -> tuple[Any, dict[str, str]]:
         base: Any = env.unwrapped
         if hasattr(base, "snapshot"):
             actions = actions_taken(env, subject.seed)
-            start = len(actions) // 2
+            start = _middle(actions)
             begin(env, subject.seed, actions[:start])
             with contextlib.suppress(SnapshotError, TypeError):
                 saved = actions, start, base.snapshot(), _pickled(env)
                 return saved, go_on(env, actions, start)
     return None, {}
+
+
+def _middle(actions: Sequence[str]) -> int:
+    return 2 * len(actions) // 3  # late enough that there is a state, with something left to do
 
 
 def _pickled(env: TextEnv) -> bytes | None:

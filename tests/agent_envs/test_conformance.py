@@ -183,6 +183,20 @@ class IgnoresTask(Square):
         return super()._task_index({})
 
 
+class KeepsApart(Square):
+    calls: ClassVar = []
+
+    def begin_episode(self):
+        super().begin_episode()
+        self.calls.clear()
+
+    def on_result(self, action, result):
+        self.calls.append(action.name)
+
+    def metrics(self):
+        return {**super().metrics(), "calls": float(len(self.calls))}
+
+
 class WrongReference(Square):
     def reference_actions(self):
         return [self.write_answer("-1")]
@@ -244,6 +258,7 @@ class Warns(Square):
         (FailsElsewhere, "processes", "fails in another process: ValueError: not here"),
         (TakesAnyTask, "tasks", "there is no task -1, but reset begins it"),
         (IgnoresTask, "tasks", "task 0 changes with the seed"),
+        (KeepsApart, "snapshots", r"step \d: info\['metrics'\] differs when a"),
         (WrongReference, "reference actions", r"success=0\.0"),
         (LongReference, "reference actions", "action 1 of 2: terminated=True"),
         (put(1, math.nan), "any text", r"\): the reward is nan"),
