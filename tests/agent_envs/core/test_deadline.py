@@ -87,7 +87,7 @@ def test_calls_one_after_the_other_share_a_thread_and_nothing_else():
     threads = set()
 
     def call():
-        threads.add(threading.get_ident())
+        threads.add(threading.current_thread())
         before = seen.get()
         seen.set("the last call")
         return before

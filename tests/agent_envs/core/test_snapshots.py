@@ -106,7 +106,10 @@ def env():
 def test_attributes_objects_closures_and_the_generator_are_all_restored(env):
     snapshot = pickle.loads(pickle.dumps(env.snapshot()))
     counter, expected = env.counter, play(env)
+    env.counter.later = env.later = "not there before"
     env.restore(snapshot)
+    assert not hasattr(env, "later")
+    assert not hasattr(counter, "later")
     assert play(env) == expected
     assert env.counter is counter  # the tool is its method
     elsewhere = Words()
