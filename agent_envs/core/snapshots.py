@@ -94,8 +94,17 @@ class RestorableEnv(gym.Env[str, str]):
         return dump_state(self, self._callables_with_state())
 
     def _load(self, state: bytes, *, is_restored: bool) -> None:
-        load_state(self, self._callables_with_state(), state)
+        callables = self._callables_with_state()
+        missing = load_state(self, callables, state)
         self._resume(is_restored=is_restored)
+        again = self._callables_with_state()
+        if [*map(id, again.values())] != [*map(id, callables.values())]:
+            missing = load_state(self, again, state)  # an episode with tools of its own
+        if missing:
+            raise SnapshotError(
+                f"{type(self).__name__}: the snapshot holds the state of what is not here: "
+                f"{', '.join(sorted(missing))}. Offer the tools of an episode in on_restore()."
+            )
 
     @functools.cached_property
     def _description(self) -> tuple[str, dict[str, str]]:

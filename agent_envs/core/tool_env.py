@@ -5,6 +5,7 @@ next state, the reward term by term, and whether the episode is over. A subclass
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
@@ -22,7 +23,7 @@ from agent_envs.core.contexts import (
 from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup
-from agent_envs.core.messages import Message
+from agent_envs.core.messages import Message, ToolSchemas
 from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.step_info import describe_state, describe_step
@@ -353,7 +354,7 @@ class ToolEnv(TaskFamily):
         view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
         return {
             **describe_state(view),
-            "tools": json.loads(self._tools_json),
+            "tools": ToolSchemas(_read_schemas(self._tools_json)),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
@@ -388,3 +389,8 @@ def _chosen(
             )
         chosen += lookup(optional, tool, kind="tool") if isinstance(tool, str) else [tool]
     return chosen
+
+
+@functools.lru_cache(maxsize=256)
+def _read_schemas(text: str) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(text))

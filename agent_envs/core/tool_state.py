@@ -50,29 +50,29 @@ def dump_state(env: Any, callables: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> None:
+def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> set[str]:
     """Put what `dump_state` returned into `env` and what it calls.
+
+    Returns:
+        The names of what is not here: of other tools than those of `callables`.
 
     Raises:
         SnapshotError: If it cannot be unpickled here.
     """
     parts = _Parts(env, callables)
     try:
-        states = parts.load(state)
+        states, missing = parts.load(state)
     except Exception as error:
         name = type(env).__name__
         raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error
-    if unknown := parts.holders.keys() ^ (states.keys() - parts.cells.keys()):
-        raise SnapshotError(
-            f"{type(env).__name__}: the snapshot is of an environment with other tools; the state "
-            f"of {', '.join(sorted(unknown))} is there or here only."
-        )
     for place, holder in parts.holders.items():
-        _set_state(holder, states[place])
+        if place in states:
+            _set_state(holder, states[place])
     for place, cells in parts.cells.items():
         for name, value in states.get(place, {}).items():
             if name in cells:
                 _set_contents(cells[name], value)
+    return missing | (states.keys() - parts.holders.keys() - parts.cells.keys())
 
 
 def copy_tools(tools: Iterable[Any]) -> list[Any]:
@@ -126,8 +126,9 @@ class _Parts:
         _Pickler(file, self._places).dump(value)
         return file.getvalue()
 
-    def load(self, data: bytes) -> Any:
-        return _Unpickler(io.BytesIO(data), self._live).load()
+    def load(self, data: bytes) -> tuple[dict[str, Any], set[str]]:
+        unpickler = _Unpickler(io.BytesIO(data), self._live)
+        return unpickler.load(), unpickler.missing
 
     def _add(self, function: Any, place: str) -> None:
         """Add what a tool's function holds: its object, its variables, those of its helpers."""
@@ -138,13 +139,15 @@ class _Parts:
         if not isinstance(holder, types.FunctionType):
             self.holders[place] = holder
             return
-        variables = self.cells[f"the variables of {place}"] = {}
+        variables: dict[str, types.CellType] = {}
         for name, cell in _cells(holder):
             content = _contents(cell)
             if isinstance(content, types.FunctionType | types.MethodType):
                 self._add(content, f"{place}, in {name!r},")
             elif content is _Unset or not isinstance(content, type | types.ModuleType):
                 variables[name] = cell
+        if variables:
+            self.cells[f"the variables of {place}"] = variables
 
 
 class _Pickler(pickle.Pickler):
@@ -163,10 +166,16 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, live: Mapping[str, Any]) -> None:
         super().__init__(file)
         self._things = live
+        self.missing: set[str] = set()
 
     def find_class(self, module: str, name: str, /) -> Any:
         is_reference = (module, name) == (__name__, _live.__name__)
-        return self._things.__getitem__ if is_reference else super().find_class(module, name)
+        return self._find if is_reference else super().find_class(module, name)
+
+    def _find(self, place: str) -> Any:
+        if place not in self._things:
+            self.missing.add(place)
+        return self._things.get(place)
 
 
 def _live(place: str) -> Any:

@@ -328,3 +328,28 @@ def test_summaries_that_were_written_are_part_of_a_snapshot():
     num_asked = len(asked)
     other.step("hm")
     assert len(asked) == num_asked + 1  # about the new turn only
+
+
+class OwnTools(Words):
+    """Each task has tools of its own, with a state."""
+
+    def begin_episode(self):
+        super().begin_episode()
+        self.on_restore()
+
+    def on_restore(self):
+        tally = make_tally()
+        tally.name = f"tally_{self.task_index}"
+        self._tools = {tally.name: tally}
+
+
+def test_the_tools_of_an_episode_are_restored_with_their_state():
+    env = OwnTools()
+    env.reset(options={"task": 1})
+    play(env, "ab")
+    snapshot, expected = env.snapshot(), play(env)
+    for index in (1, 2):
+        env.reset(options={"task": index})
+        env.restore(snapshot)
+        assert play(env) == expected
+    assert play(pickle.loads(pickle.dumps(env))) == play(env)
