@@ -30,7 +30,8 @@ class TaskFamily(RestorableEnv):
     data_source: ClassVar[str] = "generated, endless"
     """Where its tasks come from, for the same list."""
     computes_only: ClassVar[bool] = False
-    """Whether what the family itself does in a step waits for nothing outside of the process."""
+    """Whether what the family itself does in a step waits for nothing outside of the process; a
+    subclass outside of this package says so for itself."""
     num_turns: int
     """How many turns this episode has had."""
     num_tool_calls: int
