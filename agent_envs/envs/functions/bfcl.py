@@ -1,0 +1,259 @@
+"""BFCL, the Berkeley Function-Calling Leaderboard, from its package."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from agent_envs.core.actions import text_argument
+from agent_envs.core.extras import require_extra
+from agent_envs.core.openai_format import FunctionCall, write_message
+from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.envs.functions.bfcl_back_ends import BackEnds, play_ground_truth
+from agent_envs.envs.functions.bfcl_checks import Call, is_right_state, is_right_turn
+from agent_envs.envs.functions.bfcl_oracle import right_turns
+from agent_envs.envs.functions.bfcl_rows import Row, choose_categories, read_category
+from agent_envs.envs.functions.function_documents import make_tools, tool_name
+
+MAX_STEPS_A_TURN: Final = 20
+"""The package's own limit: after more steps in one turn of the user it ends the episode."""
+MAX_CALLS_A_TURN: Final = 200
+MORE_FUNCTIONS_TEXT: Final = (
+    "I have updated some more functions you can choose from. What about now?"
+)
+RECORDED_TEXT: Final = "The call is recorded."
+TOO_MANY_CALLS_TEXT: Final = f"This is not run: a turn of the user takes {MAX_CALLS_A_TURN} calls."
+
+
+def correct_term(env: "BFCLEnv", event: StepEvent) -> float:
+    """Return 1 when the task is solved by the official checks; outcome."""
+    return float(event.is_last and env.is_correct)
+
+
+class BFCLEnv(ToolEnv):
+    """BFCL v4 (Patil et al., 2025, ICML; package ``bfcl-eval``) as an environment.
+
+    Task: what users ask of functions. Single-turn categories: write the right calls, all in one
+    turn, or none where no function fits; they are judged as the package's AST checker does, and
+    the episode ends. Multi-turn categories: up to eight requests of one user, worked on by calls
+    that change the state of simulated back-ends; an answer ends a turn of the user. After each
+    turn, state and responses are compared with the ground truth's, as the package does; all
+    requests are asked in any case. The episode ends after the last, or after 21 steps in one turn.
+
+    Tools: the task's own, under the package's names with ``_`` for ``.``. Reward terms:
+    ``correct`` at the end (outcome): the package's verdict; ``turns`` (the share of the user's
+    turns that are passed now, up to the first that is not) and ``format`` on the way (process).
+    A turn that cannot be read is a mistake and may be written again; the package's single attempt
+    is ``success`` where ``num_invalid_actions`` is 0.
+
+    It is a public test: what was trained on it is no result on it. Where a traveller's age
+    matters, the package reads the calendar.
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "correct": correct_term,
+        **noted_terms("turns"),
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "turns": 0.2, "format": 0.02}
+    computes_only: ClassVar[bool] = True
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("the functions of the task",)
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "turns_passed", *ToolEnv.metric_names)
+    data_source: ClassVar[str] = "the package `bfcl-eval`; licence: Apache-2.0"
+    default_system_prompt: ClassVar[str] = (
+        "You call functions to do what the user asks. If none of the functions can be used, or the "
+        "user has not given what they require, say so instead. Go on calling until the request is "
+        "fulfilled as well as you can; your answer then ends your turn, and the user may ask on."
+    )
+
+    def __init__(self, *, category: str | Sequence[str] = "all", **shared: Any) -> None:
+        """Choose the tasks.
+
+        Args:
+            category: A category of the package, such as ``"multi_turn_base"``; a group:
+                ``"single_turn"``, ``"live"``, ``"non_live"``, ``"multi_turn"``, ``"all"``; or
+                several.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``bfcl``.
+            UnknownNameError: If there is no such category.
+            DataError: If the package holds other data.
+        """
+        require_extra("bfcl", "AgentR1/BFCL-v0", "bfcl_eval", "mpmath")
+        self._categories = choose_categories(category)
+        super().__init__(**shared)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of rows of the categories."""
+        return sum(len(read_category(name)) for name in self._categories)
+
+    def get_task(self, index: int) -> Task:
+        """Return row `index`, counted through the categories in their order."""
+        for name in self._categories:
+            rows = read_category(name)
+            if index < len(rows):
+                break
+            index -= len(rows)
+        return Task(
+            id=rows[index].id,
+            question=_as_text(rows[index].turns[0]),
+            answers=(),
+            data={"category": name, "index": index},
+        )
+
+    def begin_episode(self) -> None:
+        """Set up the back-ends and the functions."""
+        self._back_ends = BackEnds(self._row)
+        self._turn = self._num_passed = 0
+        self._has_failed = self._is_judged = False
+        self._responses: Counter[str] = Counter()
+        references = play_ground_truth(self._row) if self._row.is_multi_turn else ()
+        self._awaited = {text for reference in references for text in reference.responses}
+        self._begin_turn()
+        self._documents = self._row.functions
+        self._offer()
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note that a single turn is over: it has called."""
+        self._is_turn_over = not self._row.is_multi_turn and bool(self._calls)
+
+    def on_answer(self, answer: str) -> str | None:
+        """Judge the turn of the user that ends here, and ask on."""
+        self._judge()
+        if self._turn == len(self._row.turns):
+            return None
+        messages = self._row.turns[self._turn]
+        added = self._row.added.get(self._turn, ())
+        self._begin_turn()
+        if not added:
+            return _as_text(messages)
+        self._documents = (*self._documents, *added)
+        self._offer()
+        text = _as_text(messages) or MORE_FUNCTIONS_TEXT
+        if self.action_format.is_native:
+            return text
+        return (
+            f"{self.action_format.instructions(make_tools(added, self._row, self._call))}\n{text}"
+        )
+
+    def is_finished(self) -> bool:
+        """Return whether the only turn has called, or the user's patience is at its end."""
+        if self._is_turn_over and not self._is_judged:
+            self._judge()
+        is_stuck = self.num_turns - self._first_step > MAX_STEPS_A_TURN
+        return self._is_judged or (self._row.is_multi_turn and is_stuck)
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether all turns are played and passed."""
+        return self._is_judged and not self._has_failed
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {
+            "success": float(self.is_correct),
+            "turns_passed": self._num_passed / len(self._row.turns),
+            **super().metrics(),
+        }
+
+    def reference_actions(self) -> list[str]:
+        """Play the ground truth, one call a step where the user has several turns.
+
+        Raises:
+            NotImplementedError: For the few rows whose ground truth the package itself refuses.
+        """
+        turns = right_turns(self._row)
+        if not turns:
+            raise NotImplementedError(
+                f"{self.task.id}: the package's checker accepts no call for this row."
+            )
+        actions: list[str] = []
+        for calls in turns:
+            actions += self._write_turn(calls)
+        return actions
+
+    def write_call(self, name: str, /, **arguments: Any) -> str:
+        """Write a tool call in this environment's tool format."""
+        tool = self.tools.get(name)
+        # With tags, one text alone stands for itself only where a tool takes nothing else.
+        if self.tool_format == "tags" and tool is not None and text_argument(tool) is None:
+            written = json.dumps(arguments, ensure_ascii=False)
+            return f"<{name}>{written}</{name}>"
+        return super().write_call(name, **arguments)
+
+    # Insides
+
+    def _write_turn(self, calls: Sequence[Call]) -> list[str]:
+        """Write a turn of the user's: one call a step and an answer, or all calls in one step."""
+        named = [(tool_name(name), arguments) for name, arguments in calls]
+        written = [self.write_call(name, **arguments) for name, arguments in named]
+        if self._row.is_multi_turn or not calls:
+            return [*written, self.write_answer("Done.")]
+        if len(calls) == 1 or not self.action_format.is_structured:
+            return ["\n".join(written)]
+        functions = [FunctionCall(name=n, arguments=json.dumps(a)) for n, a in named]
+        return [write_message("", functions)]
+
+    @property
+    def _row(self) -> Row:
+        data = self.task.data
+        return read_category(data["category"])[data["index"]]
+
+    def _begin_turn(self) -> None:
+        self._calls: list[Call] = []
+        self._is_turn_over = False
+        self._first_step = self.num_turns
+
+    def _offer(self) -> None:
+        self.offer_tools(make_tools(self._documents, self._row, self._call))
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Run a function of the task, or note the call where nothing runs it."""
+        if len(self._calls) >= MAX_CALLS_A_TURN:
+            return ToolResult(TOO_MANY_CALLS_TEXT, error="tool_error")
+        self._calls.append((name, arguments))
+        if not self._row.is_multi_turn:
+            return ToolResult(RECORDED_TEXT)
+        execution = self._back_ends.call(name, arguments)
+        self._responses[execution.text] += execution.text in self._awaited
+        return ToolResult(execution.text, error="tool_error" if execution.has_failed else None)
+
+    def _judge(self) -> None:
+        """Judge the turn of the user that is over, and count it if all before it were right."""
+        row = self._row
+        if row.is_multi_turn:
+            reference = play_ground_truth(row)[self._turn]
+            is_right = is_right_state(
+                self._back_ends.instances, self._responses, len(self._calls), reference
+            )
+        else:
+            is_right = is_right_turn(row, self._calls)
+        self._turn += 1
+        self._is_judged = self._turn == len(row.turns)
+        self._has_failed = self._has_failed or not is_right
+        if not self._has_failed:
+            self._num_passed += 1
+            self.noted["turns"] = 1 / len(row.turns)
+
+
+def _as_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """Write the messages of a turn as one: a user's alone as it is, more of them as a transcript.
+
+    What the row says as a system is a part of its question, below the environment's own prompt.
+    """
+    *before, last = messages or ({"content": ""},)
+    system = [message["content"] for message in before if message["role"] == "system"]
+    talk = [message for message in before if message["role"] != "system"]
+    if talk:
+        lines = [f"{message['role'].capitalize()}: {message['content']}" for message in talk]
+        return "\n\n".join([*system, *lines, f"User: {last['content']}"])
+    return "\n\n".join([*system, last["content"]])
