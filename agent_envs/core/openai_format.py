@@ -5,6 +5,7 @@ An action is a message of the assistant as text: ``{"tool_calls": [{"function": 
 way between such a text and the members of the API's message.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,16 +14,18 @@ from typing import Any, Final
 
 from agent_envs.core.actions import (
     BAD_CALL_TEXT,
+    MAX_CALLS,
     STRICT_JSON,
     ParsedAction,
     ToolFormat,
-    without_thoughts,
+    skip_space,
 )
 from agent_envs.core.tool import Tool
+from agent_envs.core.turn_reading import END_OF_THOUGHT, Span, find_spans, without_thoughts
 
 CALL_FUNCTION_TEXT: Final = "To call a tool, call one of the functions {names}. "
 ANSWER_IN_TEXT: Final = "To answer, write nothing but the answer, without a call."
-_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MARKUP: Final = "<(?P<tag>answer|tool_call)>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,8 @@ class OpenAIFormat(ToolFormat):
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         if not calls:
             return self._read_answer(content, tools)
-        return self.only_action([self.json_call(c.name, c.arguments, tools) for c in calls], tools)
+        read = [self.json_call(c.name, c.arguments, tools) for c in calls[: MAX_CALLS + 1]]
+        return self.turn(read, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -103,13 +107,33 @@ class OpenAIFormat(ToolFormat):
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
 
     def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        answer = without_thoughts(content)
-        # A model used to answer tags means what stands between them.
-        if len(tagged := _ANSWER.findall(answer)) == 1:
-            answer = tagged[0]
-        if "<tool_call>" in answer:  # servers hand on what they cannot read as a call
+        found = [span.content for _, span in find_spans(content, _MARKUP, _MarkupReader(content))]
+        if None in found:  # servers hand on what they cannot read as a call
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
+        # A model used to answer tags means what stands between them.
+        tagged = [answer for answer in found if answer]
+        answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
         return self.checked_answer(answer, tools)
+
+
+class _MarkupReader:
+    """Reads an answer between tags ("" where it is not closed), or None: a call."""
+
+    def __init__(self, content: str) -> None:
+        self._content = content
+        self._last_end = content.rfind("</answer>")
+
+    def __call__(self, opening: re.Match[str]) -> Span[str | None]:
+        content, start = self._content, opening.end()
+        if opening["tag"] == "answer":
+            if start > self._last_end:
+                return Span(start, True, "")
+            end = content.index("</answer>", start)
+            is_whole = content.find(END_OF_THOUGHT, start, end) < 0
+            return Span(end, is_whole, content[start:end])
+        with contextlib.suppress(ValueError, RecursionError):
+            return Span(STRICT_JSON.raw_decode(content, skip_space(content, start))[1], True, None)
+        return Span(len(content), False, None)
 
 
 def _call(entry: Any) -> FunctionCall | None:
