@@ -27,7 +27,7 @@ ENVIRONMENTS: Final = (
     _spec("ReasoningGym", "math.reasoning:ReasoningGymEnv", 4),
     _spec("TextWorld", "games.text_world:TextWorldEnv", 20),
     _spec("ALFWorld", "games.text_world:ALFWorldEnv", 30),
-    _spec("ScienceWorld", "games.science_world:ScienceWorldEnv", 100),
+    _spec("ScienceWorld", "games.science_world:ScienceWorldEnv", 200),
     _spec("WebShop", "web.web_shop:WebShopEnv", 15),
     _spec("BFCL", "functions.bfcl:BFCLEnv", 60),
     _spec("SyntheticMultiHop", "synthetic.multi_hop:SyntheticMultiHopEnv", 4),

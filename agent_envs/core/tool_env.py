@@ -67,7 +67,7 @@ class ToolEnv(RestorableEnv):
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
-            "_system_prompt", "_count_tokens", "_turn_limit",
+            "_system_prompt", "_count_tokens", "_turn_limit", "_more_tools", "_given_prompt",
         }
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """BFCL, the Berkeley Function-Calling Leaderboard, from its package."""
 
+import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from agent_envs.envs.functions.bfcl_checks import Call, is_right_state, is_right
 from agent_envs.envs.functions.bfcl_oracle import right_turns
 from agent_envs.envs.functions.bfcl_rows import Row, choose_categories, read_category
 from agent_envs.envs.functions.function_documents import make_tools, tool_name
+from agent_envs.errors import MissingExtraError
 
+PACKAGE_VERSION: Final = "2026.3.23"
 MAX_STEPS_A_TURN: Final = 20
 """The package's own limit: after more steps in one turn of the user it ends the episode."""
 MAX_CALLS_A_TURN: Final = 200
@@ -67,6 +70,7 @@ class BFCLEnv(ToolEnv):
     tool_signatures: ClassVar[tuple[str, ...]] = ("the functions of the task",)
     metric_names: ClassVar[tuple[str, ...]] = ("success", "turns_passed", *ToolEnv.metric_names)
     data_source: ClassVar[str] = "the package `bfcl-eval`; licence: Apache-2.0"
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_categories", "_awaited"})
     default_system_prompt: ClassVar[str] = (
         "You call functions to do what the user asks. If none of the functions can be used, or the "
         "user has not given what they require, say so instead. Go on calling until the request is "
@@ -83,11 +87,11 @@ class BFCLEnv(ToolEnv):
             shared: What every tool environment takes; see `ToolEnv`.
 
         Raises:
-            MissingExtraError: Without the extra ``bfcl``.
+            MissingExtraError: Without the package ``bfcl-eval``, or the extra ``bfcl``.
             UnknownNameError: If there is no such category.
             DataError: If the package holds other data.
         """
-        require_extra("bfcl", "AgentR1/BFCL-v0", "bfcl_eval", "mpmath")
+        _require_package()
         self._categories = choose_categories(category)
         super().__init__(**shared)
 
@@ -116,41 +120,33 @@ class BFCLEnv(ToolEnv):
         self._turn = self._num_passed = 0
         self._has_failed = self._is_judged = False
         self._responses: Counter[str] = Counter()
-        references = play_ground_truth(self._row) if self._row.is_multi_turn else ()
-        self._awaited = {text for reference in references for text in reference.responses}
         self._begin_turn()
-        self._documents = self._row.functions
-        self._offer()
-
-    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note that a single turn is over: it has called."""
-        self._is_turn_over = not self._row.is_multi_turn and bool(self._calls)
+        self._begin_row()
 
     def on_answer(self, answer: str) -> str | None:
         """Judge the turn of the user that ends here, and ask on."""
         self._judge()
         if self._turn == len(self._row.turns):
             return None
-        messages = self._row.turns[self._turn]
-        added = self._row.added.get(self._turn, ())
         self._begin_turn()
-        if not added:
-            return _as_text(messages)
-        self._documents = (*self._documents, *added)
-        self._offer()
-        text = _as_text(messages) or MORE_FUNCTIONS_TEXT
+        text = _as_text(self._row.turns[self._turn])
+        if not (added := self._row.added.get(self._turn, ())):
+            return text
+        self._begin_row()
+        text = text or MORE_FUNCTIONS_TEXT
         if self.action_format.is_native:
             return text
-        return (
-            f"{self.action_format.instructions(make_tools(added, self._row, self._call))}\n{text}"
-        )
+        tools = make_tools(added, self._row, self._call)
+        return f"{self.action_format.instructions(tools)}\n{text}"
 
     def is_finished(self) -> bool:
         """Return whether the only turn has called, or the user's patience is at its end."""
-        if self._is_turn_over and not self._is_judged:
-            self._judge()
-        is_stuck = self.num_turns - self._first_step > MAX_STEPS_A_TURN
-        return self._is_judged or (self._row.is_multi_turn and is_stuck)
+        num_steps = self.num_turns - self._first_step
+        return self._is_judged or (self._row.is_multi_turn and num_steps > MAX_STEPS_A_TURN)
+
+    def on_restore(self) -> None:
+        """Offer the functions that the user had in this turn."""
+        self._begin_row()
 
     @property
     def is_correct(self) -> bool:
@@ -193,28 +189,48 @@ class BFCLEnv(ToolEnv):
     # Insides
 
     def _write_turn(self, calls: Sequence[Call]) -> list[str]:
-        """Write a turn of the user's: one call a step and an answer, or all calls in one step."""
-        named = [(tool_name(name), arguments) for name, arguments in calls]
-        written = [self.write_call(name, **arguments) for name, arguments in named]
-        if self._row.is_multi_turn or not calls:
-            return [*written, self.write_answer("Done.")]
+        """Write a turn of the user's: calls one a step and an answer, or all calls in one step."""
+        written = [(tool_name(name), arguments) for name, arguments in calls]
+        if not calls:
+            return [self.write_answer("Done.")]
+        if not self._row.is_multi_turn:
+            return [self._write_calls(written)]
+        # More steps than a user waits for are put together.
+        size = -(-len(written) // MAX_STEPS_A_TURN)
+        steps = [written[start : start + size] for start in range(0, len(written), size)]
+        return [*map(self._write_calls, steps), self.write_answer("Done.")]
+
+    def _write_calls(self, calls: Sequence[Call]) -> str:
         if len(calls) == 1 or not self.action_format.is_structured:
-            return ["\n".join(written)]
-        functions = [FunctionCall(name=n, arguments=json.dumps(a)) for n, a in named]
-        return [write_message("", functions)]
+            return "\n".join(self.write_call(name, **arguments) for name, arguments in calls)
+        functions = [FunctionCall(name=n, arguments=json.dumps(dict(a))) for n, a in calls]
+        return write_message("", functions)
 
     @property
     def _row(self) -> Row:
         data = self.task.data
         return read_category(data["category"])[data["index"]]
 
+    def _begin_row(self) -> None:
+        """Offer the functions of this turn, and read what right calls return."""
+        row = self._row
+        added = [document for turn in range(self._turn + 1) for document in row.added.get(turn, ())]
+        self.offer_tools(make_tools((*row.functions, *added), row, self._call))
+        references = play_ground_truth(row) if row.is_multi_turn else ()
+        self._awaited = {text for reference in references for text in reference.responses}
+
     def _begin_turn(self) -> None:
         self._calls: list[Call] = []
-        self._is_turn_over = False
         self._first_step = self.num_turns
 
-    def _offer(self) -> None:
-        self.offer_tools(make_tools(self._documents, self._row, self._call))
+    def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Any]:
+        """Carry the calls of a turn out; the only turn is judged by all of them."""
+        done = super()._carry_out(calls)
+        if self._calls and not self._row.is_multi_turn:
+            # A mistake among calls is a call as well, which is not right.
+            self._calls += [("", {}) for call in calls if call.kind == "invalid"]
+            self._judge()
+        return done
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Run a function of the task, or note the call where nothing runs it."""
@@ -243,6 +259,15 @@ class BFCLEnv(ToolEnv):
         if not self._has_failed:
             self._num_passed += 1
             self.noted["turns"] = 1 / len(row.turns)
+
+
+def _require_package() -> None:
+    if importlib.util.find_spec("bfcl_eval") is None:  # no extra: its pins clash with everybody's
+        raise MissingExtraError(
+            "AgentR1/BFCL-v0 needs bfcl-eval. Install with: pip install --no-deps "
+            f"bfcl-eval=={PACKAGE_VERSION} && pip install 'agent-r1[bfcl]'"
+        )
+    require_extra("bfcl", "AgentR1/BFCL-v0", "mpmath")
 
 
 def _as_text(messages: Sequence[Mapping[str, str]]) -> str:

@@ -51,6 +51,7 @@ class FunctionTool(Tool):
         self.description = document["description"] + _HINTS[language]
         self.parameters = make_schema(document["parameters"], language)
         self.timeout = None
+        self.stateful = True
         self.max_result_chars = MAX_RESULT_CHARS
         self.function = run
 

@@ -79,6 +79,7 @@ class ScienceWorldEnv(ToolEnv):
     optional_tool_names: ClassVar[tuple[str, ...]] = ("look", "inventory", "commands")
     metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
     data_source: ClassVar[str] = "the package `scienceworld`; licence: Apache-2.0"
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_games", "_simplifications"})
     default_system_prompt: ClassVar[str] = (
         "You do an experiment in a simulated house. Act by one command after the other: open OBJ, "
         "close OBJ, go OBJ, pick up OBJ, put down OBJ, move OBJ to OBJ, pour OBJ in OBJ, dunk OBJ "
