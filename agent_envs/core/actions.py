@@ -14,6 +14,7 @@ from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
 
 ANSWER_PLACEHOLDER: Final = "your answer"
+ANSWER_EXAMPLE: Final = f"<answer>{ANSWER_PLACEHOLDER}</answer>"
 NO_ACTION_TEXT: Final = "Your turn held neither a tool call nor an answer. {examples}"
 MULTIPLE_ACTIONS_TEXT: Final = (
     "Your turn held {count} actions; write exactly one tool call, or one answer, and then stop. "
@@ -46,14 +47,16 @@ MAX_EXAMPLE_CHARS: Final = 2_000
 class ParsedAction:
     """What was understood of one model turn."""
 
-    kind: Literal["tool_call", "answer", "invalid"]
-    """Whether the turn calls a tool, answers, or is a mistake."""
+    kind: Literal["tool_call", "answer", "message", "invalid"]
+    """Whether the turn calls a tool, answers, speaks to a user, or is a mistake."""
     name: str | None = None
     """The tool, for a call."""
     arguments: Mapping[str, Any] | None = None
     """Validated arguments, for a call."""
     answer: str | None = None
     """The answer's text without surrounding white space, for an answer."""
+    text: str | None = None
+    """What is said to the user, for a message; only where an environment has a user."""
     error: str | None = None
     """The short code of a mistake: ``no_action``, ``multiple_actions``, ``bad_json``, ``bad_call``,
     ``unknown_tool``, ``bad_arguments``, ``bad_answer``, or one of a format of one's own."""
@@ -76,7 +79,7 @@ class ParsedAction:
     def as_info(self) -> dict[str, Any]:
         """Return the members that say something, for ``info["action"]``."""
         members: dict[str, Any] = {"kind": self.kind}
-        for key in ("name", "answer", "error", "message"):
+        for key in ("name", "answer", "text", "error", "message"):
             if (value := getattr(self, key)) is not None:
                 members[key] = value
         if self.arguments is not None:
@@ -118,6 +121,10 @@ class ToolFormat(ABC):
     def result_message(self, name: str, content: str) -> Message:
         """Wrap the result of tool `name`: here as a ``tool`` message, which templates mark."""
         return {"role": "tool", "name": name, "content": content}
+
+    def for_dialogue(self) -> "ToolFormat":
+        """Return the format for environments with a user, where plain text is said to the user."""
+        return self
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
         """Show how to write each call and an answer; part of every feedback."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent_envs.core.actions import (
+    ANSWER_EXAMPLE,
+    ANSWER_EXAMPLE_TEXT,
     BAD_CALL_TEXT,
     MAX_CALLS,
     STRICT_JSON,
@@ -98,7 +100,7 @@ class OpenAIFormat(ToolFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Say how to answer; the server says how to call."""
         return (
-            "Call one tool per turn, or end with your final answer: a message that holds nothing "
+            "Call a tool, or end with your final answer: a message that holds nothing "
             "but the answer."
         )
 
@@ -106,14 +108,44 @@ class OpenAIFormat(ToolFormat):
         """Say how to call and how to answer; no model writes the structure itself."""
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
 
+    def for_dialogue(self) -> ToolFormat:
+        """Return the format in which an answer has tags, since plain text goes to the user."""
+        return _OpenAIDialogueFormat()
+
     def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
         found = [span.content for _, span in find_spans(content, _MARKUP, _MarkupReader(content))]
         if None in found:  # servers hand on what they cannot read as a call
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
+        return self._choose_answer([answer for answer in found if answer], content, tools)
+
+    def _choose_answer(
+        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
+    ) -> ParsedAction:
         # A model used to answer tags means what stands between them.
-        tagged = [answer for answer in found if answer]
         answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
         return self.checked_answer(answer, tools)
+
+
+class _OpenAIDialogueFormat(OpenAIFormat):
+    """Structured calls, and answers in tags; see `OpenAIFormat.for_dialogue`."""
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer the way `parse` reads it."""
+        return f"<answer>{answer}</answer>"
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Say how to answer; the server says how to call."""
+        return f"Call a tool, or end with your final answer, as {ANSWER_EXAMPLE}."
+
+    def examples(self, tools: Mapping[str, Tool]) -> str:
+        """Say how to call and how to answer."""
+        answer = ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
+        return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + answer
+
+    def _choose_answer(
+        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
+    ) -> ParsedAction:
+        return self.turn([self.checked_answer(a, tools) for a in tagged[: MAX_CALLS + 1]], tools)
 
 
 class _MarkupReader:

@@ -60,7 +60,7 @@ class JsonFormat(ToolFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe each tool, since no chat template does."""
         lines = [
-            "You have these tools; call one per turn by writing one JSON object:",
+            "You have these tools; call one by writing a JSON object:",
             *(_description(self, tool) for tool in tools),
             "End with your final answer, and nothing but the answer, as "
             f"{self.write_answer(ANSWER_PLACEHOLDER)}.",
@@ -119,7 +119,7 @@ class ReactFormat(ToolFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe the tools and the rhythm of thought, action and observation."""
         lines = [
-            "Think before you act. Each of your turns is a thought and one action:",
+            "Think before you act. Each of your turns is a thought and an action:",
             "Thought: what you know and what to find out next",
             "Action: the name of a tool",
             "Action Input: its arguments as a JSON object",

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from agent_envs.core.actions import (
+    ANSWER_EXAMPLE,
     STRICT_JSON,
     UNCLOSED_TEXT,
     ParsedAction,
@@ -27,9 +28,6 @@ from agent_envs.core.tool import Tool
 from agent_envs.core.turn_reading import END_OF_THOUGHT, Span, Understand, find_actions
 
 __all__ = ["TOOL_FORMATS", "HermesFormat", "ParsedAction", "TagsFormat", "ToolFormat"]
-
-ANSWER_EXAMPLE: Final = "<answer>your answer</answer>"
-
 
 _Span = Span[Understand]
 
@@ -111,7 +109,7 @@ class HermesFormat(_MarkupFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Say how to answer; the chat template says how to call."""
         return (
-            "Call one tool per turn, or end with your final answer, and nothing but the answer, "
+            "Call a tool, or end with your final answer, and nothing but the answer, "
             f"as {ANSWER_EXAMPLE}."
         )
 
@@ -143,7 +141,7 @@ class TagsFormat(_MarkupFormat):
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe each tool, since no chat template does."""
-        lines = ["You have these tools; call one per turn by writing its tag:"]
+        lines = ["You have these tools; call one by writing its tag:"]
         for tool in tools:
             call = self.write_call(tool.name, example_arguments(tool))
             lines.append(f"- {call}: {' '.join(tool.description.split())}")
