@@ -47,7 +47,7 @@ def test_the_packages_solution_reaches_100_and_the_dense_score_telescopes(task):
 
 
 def test_a_wrong_focus_loses_the_game():
-    env = make()
+    env = make("find-animal")
     act(env, "look around")
     text, _, terminated, _, info = act(env, "focus on air")
     assert terminated, text
