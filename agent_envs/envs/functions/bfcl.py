@@ -179,7 +179,8 @@ class BFCLEnv(ToolEnv):
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""
-        tool = self.tools.get(name)
+        late = make_tools(sum(self._row.added.values(), ()), self._row, self._call)
+        tool = {tool.name: tool for tool in [*late, *self.tools.values()]}.get(name)
         # With tags, one text alone stands for itself only where a tool takes nothing else.
         if self.tool_format == "tags" and tool is not None and text_argument(tool) is None:
             written = json.dumps(arguments, ensure_ascii=False)

@@ -12,7 +12,9 @@ import logging
 import os
 import shutil
 import threading
+import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -98,6 +100,7 @@ class _Engine:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self._lock = threading.Lock()
+        self._released: deque[Any] = deque()
         self.process_id = os.getpid()
         try:
             # It ends by itself when its standard input does: with this process, however that ends.
@@ -106,9 +109,11 @@ class _Engine:
                 cwd=scienceworld.constants.BASEPATH, javaopts=_JAVA_OPTIONS,
                 java_path=_find_java(),
             )  # fmt: skip
+            # Its own memory management asks the process from within Python's garbage collector.
             parameters = GatewayParameters(
-                port=port, auto_field=True, read_timeout=_TIMEOUT_SECONDS
-            )
+                port=port, auto_field=True, read_timeout=_TIMEOUT_SECONDS,
+                enable_memory_management=False,
+            )  # fmt: skip
             self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self._process)
             self._random = getattr(getattr(self._gateway.jvm.scala.util, "Random$"), "MODULE$")
         except Exception as error:
@@ -132,6 +137,8 @@ class _Engine:
 
         with self._lock:
             try:
+                while self._released:
+                    self._gateway.detach(self._released.popleft())
                 self._random.setSeed(seed)
                 return question()
             except Py4JJavaError:
@@ -139,6 +146,10 @@ class _Engine:
             except (Py4JError, OSError) as error:
                 self.stop()
                 raise EngineDied(f"{type(error).__name__}: {error}") from error
+
+    def release(self, interface: Any) -> None:
+        """Let the process forget a game the next time that it is asked something."""
+        self._released.append(interface)
 
     def stop(self) -> None:
         """End the process."""
@@ -173,6 +184,8 @@ def shared_engine() -> _Engine:
         if not _engines or not _engines[0].is_usable:
             for dead in _engines:
                 dead.stop()
+                if dead.process_id == os.getpid():
+                    _LOGGER.warning("The Java process of ScienceWorld has died: here is a new one.")
             _engines[:] = [_Engine()]
         return _engines[0]
 
@@ -190,6 +203,7 @@ class Game:
         self.actions: list[str] = []
         self._engine: _Engine | None = None
         self._interface: Any = None
+        self._release: Callable[[], Any] = lambda: None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process."""
@@ -229,6 +243,7 @@ class Game:
     def close(self) -> None:
         """Let the simulator forget the game."""
         self._engine = self._interface = None
+        self._release()
 
     def _ask(self, number: int, question: Callable[[Any], T]) -> T:
         problem = ""
@@ -241,15 +256,16 @@ class Game:
                 return self._engine.ask(seed, lambda: question(self._interface))
             except EngineDied as error:
                 problem = str(error)
-                _LOGGER.warning("The Java process of ScienceWorld died (%s): a new one.", problem)
         raise ServerError(
             f"The Java process of ScienceWorld died twice at the same action ({problem}). Check "
             "the machine's memory: it takes up to 2 GB."
         )
 
     def _bring_back(self) -> None:
+        self.close()
         engine, spec = shared_engine(), self.spec
         interface = engine.make_interface()
+        self._release = weakref.finalize(self, engine.release, interface)
         arguments = (spec.task, spec.variation, spec.simplifications, False)
         engine.ask(spec.seed, lambda: interface.load(*arguments))
         engine.ask(spec.seed + 1, lambda: interface.reset())
@@ -272,13 +288,15 @@ def gold_actions(spec: GameSpec) -> tuple[str, ...]:
         ServerError: If the simulator dies of it.
     """
     engine = shared_engine()
+    interface = engine.make_interface()
     try:
-        interface = engine.make_interface()
         arguments = (spec.task, spec.variation, spec.simplifications, True)
         engine.ask(spec.seed, lambda: interface.load(*arguments))
         actions = engine.ask(spec.seed, lambda: list(interface.getGoldActionSequence()))
     except EngineDied as error:
         raise ServerError(f"The Java process of ScienceWorld died: {error}") from error
+    finally:
+        engine.release(interface)
     game = Game(spec)
     game.begin()
     for number, action in enumerate(actions, start=1):
