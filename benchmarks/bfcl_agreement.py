@@ -98,8 +98,8 @@ def play_here(env: gym.Env[str, str], index: int, play: Play) -> bool:
         for action in actions:
             *_, terminated, _, info = env.step(action)
             if terminated:
-                return info["metrics"]["success"] == 1.0
-    return info["metrics"]["success"] == 1.0
+                return bool(info["metrics"]["success"])
+    return bool(info["metrics"]["success"])
 
 
 def judge_officially(row: Row, play: Play) -> bool:

@@ -210,7 +210,8 @@ class BFCLEnv(ToolEnv):
     @property
     def _row(self) -> Row:
         data = self.task.data
-        return read_category(data["category"])[data["index"]]
+        rows: tuple[Row, ...] = read_category(data["category"])
+        return rows[data["index"]]
 
     def _begin_row(self) -> None:
         """Offer the functions of this turn, and read what right calls return."""

@@ -29,6 +29,8 @@ _JAVA_OPTIONS: Final = [
 ]  # fmt: skip
 _TIMEOUT_SECONDS: Final = 300
 """For one call. Gold paths of genetics take longest: about 20 seconds."""
+_MAX_IDLE: Final = 8
+"""Interfaces kept for the next games: to make one takes as long as to load a game."""
 _FIRST_ACTION: Final = 2
 """What is added to a game's seed for its actions: 0 is for loading it, 1 for its beginning."""
 _LOGGER: Final = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class _Engine:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self._lock = threading.Lock()
-        self._released: deque[Any] = deque()
+        self._idle: deque[Any] = deque()
         self.process_id = os.getpid()
         try:
             # It ends by itself when its standard input does: with this process, however that ends.
@@ -124,7 +126,9 @@ class _Engine:
         atexit.register(self.stop)
 
     def make_interface(self) -> Any:
-        """Return the package's interface to one game."""
+        """Return the package's interface to one game; an idle one if there is one."""
+        with contextlib.suppress(IndexError):
+            return self._idle.popleft()
         return self.ask(0, self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
 
     def ask(self, seed: int, question: Callable[[], T]) -> T:
@@ -137,8 +141,8 @@ class _Engine:
 
         with self._lock:
             try:
-                while self._released:
-                    self._gateway.detach(self._released.popleft())
+                while len(self._idle) > _MAX_IDLE:
+                    self._gateway.detach(self._idle.popleft())
                 self._random.setSeed(seed)
                 return question()
             except Py4JJavaError:
@@ -148,8 +152,8 @@ class _Engine:
                 raise EngineDied(f"{type(error).__name__}: {error}") from error
 
     def release(self, interface: Any) -> None:
-        """Let the process forget a game the next time that it is asked something."""
-        self._released.append(interface)
+        """Take an interface back; nothing is asked here, where Python may be collecting garbage."""
+        self._idle.append(interface)
 
     def stop(self) -> None:
         """End the process."""
