@@ -211,7 +211,7 @@ class BFCLEnv(ToolEnv):
     def _row(self) -> Row:
         data = self.task.data
         rows: tuple[Row, ...] = read_category(data["category"])
-        return rows[data["index"]]
+        return rows[int(data["index"])]
 
     def _begin_row(self) -> None:
         """Offer the functions of this turn, and read what right calls return."""
