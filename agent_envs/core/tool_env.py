@@ -81,7 +81,8 @@ class ToolEnv(RestorableEnv):
     data_source: ClassVar[str] = "generated, endless"
     """Where its tasks come from, for the same list."""
     computes_only: ClassVar[bool] = False
-    """Whether what the family itself does in a step waits for nothing outside of the process."""
+    """Whether what the family itself does in a step waits for nothing outside of the process; a
+    subclass outside of this package says so for itself."""
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
@@ -333,8 +334,13 @@ class ToolEnv(RestorableEnv):
     @property
     def is_immediate(self) -> bool:
         """Whether a step only computes and returns at once; a thread for it would cost more."""
+        kind = type(self)
+        # What is foreign may wait for anything: subclasses, reward terms, contexts.
+        is_known = "computes_only" in vars(kind) or kind.__module__.startswith("agent_envs.")
+        own_terms = all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
         has_no_limits = all(tool.timeout is None for tool in self._tools.values())
-        return self.computes_only and has_no_limits and only_computes(self._context)
+        is_quick = is_known and own_terms and has_no_limits and only_computes(self._context)
+        return self.computes_only and is_quick
 
     @property
     def tool_format(self) -> str:

@@ -43,11 +43,16 @@ def text_messages(
     where the state describes them.
     """
     converted: list[ApiMessage] = []
+    before = None
     for message in messages:
-        role, content = message["role"], message["content"]
+        role, content = message["role"], _clean(message["content"])
         if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-        converted.append({"role": role, "content": _clean(content)})
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        if role == before == "tool":  # several calls of one turn: what the user says is one message
+            converted[-1]["content"] += f"\n{content}"
+        else:
+            converted.append({"role": "user" if role == "tool" else role, "content": content})
+        before = role
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
         described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas))
