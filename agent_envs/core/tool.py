@@ -11,6 +11,7 @@ one from a function::
 
 import inspect
 import json
+import reprlib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,15 @@ TOOL_TIMEOUT_TEXT: Final = (
     "without it."
 )
 RESULT_CUT_TEXT: Final = "\n[cut: {num_chars} more characters]"
+
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = 120
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, for a message; of a long one, beginning and end."""
+    return _SHORT.repr(text)
 
 
 class ToolError(Exception):

@@ -22,7 +22,15 @@ from agent_envs.core.contexts import (
 )
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
-from agent_envs.core.rewards import RewardFunction, Rewards, StepEvent, choose_terms, format_term
+from agent_envs.core.rewards import (
+    COST,
+    Earnings,
+    RewardFunction,
+    Rewards,
+    StepEvent,
+    choose_terms,
+    format_term,
+)
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
@@ -61,6 +69,8 @@ class ToolEnv(gym.Env[str, str]):
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"format": COST}
+    """What the terms that are on by default can sum to, for the list of environments."""
     default_system_prompt: ClassVar[str] = ""
     tool_signatures: ClassVar[tuple[str, ...]] = ()
     """The tools it has without further arguments, for the list of environments."""
@@ -131,6 +141,11 @@ class ToolEnv(gym.Env[str, str]):
         self._transcript = Transcript(render_mode)
 
     # What a subclass provides
+
+    @classmethod
+    def earnings(cls, **arguments: Any) -> Mapping[str, Earnings]:
+        """Return `term_earnings`, as they are with these arguments of the environment."""
+        return cls.term_earnings
 
     @property
     def num_tasks(self) -> int | None:
