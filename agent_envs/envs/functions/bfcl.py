@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Final
 from agent_envs.core.actions import text_argument
 from agent_envs.core.extras import require_extra
 from agent_envs.core.openai_format import FunctionCall, write_message
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -65,6 +74,9 @@ class BFCLEnv(ToolEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "turns": 0.2, "format": 0.02}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "correct": OUTCOME, "turns": PROGRESS, "format": COST
+    }  # fmt: skip
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("the functions of the task",)

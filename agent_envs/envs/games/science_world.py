@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    Earnings,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
@@ -73,6 +81,9 @@ class ScienceWorldEnv(ToolEnv):
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
         "solved": 1.0, "score_gain": 1.0, "format": 0.02
+    }  # fmt: skip
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "solved": OUTCOME, "score_gain": Earnings((1.0, 1.0), (-1.0, 0.99)), "format": COST
     }  # fmt: skip
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
