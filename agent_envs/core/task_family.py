@@ -4,10 +4,10 @@ Tasks, what a call and an answer mean for them, and what is measured; and what i
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agent_envs.core.conversation import NewConversation
-from agent_envs.core.rewards import RewardFunction, format_term
+from agent_envs.core.rewards import COST, Earnings, RewardFunction, format_term
 from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
@@ -20,6 +20,8 @@ class TaskFamily(RestorableEnv):
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"format": COST}
+    """What the terms that are on by default can sum to, for the list of environments."""
     default_system_prompt: ClassVar[str] = ""
     tool_signatures: ClassVar[tuple[str, ...]] = ()
     """The tools it has without further arguments, for the list of environments."""
@@ -38,6 +40,11 @@ class TaskFamily(RestorableEnv):
     """How many of them called a tool."""
     num_invalid_actions: int
     """How many of them were mistakes."""
+
+    @classmethod
+    def earnings(cls, **arguments: Any) -> Mapping[str, Earnings]:
+        """Return `term_earnings`, as they are with these arguments of the environment."""
+        return cls.term_earnings
 
     @property
     def num_tasks(self) -> int | None:

@@ -69,6 +69,7 @@ class ToolEnv(TaskFamily):
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
             "_system_prompt", "_count_tokens", "_turn_limit", "_has_user", "_parallel_calls",
+            "_more_tools", "_given_prompt",
         }
     )  # fmt: skip
 
@@ -112,9 +113,7 @@ class ToolEnv(TaskFamily):
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self.optional_tools = dict(optional_tools or {})
-        every_tool = (*default_tools, *_chosen(tools, self.optional_tools))
-        self._tools = {tool.name: tool for tool in every_tool}
-        self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
+        self._more_tools = _chosen(tools, self.optional_tools)
         self._format = (
             tool_format
             if isinstance(tool_format, ToolFormat)
@@ -127,7 +126,8 @@ class ToolEnv(TaskFamily):
         self._context = make_context(context)
         chosen = self.default_rewards if rewards is None else rewards
         self._terms = choose_terms(chosen, self.reward_functions)
-        self._system_prompt = self._full_prompt() if system_prompt is None else system_prompt
+        self._given_prompt = system_prompt
+        self.offer_tools(default_tools)
         self._count_tokens: TokenCounter = estimate_tokens
         self.max_turns: int | None = None
         """The turn limit that Gymnasium keeps around this environment; known from `reset` on."""
@@ -266,6 +266,17 @@ class ToolEnv(TaskFamily):
     def write_answer(self, answer: str) -> str:
         """Write an answer in this environment's tool format."""
         return self._format.write_answer(answer)
+
+    def offer_tools(self, tools: Sequence[Tool]) -> None:
+        """Offer other tools than before, besides those of ``tools=``.
+
+        For families whose tools belong to the task: call it in `begin_episode`, and again where an
+        episode goes on with more of them.
+        """
+        self._tools = {tool.name: tool for tool in (*tools, *self._more_tools)}
+        self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
+        given = self._given_prompt
+        self._system_prompt = self._full_prompt() if given is None else given
 
     def set_token_counter(self, count_tokens: Callable[[Sequence[Message]], int]) -> None:
         """Let the context policy count with a policy's own tokenizer instead of an estimate."""

@@ -6,6 +6,8 @@ from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.retrieval import Hit, Retriever
 
 NO_HIT_TEXT: Final = "No passage matches this query."
+MAX_QUERY_CHARS: Final = 8_000
+"""What stands after them in a query is not searched for: each word costs a look at its passages."""
 
 
 def make_search_tool(retriever: Retriever, *, top_k: int) -> Tool:
@@ -20,7 +22,7 @@ def make_search_tool(retriever: Retriever, *, top_k: int) -> Tool:
         Args:
             query: What to look for.
         """
-        hits = retriever.search(query, top_k)
+        hits = retriever.search(query[:MAX_QUERY_CHARS], top_k)
         return ToolResult(format_hits(hits) or NO_HIT_TEXT, data=hits)
 
     # In memory and quick: a thread of its own per call would cost more than the search.

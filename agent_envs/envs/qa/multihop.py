@@ -1,7 +1,9 @@
 """Questions that take several passages of Wikipedia: search, hop, answer."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from agent_envs.core.rewards import NOTHING, Earnings
 from agent_envs.envs.qa.passages import PassageQAEnv
 from agent_envs.envs.qa.rows import (
     BAMBOOGLE,
@@ -91,6 +93,10 @@ class BamboogleEnv(PassageQAEnv):
     """
 
     dataset = BAMBOOGLE
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        **PassageQAEnv.term_earnings,
+        "new_gold_passage": NOTHING,
+    }
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, format_term, noted_terms
+from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolError
+from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, DataError
 
@@ -82,7 +82,9 @@ class WebShopEnv(ToolEnv):
         **noted_terms("score"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
+    # A mistake costs a turn only: another price could bring a solution below a score near to 1.
+    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("search(keywords)", "click(button)")
     metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
@@ -165,7 +167,7 @@ class WebShopEnv(ToolEnv):
             return self._go(replace(page, kind="item", item=button))
         if button not in self._shown.buttons or (following := _follow(page, button)) is None:
             known = sorted({*self._shown.buttons, *self._shown.items, *self._shown.options})
-            raise ToolError(f"There is no {button!r} here; there are: {', '.join(known)}.")
+            raise ToolError(f"There is no {quoted(button)} here; there are: {', '.join(known)}.")
         return self._go(following)
 
     def is_finished(self) -> bool:

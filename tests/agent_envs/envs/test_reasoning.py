@@ -18,7 +18,7 @@ def test_the_reference_answer_has_a_full_score_and_others_have_not(task):
         (answer,) = env.unwrapped.reference_actions()
         _, reward, terminated, _, info = env.step(answer)
         assert terminated
-        assert reward == pytest.approx(1.02)
+        assert reward == pytest.approx(1.0)
         assert info["metrics"]["success"] == 1.0
         env.reset(seed=seed)
         info = env.step(env.unwrapped.write_answer("nothing of the kind"))[4]

@@ -13,6 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from agent_envs import ConfigurationError, DataError, MissingExtraError
 from agent_envs.testing import run_checks
 from tests.agent_envs.test_catalogue import check_declarations
+from tests.agent_envs.test_ways import check_ways
 
 ID = "AgentR1/WebShop-v0"
 PRODUCTS = {"B001": "red mug", "B002": "blue mug"}
@@ -105,7 +106,7 @@ def test_what_fits_is_searched_chosen_and_bought(env):
     call = env.unwrapped.write_call("click", button="Buy Now")
     _, reward, terminated, _, info = env.step(call)
     assert terminated
-    assert reward == pytest.approx(1.02)
+    assert reward == pytest.approx(1.0)
     assert info["metrics"]["success"] == info["metrics"]["score"] == 1.0
 
 
@@ -127,10 +128,17 @@ def test_what_is_not_there_cannot_be_clicked(env):
     assert "goal 7" in do(env, "click", "Back to Search")[0]
 
 
+def test_no_way_of_playing_earns_more_than_the_shortest(env):
+    calls = [("search", "keywords", "red mug"), ("click", "button", "B001")]
+    calls += [("click", "button", "large"), ("click", "button", "Buy Now")]
+    actions = [env.unwrapped.write_call(tool, **{name: text}) for tool, name, text in calls]
+    check_ways(env, env.spec, actions)
+
+
 def test_giving_up_scores_nothing(env):
     _, reward, terminated, _, info = env.step(env.unwrapped.write_answer("nothing fits"))
     assert terminated
-    assert reward == pytest.approx(0.02)
+    assert reward == 0.0
     assert info["metrics"]["score"] == 0.0
 
 
