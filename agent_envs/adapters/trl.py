@@ -293,6 +293,11 @@ def _check_playable(id: str, env: gym.Env[Any, Any]) -> None:
             f"tool_format={env.unwrapped.action_format.name!r} tells the model to write calls that "
             "TRL does not read. Leave it out: the chat template says how to call."
         )
+    if type(env.unwrapped).tool_signatures and not env.unwrapped.tools:
+        raise ConfigurationError(
+            f"{id} has tools of its own for each task, but TRL's are the same for all. Use "
+            "StepGRPOTrainer."
+        )
     spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
     context = spec.kwargs.get("context", "full") if spec is not None else "full"
     if (context.get("name") if isinstance(context, Mapping) else context) != "full":

@@ -5,6 +5,7 @@ import pytest
 
 from agent_envs import ENVIRONMENTS
 from agent_envs.core.rewards import earnings_of
+from agent_envs.errors import MissingExtraError
 from agent_envs.testing import find_detour, play_ways
 
 SPECS = {spec.id: spec for spec in ENVIRONMENTS}
@@ -36,14 +37,29 @@ def check_ways(env, spec, actions=()):
 def test_no_way_of_playing_earns_more_than_the_shortest(env_id, data_files, request):
     if env_id in ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"):
         pytest.skip("needs games or a server; see test_text_world and test_web_shop")
+    if env_id == "AgentR1/ScienceWorld-v0":
+        pytest.skip("its games are slow; see test_science_world")
     kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
     if env_id == "AgentR1/TextWorld-v0":
         kwargs = {"game": request.getfixturevalue("text_world_game")}
     if env_id in TURNS_IN_A_SANDBOX:
         request.getfixturevalue("strong_sandbox")
         kwargs["max_episode_steps"] = TURNS_IN_A_SANDBOX[env_id]
-    with gym.make(env_id, **kwargs) as env:
+    try:
+        env = gym.make(env_id, **kwargs)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    with env:
         check_ways(env, SPECS[env_id])
+
+
+@pytest.mark.parametrize("category", ["multi_turn_miss_func", "parallel", "irrelevance"])
+def test_no_way_of_calling_functions_earns_more_than_the_shortest(category):
+    try:
+        env = gym.make("AgentR1/BFCL-v0", category=category, max_episode_steps=25)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    check_ways(env, SPECS["AgentR1/BFCL-v0"])
 
 
 def test_a_long_episode_cannot_bring_a_solution_below_a_failure(hotpot_file):

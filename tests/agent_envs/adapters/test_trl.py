@@ -25,7 +25,9 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 LOCAL = [
     spec.id
     for spec in ENVIRONMENTS
-    if not any(name in spec.id for name in ("World", "WebShop", "ReasoningGym", "LongHorizon"))
+    if not any(
+        name in spec.id for name in ("World", "WebShop", "ReasoningGym", "LongHorizon", "BFCL")
+    )
 ]
 """Those that need neither a server nor a download nor an optional library."""
 

@@ -13,6 +13,7 @@ from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
 pytest.importorskip("bfcl_eval", reason="bfcl-eval is not installed")
 pytest.importorskip("mpmath", reason="the extra bfcl is not installed")
 
+from agent_envs.adapters.trl import environment_factory
 from agent_envs.envs.functions.bfcl_rows import CATEGORIES, choose_categories, read_category
 from benchmarks.bfcl_agreement import compare
 
@@ -203,6 +204,11 @@ def test_making_it_imports_no_handler_of_a_model_and_makes_no_folder():
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_trl_whose_tools_are_the_same_for_all_tasks_is_refused():
+    with pytest.raises(ConfigurationError, match="tools of its own for each task"):
+        environment_factory(ID)
 
 
 def test_wrong_arguments_are_refused(monkeypatch):

@@ -46,6 +46,32 @@ def test_the_packages_solution_reaches_100_and_the_dense_score_telescopes(task):
     assert sum(gains) == pytest.approx(1.0)
 
 
+def test_detours_earn_nothing_and_what_earns_is_the_final_score():
+    env = make()
+    actions = env.unwrapped.reference_actions()
+    detour = [env.unwrapped.write_call("act", command=command) for command in ("wait1", "task")]
+    ways = {
+        "shortest": actions,
+        "detours": [*detour, actions[0], *detour, *actions],
+        "starting over": [
+            actions[0],
+            env.unwrapped.write_call("act", command="reset task"),
+            *actions,
+        ],
+        "given up": [*actions[:2], env.unwrapped.write_answer("enough")],
+    }
+    earned = {}
+    for way, played in ways.items():
+        env.reset(options={"task": 0})
+        outcomes = [env.step(action) for action in played]
+        assert outcomes[-1][2], way
+        earned[way] = sum(outcome[1] for outcome in outcomes)
+        score = outcomes[-1][4]["metrics"]["score"]
+        assert earned[way] == pytest.approx(score + (score == 1.0))
+    assert earned["detours"] == earned["starting over"] == pytest.approx(earned["shortest"])
+    assert earned["given up"] < 1.0
+
+
 def test_a_wrong_focus_loses_the_game():
     env = make("find-animal")
     act(env, "look around")
