@@ -12,20 +12,22 @@ from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Passage, Retriever
 from agent_envs.scoring import (
+    Overlap,
     answer_overlap,
+    best_overlap,
     joint_overlap,
-    normalize_answer,
     set_match,
     set_overlap,
 )
-from agent_envs.tools.notebook import Notebook
+from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
 
 def _at_the_end(metric: str) -> RewardFunction:
     def term(env: "PassageQAEnv", event: StepEvent) -> float:
-        return env.metrics()[metric] if event.is_last else 0.0
+        # 2Wiki's own rule lets repetitions under aliases score above 1; no reward does
+        return min(1.0, env.metrics()[metric]) if event.is_last else 0.0
 
     term.__doc__ = f"Return the metric {metric} at the end; outcome."
     return term
@@ -138,22 +140,21 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         """Compare what the notes cite with the gold facts, as the data sets' own scripts do."""
         if "note" not in self.tools or "supporting_facts" not in self.task.data:
             return {}
-        notes = self._notebook.notes.values()
-        facts = {note.fact for note in notes if note.fact is not None}
-        gold = self.task.data["supporting_facts"]
-        overlap, match = set_overlap(facts, gold), set_match(facts, gold)
-        measured = {"supporting_fact_em": match, "supporting_fact_f1": overlap.f1}
+        scores = self.score_citations(list(self._notebook.notes.values()))
+        measured: dict[str, float] = {}
         answers = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
-        best = max(answers, key=lambda answer: answer.f1)
-        joint, joint_match = [best, overlap], answer_match * match
-        if "evidences" in self.task.data:
-            triples = {_normalized(note.triple) for note in notes if note.triple is not None}
-            evidences = {_normalized(triple) for triple in self.task.data["evidences"]}
-            overlap, match = set_overlap(triples, evidences), set_match(triples, evidences)
-            measured |= {"evidence_em": match, "evidence_f1": overlap.f1}
+        joint, joint_match = [best_overlap(answers)], answer_match
+        for name, (overlap, match) in scores.items():
+            measured |= {f"{name}_em": match, f"{name}_f1": overlap.f1}
             joint.append(overlap)
             joint_match *= match
         return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
+
+    def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
+        """Return overlap and exact match of what is cited, by kind, as HotpotQA's script does."""
+        facts = {note.fact for note in notes if note.fact is not None}
+        gold = self.task.data["supporting_facts"]
+        return {"supporting_fact": (set_overlap(facts, gold), set_match(facts, gold))}
 
     def reference_actions(self) -> list[str]:
         """Search each gold passage by its title, cite if turns are left for it, give the answer.
@@ -185,7 +186,3 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             if any(self.passage_key(hit.passage) == key for hit in hits):
                 return query
         return title
-
-
-def _normalized(triple: Sequence[str]) -> tuple[str, ...]:
-    return tuple(normalize_answer(part) for part in triple)
