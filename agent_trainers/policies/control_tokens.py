@@ -10,7 +10,7 @@ those become tokens (`ControlTokens.encode`).
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +23,15 @@ _NAME: Final = "\ufdd0"
 """Begins and ends the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
 _MARKUP: Final = re.compile(r"[<>\[\]{}|]")
 _TAG: Final = re.compile(r"</?[\w-]+>")
+
+
+class OwnMarkup(NamedTuple):
+    """What a model writes itself in a turn: calls and thoughts."""
+
+    tags: frozenset[str] = frozenset()
+    """Control tokens that count in pairs: ``<tool_call>`` with ``</tool_call>`` after it."""
+    opened: str = ""
+    """The name of the tag that the template opens for the model, which only closes it; or none."""
 
 
 class ControlTokens:
@@ -57,12 +66,12 @@ class ControlTokens:
         ends = "".join(sorted({*first, *(text[-1] for text in self._ids)}))
         self._ends = re.compile(f"[{re.escape(ends)}]" if ends else "(?!)")
 
-    def guard(self, value: Any, own: frozenset[str] = frozenset()) -> Any:
+    def guard(self, value: Any, own: OwnMarkup | None = None) -> Any:
         """Return a text, or what holds texts, marked; as it is where there is nothing to mark.
 
         Args:
             value: Text, or a list or dictionary of such (a tool's schema, a call's arguments).
-            own: Control tokens that the text's author may write.
+            own: Control tokens that the text's author may write; None for none.
         """
         if isinstance(value, str):
             return self._guard_text(value, own)
@@ -106,18 +115,24 @@ class ControlTokens:
                     yield id, start, end
                     break
 
-    def _guard_text(self, text: str, own: frozenset[str]) -> str:
+    def _guard_text(self, text: str, own: OwnMarkup | None) -> str:
         text = clean(text)
         if not self._ends.search(text):
             return text
-        allowed = "|".join(map(re.escape, sorted(own))) or "(?!)"
-        if not self._ends.search(re.sub(allowed, "", text)):
+        spans = _own_spans(text, own) if own is not None else []
+        parts: list[str] = []
+        position, is_marked = 0, False
+        for start, end in [*spans, (len(text), len(text))]:
+            said = text[position:start]
+            is_marked |= self._ends.search(said) is not None
+            parts += [self._first.sub(lambda found: _START + found[0], said), text[start:end]]
+            position = end
+        if not is_marked:
             return text
-        pattern = re.compile(f"({allowed})|{self._first.pattern}")
-        marked = pattern.sub(lambda found: found[0] if found[1] else _START + found[0], text)
-        if pattern.match(body := text.lstrip()):
+        marked = "".join(parts)
+        indent = len(text) - len(text.lstrip())  # blank, so without marks; templates strip it
+        if marked.startswith(_START, indent) or any(start == indent for start, _ in spans[:1]):
             return marked
-        indent = len(text) - len(body)  # blank, so without marks; templates strip it
         return marked[:indent] + _EDGE + marked[indent:]
 
     def _hides_markup(self, text: str) -> bool:
@@ -179,6 +194,30 @@ class ControlTokens:
 def clean(text: str) -> str:
     """Return `text` with question marks for lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _own_spans(text: str, own: OwnMarkup) -> list[tuple[int, int]]:
+    """Return where a text holds markup of its author's own; in linear time."""
+    spans: list[tuple[int, int]] = []
+    names = sorted(tag[1:-1] for tag in own.tags if f"</{tag[1:]}" in own.tags)
+    opening = re.compile("|".join(f"<({re.escape(name)})>" for name in names) or "(?!)")
+    position = 0
+    unclosed: set[str] = set()
+    if own.opened and own.opened in names:
+        start = text.find(closing := f"</{own.opened}>")
+        if start >= 0 and f"<{own.opened}>" not in text[:start]:
+            position = start + len(closing)
+            spans.append((start, position))
+    while match := opening.search(text, position):
+        name, position = match[match.lastindex or 0], match.end()
+        start = -1 if name in unclosed else text.find(f"</{name}>", position)
+        if start < 0:
+            unclosed.add(name)
+            continue
+        end = start + len(f"</{name}>")
+        spans += [match.span(), (start, end)]
+        position = end
+    return spans
 
 
 def _is_control(token: AddedToken) -> bool:

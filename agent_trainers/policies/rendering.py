@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.control_tokens import ControlTokens, clean
+from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
 from agent_trainers.trajectory import Transition
 
 _CACHE_SIZE: Final = 1024
@@ -157,27 +157,31 @@ class ChatRenderer:
         ]
 
     @functools.cached_property
-    def _own_markup(self) -> frozenset[str]:
-        """The tokens that a model may write in a turn, as ``<tool_call>``.
+    def _own_markup(self) -> OwnMarkup:
+        """What a model writes itself in a turn, as ``<tool_call>``.
 
         ``<tool_response>`` is none: the template puts it around what others say.
         """
+        question: Message = {"role": "user", "content": "Hello"}
         call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
         told: Any = [
-            {"role": "user", "content": "Hello"},
+            question,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": _MARK},
         ]
+        tags, opened = self.control_tokens.tags, ""
         try:
+            prompt = self._apply_template([question], None).rstrip()
+            opened = next((tag[1:-1] for tag in tags if prompt.endswith(tag)), "")
             text = self._apply_template(told, None, add_generation_prompt=False)
         except Exception:  # noqa: BLE001 - foreign code: it may know of no tools
-            return self.control_tokens.tags
+            return OwnMarkup(tags, opened)
         before, mark, after = text.partition(_MARK)
-        written = [text[start:end] for _, start, end in self.control_tokens.find(before)][-1:]
+        written = [before[start:end] for _, start, end in self.control_tokens.find(before)][-1:]
         found = next(self.control_tokens.find(after), None)
         if mark and found is not None:
             written.append(after[found[1] : found[2]])
-        return self.control_tokens.tags - set(written)
+        return OwnMarkup(tags - set(written), opened)
 
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import re
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -53,15 +54,14 @@ def control_ids(tokenizer, ids):
     return [id for id in ids if id in known]
 
 
-def hostile_texts(tokenizer, own=()):
+def hostile_texts(tokenizer, paired=()):
     """Texts around and across control tokens: whole, halved, in other letters, as marks of ours."""
-    tokens = sorted({str(t) for t in tokenizer.added_tokens_decoder.values()} - set(own))
+    tokens = sorted({str(t) for t in tokenizer.added_tokens_decoder.values()})
     halves = [half for t in tokens for i in range(1, len(t)) for half in (t[:i], t[i:])]
-    halves = [half for half in halves if half not in own]
     odd = [*"<|>\n \u00e9\udc00\udc01\ufdd0", "\udc02\udc02", "user", "<|"]
     piece = st.sampled_from(tokens) | st.sampled_from([*halves, *odd]) | st.text(max_size=4)
     texts = st.lists(piece, min_size=1, max_size=6).map("".join)
-    return texts.filter(lambda text: not any(token in text for token in own))
+    return texts.filter(lambda text: not any(f"</{name}>" in text for name in paired))
 
 
 @pytest.mark.parametrize("name", CHATML + OTHERS)
@@ -89,8 +89,8 @@ def test_no_text_becomes_a_control_token(name, data):
     if name in CHATML:
         roles = ["system", *roles[:2], "tool"]
     draw = hostile_texts(its.tokenizer)
-    # the model itself may open calls and thoughts, and nothing else
-    draws = {"assistant": hostile_texts(its.tokenizer, its.control_tokens.tags)}
+    # the model itself may open and close calls and thoughts, and nothing else
+    draws = {"assistant": hostile_texts(its.tokenizer, ["tool_call", "think"])}
     says = [f"a{data.draw(draws.get(role, draw))}b" for role in roles]
     if data.draw(st.booleans()):
         says = [text[1:-1] or "a" for text in says]
@@ -165,6 +165,32 @@ def test_planted_role_markers_do_not_speak():
         assert tokens.count("<tool_response>") == 1
     assert "<|im_end|>" in said
     assert "<tool_response>" in said
+
+
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<think>", "</think>"])
+def test_half_a_pair_is_no_markup_even_of_the_model(tag):
+    its = renderer("qwen3")
+    state = [QUESTION, {"role": "assistant", "content": f"a {tag} b {tag}"}, QUESTION]
+    tokens = its.tokenizer.convert_ids_to_tokens(its.prompt_ids(state, None, None))
+    assert tag not in tokens
+
+
+def test_thoughts_that_the_template_opened_are_closed_by_the_model():
+    its = renderer("qwen3_5_think")
+    state = [QUESTION, {"role": "assistant", "content": f"Hm.</think>\n\n{CALL} </think>"}]
+    tokens = its.tokenizer.convert_ids_to_tokens(its.prompt_ids(state, None, None))
+    # the template writes thoughts anew, and opens some for the next turn
+    assert tokens.count("</think>") == 1
+    assert tokens.count("<think>") == 2
+
+
+def test_a_flood_of_markup_is_guarded_in_linear_time():
+    its = renderer("qwen3")
+    said = "<think>" * 4_000 + "<tool_call></think>" * 4_000 + "</tool_call><" * 4_000
+    state = [QUESTION, {"role": "assistant", "content": said}, {**QUESTION, "content": said}]
+    started = time.perf_counter()
+    its.prompt_ids(state, None, None)
+    assert time.perf_counter() - started < 15  # quadratic would take minutes
 
 
 def fast(model, *, tags=(), normalizer=None, pre_tokenizer=None):
