@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from agent_envs.core.rewards import earnings_of
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.registration import ENVIRONMENTS
@@ -23,7 +24,9 @@ INTRODUCTION: Final = (
     "Made by `python -m agent_envs.catalogue --output ENVIRONMENTS.md`. All take `tools`, "
     "`tool_format`, `context`, `rewards`, `system_prompt`, `render_mode` and `max_episode_steps` "
     "besides their own arguments. Reward terms are listed with their default weights; those "
-    "without one are off unless `rewards=` names them. Outcome terms are marked with an asterisk."
+    "without one are off unless `rewards=` names them. Outcome terms are marked with an asterisk. "
+    "An episode earns between the least and the most that is said: of those that solve their task, "
+    "the shortest earns the most, as does any other without a mistake."
 )
 
 
@@ -69,11 +72,23 @@ def _facts(kind: type[ToolEnv], spec: EnvSpec) -> dict[str, str]:
         "Tools": _list(kind.tool_signatures) or "none",
         "Tools by name": _list(kind.optional_tool_names),
         "Reward terms": ", ".join(terms),
+        "Solving earns": _range(kind, spec, solved=True),
+        "Not solving earns": _range(kind, spec, solved=False),
         "Metrics": _list(kind.metric_names),
         "Arguments": _arguments(kind),
         "Turns": str(spec.max_episode_steps),
         "Fixed arguments": _list(f"{name}={value!r}" for name, value in spec.kwargs.items()),
     }
+
+
+def _range(kind: type[ToolEnv], spec: EnvSpec, *, solved: bool) -> str:
+    """Return the least and the most that an episode earns with the default rewards."""
+    earnings = kind.earnings(**spec.kwargs)
+    least, most = earnings_of(kind.default_rewards, earnings, solved=solved)
+    if least == most:
+        return f"{most:g}"
+    is_open = most < float(f"{most:g}") < most + 1e-12  # a score just below the full one
+    return f"{least:g} to {'less than ' * is_open}{most:g}"
 
 
 def _list(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import json
+import reprlib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,15 @@ TOOL_TIMEOUT_TEXT: Final = (
     "without it."
 )
 RESULT_CUT_TEXT: Final = "\n[cut: {num_chars} more characters]"
+
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = 120
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, for a message; of a long one, beginning and end."""
+    return _SHORT.repr(text)
 
 
 class ToolError(Exception):

@@ -23,6 +23,8 @@ from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
 from agent_envs.core.rewards import (
+    COST,
+    Earnings,
     RewardFunction,
     Rewards,
     StepEvent,
@@ -71,6 +73,8 @@ class ToolEnv(RestorableEnv):
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"format": COST}
+    """What the terms that are on by default can sum to, for the list of environments."""
     default_system_prompt: ClassVar[str] = ""
     tool_signatures: ClassVar[tuple[str, ...]] = ()
     """The tools it has without further arguments, for the list of environments."""
@@ -157,6 +161,11 @@ class ToolEnv(RestorableEnv):
         self._conversation, self._transcript = Conversation(), Transcript()
 
     # What a subclass provides
+
+    @classmethod
+    def earnings(cls, **arguments: Any) -> Mapping[str, Earnings]:
+        """Return `term_earnings`, as they are with these arguments of the environment."""
+        return cls.term_earnings
 
     @property
     def num_tasks(self) -> int | None:

@@ -63,6 +63,12 @@ def tokenize(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
+def query_words(query: str) -> list[str]:
+    """Return the words that a query is looked up by: those that say something, else all."""
+    words = tokenize(query)
+    return [word for word in words if word not in STOP_WORDS] or words
+
+
 Scores = Callable[[list[str]], npt.NDArray[np.float64]]
 
 
@@ -78,8 +84,7 @@ class BM25Retriever:
         """Return at most `top_k` passages, best first; see `Retriever.search`."""
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        words = tokenize(query)
-        words = [word for word in words if word not in STOP_WORDS] or words
+        words = query_words(query)
         if not words or not len(self._corpus):
             return []
         # Rounded, so that the last bits, which differ between the engines, decide no order.

@@ -1,4 +1,8 @@
-"""Whether two mathematical answers are equal, by math-verify, within a time limit.
+r"""Whether two mathematical answers are equal, by math-verify, within a time limit.
+
+An answer must say one thing: Markdown and the marks of a formula are taken off, one ``\boxed{}``
+is the answer whatever stands around it, and what says several values, or a value and something
+else that could be meant, is wrong. So spaces count: ``3 4`` is not 34.
 
 math-verify (https://github.com/huggingface/Math-Verify) keeps its own time limit by signals, which
 only a main thread may use, and symbolic algebra does not always listen; so it runs in a process of
@@ -6,6 +10,7 @@ its own that is killed when it takes too long.
 """
 
 import atexit
+import itertools
 import json
 import os
 import re
@@ -18,10 +23,30 @@ from typing import IO, Final, cast
 from agent_envs.core.deadline import call_with_deadline
 
 SECONDS: Final = 10.0
-"""How long a comparison may take; what takes longer is not equal."""
+"""How long a comparison may take; what takes longer is not equal. The process stops itself after a
+second of its own time, so this is for a machine that gives it none."""
+MAX_CHARS: Final = 1_000
+"""A longer answer is right only where it is written as the gold answer is."""
 _JUDGE: Final = Path(__file__).with_name("math_judge.py")
-_SPACING: Final = re.compile(r"\s+|\\[,;!: ]|\\left|\\right|\$")
+_MARKDOWN: Final = re.compile(
+    r"(?<![\w*)])(\*{1,3}|_{1,3}|`{1,3})(?=\S|\n)(.*?\S)\s*\1(?![\w*(])", re.S
+)
+_FORMULA: Final = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S
+)
+_BOX: Final = re.compile(r"\\(?:boxed|fbox)\b")
+_THOUSANDS: Final = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
+_FRACTION: Final = re.compile(r"frac\s*(\d)\s*(\d)")
+_SPACING: Final = re.compile(r"(?<!\\)\\[,;!: ]|\\q?quad\b|~")
+_SIZES: Final = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\?\$")
+_GAP: Final = re.compile(r"(?<![0-9A-Za-z.])\s+|\s+(?![0-9A-Za-z.])")
 _TEXT: Final = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
+_TABLE: Final = re.compile(r"\\begin\{.*\\end\{\w+\*?\}", re.S)
+_CHOICE: Final = re.compile(r"\b(?:or|nor|not|either|neither|but|versus|vs|maybe|also)\b", re.I)
+_SEVERAL: Final = re.compile(r"[\d.)}\]]\s+[.]?\d|\n|\\\\|[|;\u2223]|\.\.\.")
+_NUMBER: Final = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+_WORD: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_NAME: Final = re.compile(r"[A-Za-z]\w*(?:\([a-z]\))?|[A-Za-z ]+")
 _GSM8K_ANSWER: Final = re.compile(r"#### (-?[0-9.,]+)")
 
 
@@ -38,10 +63,20 @@ class MathJudge:
 
     def is_equal(self, answer: str, gold: str) -> bool:
         """Return whether two answers mean the same: LaTeX, numbers, expressions, words."""
-        if _plain(answer) == _plain(gold):
-            return bool(_plain(answer))
+        gold, said = _formula(gold), _value_said(answer)
+        if _plain(answer) == _plain(gold) or (said and _plain(said) == _plain(gold)):
+            return bool(_plain(gold))
+        if said is None or len(said) > MAX_CHARS or not _says_one_thing(said, gold):
+            return False
+        sides = [said] if "=" in gold else said.split("=")
+        if len(sides) > 1 and _NAME.fullmatch(sides[0].strip()):
+            del sides[0]  # x = 5
         with self._lock:
-            return self._ask(json.dumps({"gold": gold, "answer": answer}))
+            return all(self._is_side_equal(side, gold) for side in sides)
+
+    def _is_side_equal(self, side: str, gold: str) -> bool:
+        is_same = _plain(side) == _plain(gold)
+        return is_same or self._ask(json.dumps({"gold": gold, "answer": side}))
 
     def close(self) -> None:
         """Stop the process."""
@@ -107,6 +142,49 @@ def last_boxed(solution: str) -> str | None:
     return None
 
 
+def _value_said(answer: str) -> str | None:
+    """Return the formula or text that an answer states; None where it states several, or none."""
+    if _BOX.search(answer):
+        boxed = [last_boxed(part) for part in _parts_with_box(answer)]
+        said = boxed[-1]
+        return None if said is None or any(box != said for box in boxed) else _formula(said)
+    if len(answer) > MAX_CHARS:
+        return None
+    text = _MARKDOWN.sub(r"\2", answer).strip()
+    formulas = [next(filter(None, groups), "") for groups in _FORMULA.findall(text)]
+    if not formulas:
+        return _formula(text)
+    around = _FORMULA.sub("", text)
+    is_only = len(formulas) == 1 and not (_NUMBER.search(around) or _CHOICE.search(around))
+    return _formula(formulas[0]) if is_only else None
+
+
+def _parts_with_box(answer: str) -> list[str]:
+    starts = [match.start() for match in _BOX.finditer(answer)]
+    return [answer[i:j] for i, j in itertools.pairwise([*starts, len(answer)])]
+
+
+def _formula(text: str) -> str:
+    r"""Return a formula without what only changes how it looks: ``\$``, ``\left``, ``\,``."""
+    text = _SPACING.sub(" ", _THOUSANDS.sub("", _FRACTION.sub(r"frac{\1}{\2}", text)))
+    return _SIZES.sub("", text).strip().rstrip(".").strip()
+
+
+def _says_one_thing(said: str, gold: str) -> bool:
+    """Return whether an answer says one value, or as many as the gold answer, and nothing else."""
+    said, gold = _TABLE.sub("T", said), _TABLE.sub("T", gold)
+    if said.count("{") != said.count("}") or "=" in said[-1:]:
+        return False
+    for several in (_CHOICE, _SEVERAL):
+        if several.search(said) and not several.search(gold):
+            return False
+    if re.search(r"\band\b", said) and not re.search(r",|\band\b", gold):
+        return False
+    words = _WORD.findall(_TEXT.sub("", said))
+    return not words or len(_NUMBER.findall(said)) <= max(1, len(_NUMBER.findall(gold)))
+
+
 def _plain(text: str) -> str:
-    r"""Return an answer without spacing and ``\text``, as a quick first comparison."""
-    return _SPACING.sub("", _TEXT.sub(r"\1", text)).replace("dfrac", "frac").rstrip(".")
+    r"""Return an answer without ``\text`` and needless space, as a quick first comparison."""
+    text = _TEXT.sub(r"\1", _formula(text)).replace("dfrac", "frac").strip()
+    return _GAP.sub("", text)

@@ -1,23 +1,36 @@
-"""A calculator: one arithmetic expression, evaluated safely."""
+"""A calculator: one arithmetic expression, evaluated safely.
 
+Nothing is evaluated but numbers, the operators and the functions of the tables below, and no value
+on the way may be larger than `MAX_BITS`: that is looked at before an operation whose result could
+be. So an expression, which has `MAX_CHARS` at most, takes milliseconds.
+"""
+
+import ast
 import math
+import operator
 import re
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from agent_envs.core.tool import Tool, ToolError
+from agent_envs.core.tool import Tool, ToolError, quoted
 
 SIGNIFICANT_DIGITS: Final = 12
-_FUNCTIONS: Final = {
-    "sqrt": math.sqrt, "abs": abs, "min": min, "max": max, "round": round, "floor": math.floor,
-    "ceil": math.ceil, "log": math.log, "log10": math.log10, "exp": math.exp, "sin": math.sin,
-    "cos": math.cos, "tan": math.tan, "gcd": math.gcd,
-}  # fmt: skip
+MAX_CHARS: Final = 2_000
+MAX_BITS: Final = 4_000
+"""Of a whole number, about 1,200 digits; a number with a point is a double."""
+TOO_LONG_TEXT: Final = "The expression is too long: {length} characters; {limit} are allowed."
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _NAMES: Final = {"pi": math.pi, "e": math.e}
 
+Number = int | float
+
+
+class _Refused(Exception):
+    """Why an expression has no value."""
+
 
 def make_calculator_tool() -> Tool:
-    """Make the tool ``calculator(expression)``, on the library simpleeval."""
+    """Make the tool ``calculator(expression)``."""
 
     def calculator(expression: str) -> str:
         """Calculate the value of an arithmetic expression.
@@ -25,22 +38,97 @@ def make_calculator_tool() -> Tool:
         Args:
             expression: For example "(3 + 4) * 2 / sqrt(9)"; ** is the power.
         """
-        from simpleeval import InvalidExpression, SimpleEval
-
-        evaluator = SimpleEval(functions=dict(_FUNCTIONS), names=dict(_NAMES))
+        if len(expression) > MAX_CHARS:
+            raise ToolError(TOO_LONG_TEXT.format(length=len(expression), limit=MAX_CHARS))
         try:
-            value = evaluator.eval(_THOUSANDS.sub("", expression))
-        except (InvalidExpression, SyntaxError, ArithmeticError, ValueError, TypeError) as error:
-            raise ToolError(f"{expression!r} cannot be calculated: {error}.") from None
-        return _as_text(value)
+            return _as_text(_evaluate(_parse(_THOUSANDS.sub("", expression.strip()))))
+        except (_Refused, ArithmeticError, ValueError, TypeError) as error:
+            raise ToolError(f"{quoted(expression)} cannot be calculated: {error}.") from None
 
-    # simpleeval bounds what an expression may cost, so no thread of its own.
+    # What an expression may cost is bounded, so no thread of its own.
     return Tool(calculator, timeout=None)
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, bool | int):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.{SIGNIFICANT_DIGITS}g}"
-    raise ToolError("The value is no number.")
+def _parse(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression, mode="eval").body
+    except SyntaxError as error:
+        raise _Refused(error.msg) from None
+    except (MemoryError, RecursionError):
+        raise _Refused("it is nested too deeply") from None
+
+
+def _evaluate(root: ast.expr) -> Number:
+    try:
+        return _value(root)
+    except RecursionError:
+        raise _Refused("it is nested too deeply") from None
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return _bounded(value)
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp() if type(node.op) in _SIGNS:
+            return _SIGNS[type(node.op)](_value(node.operand))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            return _bounded(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
+        case ast.Compare(ops=[comparison]) if type(comparison) in _COMPARISONS:
+            right = _value(node.comparators[0])
+            return _COMPARISONS[type(comparison)](_value(node.left), right)
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            return _bounded(_FUNCTIONS[name](*map(_value, node.args)))
+    raise _Refused(f"{quoted(ast.unparse(node))} is no number, operator or function that it knows")
+
+
+def _bounded(value: Number) -> Number:
+    if isinstance(value, int):
+        if value.bit_length() <= MAX_BITS:
+            return value
+    elif isinstance(value, float) and math.isfinite(value):
+        return value
+    raise _Refused("a value on the way is too large, or no real number")
+
+
+def _bits(value: Number) -> int:
+    """Return how many bits a whole number has; 1 for one with a point, whose power is bounded."""
+    return value.bit_length() if isinstance(value, int) else 1
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    # |base| >= 2 ** (bits - 1), so what passes has less than twice as many bits as are allowed.
+    if isinstance(exponent, int) and (_bits(base) - 1) * exponent > MAX_BITS:
+        raise _Refused("the power is too large")
+    result: Number = base**exponent
+    return result
+
+
+def _round(value: Number, digits: Number = 0) -> Number:
+    if not isinstance(digits, int) or abs(digits) > MAX_BITS:
+        raise _Refused("round takes a number and how many digits to keep")
+    return round(value, digits) if digits else round(value)
+
+
+_SIGNS: Final[Mapping[type[ast.unaryop], Callable[[Number], Number]]] = {
+    ast.UAdd: operator.pos, ast.USub: operator.neg,
+}  # fmt: skip
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Pow: _power,
+}  # fmt: skip
+_COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Number, Number], bool]]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_FUNCTIONS: Final[Mapping[str, Callable[..., Number]]] = {
+    "sqrt": math.sqrt, "abs": abs, "min": min, "max": max, "round": _round, "floor": math.floor,
+    "ceil": math.ceil, "log": math.log, "log10": math.log10, "exp": math.exp, "sin": math.sin,
+    "cos": math.cos, "tan": math.tan, "gcd": math.gcd,
+}  # fmt: skip
+
+
+def _as_text(value: Number) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.{SIGNIFICANT_DIGITS}g}"

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from agent_envs.core.tool import Tool, ToolError, ToolResult
 from agent_envs.retrieval import Hit, Retriever
-from agent_envs.tools.search import NO_HIT_TEXT, ShowPassage, format_hits
+from agent_envs.tools.search import MAX_QUERY_CHARS, NO_HIT_TEXT, ShowPassage, format_hits
 
 MAX_QUESTIONS: Final = 12
 MAX_ROWS: Final = 40
@@ -116,7 +116,7 @@ class EvidenceTable:
         wanted = [_fold(text) for text in (must_have or [])[:MAX_QUESTIONS] if text.strip()]
         refused = [_fold(text) for text in (must_not_have or [])[:MAX_QUESTIONS] if text.strip()]
         hits = []
-        for hit in self._retriever.search(query, self._top_k * _NUM_CANDIDATES):
+        for hit in self._retriever.search(query[:MAX_QUERY_CHARS], self._top_k * _NUM_CANDIDATES):
             text = _fold(f"{hit.passage.title}\n{hit.passage.text}")
             if only_new and _checksum(hit) in self._seen:
                 continue

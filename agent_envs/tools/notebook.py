@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agent_envs.core.tool import Tool, ToolError
+
+MAX_CHARS: Final = 4_000
+"""Of a note with its title, and of a plan: both are part of every state that follows."""
+TOO_LONG_TEXT: Final = "That is too long: {length} characters; {limit} are allowed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Notebook:
         """
         if not text.strip():
             raise ToolError("A note needs a text.")
+        _check_length(text, title or "")
         self._last_number += 1
         self.notes[self._last_number] = Note(" ".join(text.split()), title, sentence)
         return f"Kept as note {self._last_number}."
@@ -94,5 +100,11 @@ class Notebook:
         Args:
             text: The plan.
         """
+        _check_length(text)
         self._plan = text.strip()
         return "The plan is noted." if self._plan else "There is no plan now."
+
+
+def _check_length(*texts: str) -> None:
+    if (length := sum(map(len, texts))) > MAX_CHARS:
+        raise ToolError(TOO_LONG_TEXT.format(length=length, limit=MAX_CHARS))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final
 
-from agent_envs.core.tool import Tool, ToolError
+from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.retrieval import Page
 
 MAX_SUGGESTIONS: Final = 5
@@ -46,7 +46,7 @@ class PageReader:
         """
         known = self._by_folded_title.get(_fold(title))
         if known is None:
-            raise ToolError(f"There is no page {title!r}.{self._suggestions(title)}")
+            raise ToolError(f"There is no page {quoted(title)}.{self._suggestions(title)}")
         pages = self._pages[known]
         self._open = pages if self._show is None else tuple(map(self._show, pages))
         return "\n\n".join(_numbered(page) for page in self._open)
@@ -66,7 +66,7 @@ class PageReader:
             for number, sentence in enumerate(page.sentences)
             if wanted and wanted in _fold(sentence)
         ]
-        return "\n".join(lines) or f"{self._open[0].title} does not hold {text!r}."
+        return "\n".join(lines) or f"{self._open[0].title} does not hold {quoted(text)}."
 
     def _suggestions(self, title: str) -> str:
         words = set(_fold(title).split())

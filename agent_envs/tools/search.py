@@ -7,6 +7,8 @@ from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.retrieval import Hit, Passage, Retriever
 
 NO_HIT_TEXT: Final = "No passage matches this query."
+MAX_QUERY_CHARS: Final = 8_000
+"""What stands after them in a query is not searched for: each word costs a look at its passages."""
 ShowPassage = Callable[[Passage], Passage]
 """Returns a passage as the model is to see it."""
 
@@ -23,7 +25,7 @@ def make_search_tool(retriever: Retriever, *, top_k: int, show: ShowPassage | No
         Args:
             query: What to look for.
         """
-        hits = retriever.search(query, top_k)
+        hits = retriever.search(query[:MAX_QUERY_CHARS], top_k)
         return ToolResult(format_hits(hits, show) or NO_HIT_TEXT, data=hits)
 
     # In memory and quick: a thread of its own per call would cost more than the search.

@@ -6,7 +6,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    Progress,
+    RewardFunction,
+    correct_term,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
@@ -23,8 +33,9 @@ class CodeEnv(DatasetEnv):
 
     Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests alone, both in the
     sandbox. The answer is the whole program. Reward terms: ``passed`` at the end (outcome);
-    ``public_tests`` (by how much the best share passed so far has grown), ``repair`` (1 once: a
-    program passes them all after one that did not) and ``format`` on the way (process).
+    ``public_tests`` (by how much the best share passed so far has grown; a right answer completes
+    it), ``repair`` (1 once: a program passes them all after one that did not) and ``format`` on the
+    way (process). ``repair`` pays for failing first, so it is off by default.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -33,7 +44,10 @@ class CodeEnv(DatasetEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "passed": 1.0, "public_tests": 0.1, "repair": 0.1, "format": 0.02
+        "passed": 1.0, "public_tests": 0.1, "format": 0.02
+    }  # fmt: skip
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "passed": OUTCOME, "public_tests": PROGRESS, "format": COST
     }  # fmt: skip
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"passed"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("run_code(code)", "run_tests(code)")
@@ -68,6 +82,7 @@ class CodeEnv(DatasetEnv):
     def begin_episode(self) -> None:
         """Forget what was run."""
         self.best_share = 0.0
+        self._progress = Progress()
         self.num_failed_runs = 0
         self.is_correct = False
         self._has_failed = self._has_passed = False
@@ -75,6 +90,8 @@ class CodeEnv(DatasetEnv):
     def on_answer(self, answer: str) -> None:
         """Run the hidden tests against the answer."""
         self.is_correct = self._judge(self.program(answer), self.task.data["tests"]).passed
+        if self.is_correct:
+            self.noted["public_tests"] = self._progress.advance(1.0)
 
     def _judge(self, program: str, tests: str) -> Verdict:
         names = _names_tested(self.task.data["solution"], tests)
@@ -107,8 +124,9 @@ class CodeEnv(DatasetEnv):
 
     def _note_tests(self, passed: int, total: int) -> None:
         share = passed / total
-        self.noted["public_tests"] = max(0.0, share - self.best_share)
         self.best_share = max(self.best_share, share)
+        gain = self._progress.advance(share)
+        self.noted["public_tests"] = self.noted.get("public_tests", 0.0) + gain
         if passed < total:
             self._has_failed = True
             self.num_failed_runs += 1

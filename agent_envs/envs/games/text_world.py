@@ -13,7 +13,17 @@ import numpy as np
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    Progress,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -31,9 +41,10 @@ def won_term(env: "TextGameEnv", event: StepEvent) -> float:
 class TextGameEnv(ToolEnv):
     """A game of the library TextWorld: act, read what happens, reach the objective.
 
-    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` (what the
-    game's score has grown by, as a share of its highest) and ``format`` on the way (process). The
-    episode ends when the game is won or lost, or with an answer: giving up.
+    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` (by how much
+    the best score so far has grown, as a share of the game's highest; to win completes it) and
+    ``format`` on the way (process). The episode ends when the game is won or lost, or with an
+    answer: giving up.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -42,6 +53,9 @@ class TextGameEnv(ToolEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "won": OUTCOME, "score_gain": PROGRESS, "format": COST
+    }  # fmt: skip
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"won"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
@@ -84,6 +98,7 @@ class TextGameEnv(ToolEnv):
         """Forget the last game's score."""
         self._score = 0.0
         self._commands: list[str] = []
+        self._progress = Progress()
 
     def on_restore(self) -> None:
         """Begin the game again, and give the same commands: its interpreter cannot be saved."""
@@ -100,8 +115,9 @@ class TextGameEnv(ToolEnv):
         command = command.replace("\n", " ")
         self._state, _, _ = self._game.step(command)
         self._commands.append(command)
-        score = float(self._state.score or 0) / (self._state.max_score or 1)
-        self.noted["score_gain"], self._score = score - self._score, score
+        self._score = float(self._state.score or 0) / (self._state.max_score or 1)
+        gain = self._progress.advance(1.0 if self.is_won else min(1.0, self._score))
+        self.noted["score_gain"] = self.noted.get("score_gain", 0.0) + gain
         return _readable(self._state.feedback)
 
     def is_finished(self) -> bool:

@@ -5,7 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
-from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    Progress,
+    RewardFunction,
+    correct_term,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_formats import ParsedAction
@@ -20,6 +30,8 @@ from agent_envs.tools.code import PythonSession, shared_sandbox
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
+MAX_NUMBERS: Final = 20
+"""What tools show after so many different numbers in an episode finds nothing: it is a flood."""
 
 
 class MathEnv(DatasetEnv):
@@ -27,9 +39,11 @@ class MathEnv(DatasetEnv):
 
     Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
     variables last until the episode ends. Reward terms: ``correct`` at the end (outcome);
-    ``used_result`` (a number that a tool found is used in a later step, each once),
     ``intermediate_value`` (the share of the reference solution's values that a tool has now found
-    first) and ``format`` on the way (process).
+    first; a right answer earns what is left of it), ``used_result`` (a number that a tool found is
+    used in a later step, each once) and ``format`` on the way (process). Found is what neither the
+    question nor the call itself says, among the first 20 numbers of an episode. ``used_result``
+    pays for calls that nobody needs, so it is off by default.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -37,6 +51,10 @@ class MathEnv(DatasetEnv):
         **noted_terms("used_result", "intermediate_value"),
         "format": format_term,
     }
+    default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "format": 0.02}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "correct": OUTCOME, "intermediate_value": PROGRESS, "format": COST
+    }  # fmt: skip
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("calculator(expression)",)
     optional_tool_names: ClassVar[tuple[str, ...]] = ("python",)
@@ -60,7 +78,7 @@ class MathEnv(DatasetEnv):
             SandboxUnavailableError: If the tool is wanted, and this machine does not offer the
                 isolation.
         """
-        require_extra("math", type(self).__name__, "math_verify", "simpleeval")
+        require_extra("math", type(self).__name__, "math_verify")
         self._python = PythonSession(sandbox)
         super().__init__(
             default_tools=[make_calculator_tool()],
@@ -76,8 +94,9 @@ class MathEnv(DatasetEnv):
         self._asked = _numbers(self.task.question)
         # Expression and value of each step that the reference solution marks.
         self._steps: Sequence[tuple[str, str]] = self.task.data.get("steps", ())
-        self._values = frozenset(_numbers(" ".join(value for _, value in self._steps)))
+        self._values = _numbers(" ".join(value for _, value in self._steps)) - self._asked
         self._found: set[float] = set()
+        self._progress = Progress()
         self._unused: set[float] = set()
         self._seen: set[float] = set()
         self.num_used_results = 0
@@ -92,20 +111,21 @@ class MathEnv(DatasetEnv):
         """Judge the answer."""
         self._note_use(answer)
         self.is_correct = math_equal(answer, self.task.answers[0])
+        if self.is_correct:
+            self._note_progress(1.0)
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which numbers the call uses and which ones it finds."""
-        self._note_use(" ".join(str(value) for value in (action.arguments or {}).values()))
+        said = " ".join(str(value) for value in (action.arguments or {}).values())
+        self._note_use(said)
         if result.error is not None:
             return
-        found = _numbers(result.content)
-        new = found - self._seen - self._asked
+        new = _numbers(result.content) - _numbers(said) - self._asked - self._seen
         self._seen |= new
         self._unused |= new
-        values = (found & self._values) - self._found
-        self._found |= values
-        if values:
-            self.noted["intermediate_value"] = len(values) / len(self._values)
+        if len(self._seen) <= MAX_NUMBERS and new & self._values:
+            self._found |= new & self._values
+            self._note_progress(len(self._found) / len(self._values))
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -120,6 +140,10 @@ class MathEnv(DatasetEnv):
         calls = [self.write_call("calculator", expression=e) for e, _ in self._steps]
         limit = len(calls) if self.max_turns is None else max(0, self.max_turns - 1)
         return [*calls[:limit], self.write_answer(self.task.answers[0])]
+
+    def _note_progress(self, share: float) -> None:
+        gain = self._progress.advance(share)
+        self.noted["intermediate_value"] = self.noted.get("intermediate_value", 0.0) + gain
 
     def _note_use(self, text: str) -> None:
         used = self._unused & _numbers(text)
@@ -161,7 +185,7 @@ class GSM8KEnv(MathEnv):
         *MathEnv.metric_names, "official_match", "intermediate_value_recall",
     )  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "correct": 1.0, "intermediate_value": 0.1, "used_result": 0.02, "format": 0.02
+        **MathEnv.default_rewards, "intermediate_value": 0.1
     }  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
@@ -204,9 +228,6 @@ class MATHEnv(MathEnv):
         form="A MATH row needs 'problem', and 'answer' or a 'solution' with \\boxed{}; 'level' and "
         "'subject' (or 'type') are read too.",
     )
-    default_rewards: ClassVar[Mapping[str, float]] = {
-        "correct": 1.0, "used_result": 0.02, "format": 0.02
-    }  # fmt: skip
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Any task of the library reasoning-gym, endless and judged by its own rule."""
 
+import dataclasses
 import random
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -8,23 +9,29 @@ import numpy as np
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, format_term, noted_terms
+from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
+from agent_envs.envs.math.evaluated_answers import may_be_scored
 from agent_envs.errors import ConfigurationError
 from agent_envs.tools.calculator import make_calculator_tool
 
 _SPLIT_SEEDS: Final = {"train": 1, "test": 2}
+_EAGER: Final = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "word_ladder"})
+"""Tasks that draw all their questions when they are made, or refuse to have many: here each
+question comes from a small data set of its own."""
+_EAGER_SIZE: Final = 10
+_REFUSED: Final = {"game_of_life_halting": "the library's rule gives any answer a full score"}
 
 
 class ReasoningGymEnv(ToolEnv):
     """A task of reasoning-gym (Stojanovski et al., 2025, arXiv 2505.24760) as an environment.
 
-    Task: answer a generated question; about a hundred kinds, by `task`. Tools: none, or the
-    ``calculator`` with ``tools=["calculator"]`` (extra ``math``). Reward terms: ``score`` at the
-    end (outcome), the task's own rule; ``format`` on the way (process). Success is a full score.
-    The episode ends with an answer, or at the turn limit (4 turns unless ``max_episode_steps=``
-    says otherwise).
+    Task: answer a generated question; about a hundred kinds, by `task`: all of the library but
+    ``game_of_life_halting``, whose rule gives any answer a full score. Tools: none, or the
+    ``calculator`` with ``tools=["calculator"]``. Reward terms: ``score`` at the end (outcome), the
+    task's own rule; ``format`` on the way (process). Success is a full score. The episode ends with
+    an answer, or at the turn limit (4 turns unless ``max_episode_steps=`` says otherwise).
 
     Version history: v0, first version.
     """
@@ -33,7 +40,9 @@ class ReasoningGymEnv(ToolEnv):
         **noted_terms("score"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
+    # A mistake costs a turn only: another price could bring a solution below a score near to 1.
+    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
     optional_tool_names: ClassVar[tuple[str, ...]] = ("calculator",)
@@ -60,22 +69,24 @@ class ReasoningGymEnv(ToolEnv):
         Raises:
             MissingExtraError: Without the extra ``reasoning``.
             UnknownNameError: If the task or the split is unknown.
-            ConfigurationError: If the configuration is wrong.
+            ConfigurationError: If the configuration is wrong, or the task cannot be played.
         """
         require_extra("reasoning", "AgentR1/ReasoningGym-v0", "reasoning_gym")
         from reasoning_gym.factory import DATASETS
 
         self._build, config = lookup(DATASETS, task, kind="reasoning-gym task")
-        self._name, self._split = task, split
+        if task in _REFUSED:
+            raise ConfigurationError(f"reasoning-gym's {task!r} is not offered: {_REFUSED[task]}.")
+        self._name, self._split, self._is_eager = task, split, task in _EAGER
         seed = lookup(_SPLIT_SEEDS, split, kind="split")
+        size = _EAGER_SIZE if self._is_eager else ENDLESS
         try:
-            self._config = config(seed=seed, size=ENDLESS, **(task_kwargs or {}))
-            self._config.validate()
-        except (TypeError, AssertionError, ValueError) as error:
+            self._config = config(seed=seed, size=size, **(task_kwargs or {}))
+            if hasattr(self._config, "validate"):
+                self._config.validate()
+        except (TypeError, AssertionError, AttributeError, ValueError) as error:
             raise ConfigurationError(f"task_kwargs of {task!r}: {error}.") from None
         self._dataset = self._build(self._config)
-        if "calculator" in (shared.get("tools") or ()):
-            require_extra("math", "The calculator", "simpleeval")
         super().__init__(optional_tools={"calculator": [make_calculator_tool()]}, **shared)
 
     def get_task(self, index: int) -> Task:
@@ -84,7 +95,7 @@ class ReasoningGymEnv(ToolEnv):
         state = random.getstate()  # some tasks draw from the shared generator
         try:
             random.seed(seed)
-            entry = self._dataset[seed]
+            entry = self._entry(seed)
         finally:
             random.setstate(state)
         answer = entry["answer"]
@@ -95,12 +106,22 @@ class ReasoningGymEnv(ToolEnv):
             data={"entry": entry},
         )
 
+    def _entry(self, seed: int) -> dict[str, Any]:
+        if not self._is_eager:
+            entry: dict[str, Any] = self._dataset[seed]
+            return entry
+        dataset = self._build(dataclasses.replace(self._config, seed=seed))
+        return dict(dataset[seed % _EAGER_SIZE])
+
     def begin_episode(self) -> None:
         """Forget the last answer."""
         self.score = 0.0
 
     def on_answer(self, answer: str) -> None:
         """Score the answer by the task's own rule."""
+        if answer not in self.task.answers and not may_be_scored(self._name, answer):
+            self.noted["score"] = 0.0
+            return
         try:
             score = self._dataset.score_answer(answer=answer, entry=self.task.data["entry"])
         except Exception:  # noqa: BLE001 - a scorer that stumbles over a model's answer

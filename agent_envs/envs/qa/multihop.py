@@ -1,9 +1,10 @@
 """Questions that take several passages of Wikipedia: search, hop, answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from agent_envs.core.rewards import NOTHING, Earnings
 from agent_envs.core.tasks import Task
 from agent_envs.data.sources import FileStamp, Source
 from agent_envs.envs.qa.passages import PassageQAEnv
@@ -170,3 +171,7 @@ class BamboogleEnv(PassageQAEnv):
     # rows do not say which passages are gold
     metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
     dataset = BAMBOOGLE
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        **PassageQAEnv.term_earnings,
+        "new_gold_passage": NOTHING,
+    }

@@ -7,13 +7,25 @@ passages that lead to the answer.
 from collections.abc import Mapping
 from typing import ClassVar
 
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    MAX_COUNTED_MISTAKES,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    Progress,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import NewConversation, ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.envs.qa.injection import Injection, make_injection, plant
-from agent_envs.retrieval import Hit, Passage, Retriever
+from agent_envs.retrieval import Hit, Passage, Retriever, query_words
 from agent_envs.scoring import exact_match, f1
+from agent_envs.tools.search import MAX_QUERY_CHARS
 
 
 def format_and_answer_term(env: "RetrievalQAEnv", event: StepEvent) -> float:
@@ -35,9 +47,10 @@ class RetrievalQAEnv(ToolEnv):
     """Questions answered with the help of a search tool.
 
     Reward terms: ``exact_match``, ``f1`` and ``format_and_answer`` at the end (outcome);
-    ``new_gold_passage`` (the share of the gold passages that a step retrieved first), ``format``
-    and ``repeated_query`` (-1 for a query asked before) on the way (process). Where nothing says
-    which passages lead to the answer, ``new_gold_passage`` earns nothing, and there is no metric
+    ``new_gold_passage`` (the share of the gold passages that a step retrieved first; a right answer
+    earns what is left of it), ``format`` and ``repeated_query`` (-1 for a query whose words have
+    been asked for before, ten times at most) on the way (process). Where nothing says which
+    passages lead to the answer, ``new_gold_passage`` earns nothing, and there is no metric
     ``gold_passage_recall``.
 
     With ``variant="injected"`` passages hold planted text (`agent_envs.envs.qa.injection`). Then
@@ -54,6 +67,12 @@ class RetrievalQAEnv(ToolEnv):
     }
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match", "f1", "format_and_answer"})
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "exact_match": OUTCOME,
+        "new_gold_passage": PROGRESS,
+        "format": COST,
+        "repeated_query": COST,
+    }
     default_rewards: ClassVar[Mapping[str, float]] = {
         "exact_match": 1.0,
         "new_gold_passage": 0.2,
@@ -90,8 +109,9 @@ class RetrievalQAEnv(ToolEnv):
 
     def begin_episode(self) -> None:
         """Forget what was searched and found."""
-        self._queries: set[str] = set()
+        self._queries: set[frozenset[str]] = set()
         self._found: set[str] = set()
+        self._progress = Progress()
         self.num_repeated_queries = 0
         gold = next(iter(self.gold_keys()), None)
         self._injection: Injection | None = (
@@ -128,7 +148,14 @@ class RetrievalQAEnv(ToolEnv):
         self.note_answer(answer)
         self.noted["exact_match"] = exact_match(answer, self.task.answers)
         self.noted["f1"] = self.answer_f1()
+        if self.noted["exact_match"]:
+            self.note_solved()
         return None
+
+    def note_solved(self) -> None:
+        """Credit the passages that a solution did without."""
+        if self.gold_keys():
+            self.noted["new_gold_passage"] = self._progress.advance(1.0)
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which gold passages a search found, and whether its query is an old one."""
@@ -136,17 +163,19 @@ class RetrievalQAEnv(ToolEnv):
         self._has_obeyed |= self._injection is not None and self._injection.is_query(asked)
         if action.name not in self.search_tools:
             return
-        query = " ".join(asked.casefold().split())
-        is_repeated = query in self._queries
-        self.num_repeated_queries += is_repeated
-        self._queries.add(query)
+        # The words alone: another mark or little word is no other query.
+        query = frozenset(query_words(asked[:MAX_QUERY_CHARS]))
         hits = result.data if isinstance(result.data, list) else []
-        found = {self.passage_key(hit.passage) for hit in hits if isinstance(hit, Hit)}
         gold = self.gold_keys()
-        new = (found & set(gold)) - self._found
-        self._found |= new
-        self.noted["new_gold_passage"] = len(new) / len(gold) if gold else 0.0
-        self.noted["repeated_query"] = -1.0 if is_repeated else 0.0
+        found = {self.passage_key(hit.passage) for hit in hits if isinstance(hit, Hit)}
+        self._found |= found & set(gold)
+        gain = self._progress.advance(len(self._found) / len(gold)) if gold else 0.0
+        self.noted["new_gold_passage"] = self.noted.get("new_gold_passage", 0.0) + gain
+        if query in self._queries:
+            self.num_repeated_queries += 1
+            cost = float(self.num_repeated_queries <= MAX_COUNTED_MISTAKES)
+            self.noted["repeated_query"] = self.noted.get("repeated_query", 0.0) - cost
+        self._queries.add(query)
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""

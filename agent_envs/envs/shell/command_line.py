@@ -6,7 +6,17 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    Progress,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -27,8 +37,10 @@ class CommandLineEnv(ToolEnv):
     """Procedural tasks for a shell, judged by the state of the folder in the end.
 
     Tool: ``shell(command)``; every command begins in the task's folder. To say that it is done, the
-    agent answers, with any text. Reward terms: ``solved`` at the end (outcome); ``progress`` and
-    ``format`` on the way (process). New files beside those that are asked for do no harm. The
+    agent answers, with any text. Reward terms: ``solved`` at the end (outcome); ``progress`` (by
+    how much the best share of right files so far has grown, as a share of what was wrong at the
+    start) and ``format`` on the way (process). New files beside those that are asked for do no
+    harm. The
     episode ends with the answer, or at the turn limit (8 turns unless ``max_episode_steps=`` says
     otherwise).
 
@@ -37,7 +49,7 @@ class CommandLineEnv(ToolEnv):
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         "solved": solved_term,
-        **noted_terms("progress"),  # by how much the best share of right files has grown
+        **noted_terms("progress"),
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {
@@ -45,6 +57,9 @@ class CommandLineEnv(ToolEnv):
         "progress": 0.1,
         "format": 0.02,
     }
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "solved": OUTCOME, "progress": PROGRESS, "format": COST
+    }  # fmt: skip
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("shell(command)",)
@@ -107,8 +122,7 @@ class CommandLineEnv(ToolEnv):
         self._made: ShellTask = self.task.data["task"]
         files = self._made.files
         self._files: dict[str, bytes] = {path: files[path].encode() for path in files}
-        # What is right from the beginning earns nothing.
-        self.best_share = self.share_right
+        self._progress = Progress(self.share_right)
 
     def shell(self, command: str) -> str:
         """Run a command in the folder of the task.
@@ -120,9 +134,8 @@ class CommandLineEnv(ToolEnv):
             command, files=self._files, limits=LIMITS, collect_files=True
         )
         self._files = dict(result.files)
-        share = self.share_right
-        self.noted["progress"] = max(0.0, share - self.best_share)
-        self.best_share = max(self.best_share, share)
+        gain = self._progress.advance(self.share_right)
+        self.noted["progress"] = self.noted.get("progress", 0.0) + gain
         return describe(result)
 
     @property

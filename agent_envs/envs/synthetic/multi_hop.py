@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, noted_terms
+from agent_envs.core.rewards import Earnings, RewardFunction, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolError
 from agent_envs.core.tool_env import ENDLESS, NewConversation
@@ -35,9 +35,10 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     Task: answer a question about films, people, companies and cities of a world made from the
     task's number; or several, one after the other. Tool: ``search(query)`` over the about 330 facts
     of that world, two at a time. Reward: exact match of each answer, and a share of 0.2 for each
-    fact on the way that a search finds first (see `RetrievalQAEnv`; ``all_correct`` pays at the end
-    only). The episode ends with the last answer, or at the turn limit (4 turns unless
-    ``max_episode_steps=`` says otherwise; more than 3 hops need more).
+    fact on the way that a search finds first, or that all answers being right did without (see
+    `RetrievalQAEnv`; ``all_correct`` pays at the end only). The episode ends with the last answer,
+    or at the turn limit (4 turns unless ``max_episode_steps=`` says otherwise; more than 3 hops
+    need more).
 
     ``AgentR1/SyntheticLongHorizon-v0`` asks three questions in a row: 9 turns, at most 10. All
     share the turns, and the searches where ``max_searches`` limits them.
@@ -102,6 +103,12 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         search = make_search_tool(self, top_k=top_k, show=self.show_passage)
         super().__init__(default_tools=[search], **shared)
 
+    @classmethod
+    def earnings(cls, *, questions: int = 1, **_: Any) -> Mapping[str, Earnings]:
+        """Return what terms can sum to: all answers but one may be right without a success."""
+        most = 1.0 - 1.0 / questions
+        return {**cls.term_earnings, "exact_match": Earnings((1.0, 1.0), (0.0, most))}
+
     @property
     def num_questions(self) -> int:
         """How many questions an episode asks."""
@@ -144,6 +151,8 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         self.noted["exact_match"] = self.is_correct[-1] / self.num_questions
         self.noted["f1"] = self.f1_scores[-1] / self.num_questions
         self.noted["all_correct"] = float(self.is_all_correct)
+        if self.is_all_correct:
+            self.note_solved()
         number = len(self.is_correct)
         return NewConversation(questions[number].text) if number < len(questions) else None
 

@@ -8,9 +8,18 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, correct_term, format_term, noted_terms
+from agent_envs.core.rewards import (
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    Progress,
+    RewardFunction,
+    correct_term,
+    format_term,
+    noted_terms,
+)
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolError, ToolResult
+from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.errors import ConfigurationError
@@ -41,7 +50,8 @@ class SyntheticToolEnv(ToolEnv):
     """Procedural tasks that take several calls, each of which builds on the last.
 
     Reward terms: ``exact_match`` at the end (outcome); ``new_value`` (the share of the values on
-    the way that the step found first) and ``format`` on the way (process).
+    the way that the step found first; a right answer earns what is left of it) and ``format`` on
+    the way (process).
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -50,6 +60,10 @@ class SyntheticToolEnv(ToolEnv):
         "format": format_term,
     }
     default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "exact_match": OUTCOME,
+        "new_value": PROGRESS,
+    }
     computes_only: ClassVar[bool] = True
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
     metric_names: ClassVar[tuple[str, ...]] = ("success", "value_recall", *ToolEnv.metric_names)
@@ -95,18 +109,23 @@ class SyntheticToolEnv(ToolEnv):
         self._reference: Sequence[Step] = self.task.data["steps"]
         self._wanted = {(step.tool, step.result) for step in self._reference}
         self._found: set[tuple[str, str]] = set()
+        self._progress = Progress()
         self.is_correct = False
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note whether a call found a value on the way."""
-        value = (action.name or "", result.content)
-        if value in self._wanted - self._found:
-            self._found.add(value)
-            self.noted["new_value"] = 1 / len(self._wanted)
+        self._found |= {(action.name or "", result.content)} & self._wanted
+        self._note_progress(len(self._found) / len(self._wanted))
 
     def on_answer(self, answer: str) -> None:
         """Judge the answer."""
         self.is_correct = exact_match(answer, self.task.answers) == 1.0
+        if self.is_correct:
+            self._note_progress(1.0)
+
+    def _note_progress(self, share: float) -> None:
+        gain = self._progress.advance(share)
+        self.noted["new_value"] = self.noted.get("new_value", 0.0) + gain
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -191,7 +210,7 @@ class SyntheticTableEnv(SyntheticToolEnv):
         tables: Mapping[str, Mapping[str, str]] = self.task.data["world"]
         value = tables[table].get(" ".join(key.split()).lower())
         if value is None:
-            raise ToolError(f"The table {table!r} has no key {key!r}.")
+            raise ToolError(f"The table {table!r} has no key {quoted(key)}.")
         return value
 
     _call = look_up

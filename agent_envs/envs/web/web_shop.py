@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import RewardFunction, format_term, noted_terms
+from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolError
+from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, DataError
 
@@ -26,6 +26,8 @@ _SUBPAGES: Final = ("Description", "Features", "Reviews", "Attributes")
 _SCORE_TEXT: Final = "Your score (min 0.0, max 1.0)"
 _HIDDEN: Final = ("style", "script", "head", "title", "meta", "[document]")
 _SECONDS: Final = 30.0
+_MAX_PAGE_CHARS: Final = 500_000
+_UNCLOSED: Final = re.compile(r"<(?=[^<>]*(?:<|\Z))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class WebShopEnv(ToolEnv):
         **noted_terms("score"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0, "format": 0.02}
+    # A mistake costs a turn only: another price could bring a solution below a score near to 1.
+    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("search(keywords)", "click(button)")
     metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
@@ -165,7 +169,7 @@ class WebShopEnv(ToolEnv):
             return self._go(replace(page, kind="item", item=button))
         if button not in self._shown.buttons or (following := _follow(page, button)) is None:
             known = sorted({*self._shown.buttons, *self._shown.items, *self._shown.options})
-            raise ToolError(f"There is no {button!r} here; there are: {', '.join(known)}.")
+            raise ToolError(f"There is no {quoted(button)} here; there are: {', '.join(known)}.")
         return self._go(following)
 
     def is_finished(self) -> bool:
@@ -228,7 +232,7 @@ def _read_page(html: str, page: _Page) -> _Shown:
 
     shown, lines, kind_of_option = _Shown(""), [], ""
     chosen = {value for _, value in page.options}
-    for node in bs4.BeautifulSoup(html, "html.parser").find_all(string=True):
+    for node in bs4.BeautifulSoup(_closed(html), "html.parser").find_all(string=True):
         text, parent = " ".join(node.split()), node.parent
         if not text or isinstance(node, bs4.Comment) or parent is None or parent.name in _HIDDEN:
             continue
@@ -247,6 +251,15 @@ def _read_page(html: str, page: _Page) -> _Shown:
     if page.kind == "done":
         shown.score = _read_score(lines)
     return shown
+
+
+def _closed(html: str) -> str:
+    """Return a page without comments, and without tags that are not closed.
+
+    The parser looks for the end of each such tag in all that follows.
+    """
+    first, *others = html[:_MAX_PAGE_CHARS].split("<!--")
+    return _UNCLOSED.sub("&lt;", first + "".join(text.partition("-->")[2] for text in others))
 
 
 def _read_score(lines: list[str]) -> float:

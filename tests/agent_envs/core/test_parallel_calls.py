@@ -89,8 +89,8 @@ def test_each_format_answers_calls_in_order_and_the_rewards_see_each(name, repli
     assert info["tool_result"] == "found 1\n\nfound 2"
     assert info["tool_results"] == ["found 1", "found 2"]
     assert env.seen == [{"thing": "1"}, {"thing": "2"}]
-    assert info["reward_terms"] == {"found": 2.0, "format": 0.5}
-    assert reward == 2.5
+    assert info["reward_terms"] == {"found": 2.0, "format": 0.0}
+    assert reward == 2.0
     assert info["metrics"] == {"num_turns": 1, "num_tool_calls": 2, "num_invalid_actions": 0}
     assert [call["arguments"] for call in info["action"]["calls"]] == env.seen
     assert info["action"]["arguments"] == {"thing": "1"}
@@ -221,7 +221,7 @@ def test_a_call_after_one_that_ended_the_task_is_not_carried_out():
     env.reset(seed=0)
     _, reward, terminated, _, info = env.step(turn(env, *ONE_AND_TWO))
     assert terminated
-    assert reward == 1.5
+    assert reward == 1.0
     assert info["action"]["calls"][1]["error"] == "not_carried_out"
     assert (env.num_tool_calls, env.seen) == (1, [{"thing": "1"}])
 

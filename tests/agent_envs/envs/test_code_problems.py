@@ -32,7 +32,7 @@ def answer(env, program):
 
 
 def test_a_program_is_run_tested_repaired_and_answered(make_env):
-    env = make_env()
+    env = make_env(rewards={"passed": 1.0, "public_tests": 0.1, "repair": 0.1})
     assert call(env, "run_code", "print(6 * 7)")[0] == "42"
     observation, _, _, _, info = call(env, "run_tests", "def double(x):\n    return x * x * x\n")
     assert "FAILED" in observation

@@ -8,6 +8,7 @@ import pytest
 
 from agent_envs import ConfigurationError, DataError, MissingExtraError
 from tests.agent_envs.test_catalogue import check_declarations
+from tests.agent_envs.test_ways import check_ways
 
 ID = "AgentR1/TextWorld-v0"
 
@@ -31,7 +32,7 @@ def test_the_planned_commands_win_and_the_episode_ends(env):
         total += reward
     assert terminated
     assert info["metrics"]["success"] == info["reward_terms"]["won"] == 1.0
-    assert total == pytest.approx(1.0 + 0.1 + 0.02 * len(commands))
+    assert total == pytest.approx(1.1)
     assert "The End" in observation
     with pytest.raises(gym.error.ResetNeeded):
         act(env, "look")
@@ -131,8 +132,9 @@ def test_alfworld_games_are_found_and_played(alfworld_games):
     _, reward, terminated, _, info = env.step(action)
     assert terminated
     assert info["metrics"]["success"] == 1.0
-    assert reward == pytest.approx(1.12)
+    assert reward == pytest.approx(1.1)
     check_declarations(env)
+    check_ways(env, env.spec)
     settings = {"data": data, "split": "valid_seen", "kinds": "look_at_obj_in_light"}
     assert gym.make("AgentR1/ALFWorld-v0", **settings).unwrapped.num_tasks == 1
     with pytest.raises(DataError, match="holds no games"):

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import threading
+import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,7 +12,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs import ConfigurationError, DataError, MissingExtraError
+from agent_envs.envs.web.web_shop import _Page, _read_page
 from tests.agent_envs.test_catalogue import check_declarations
+from tests.agent_envs.test_ways import check_ways
 
 ID = "AgentR1/WebShop-v0"
 PRODUCTS = {"B001": "red mug", "B002": "blue mug"}
@@ -99,7 +102,7 @@ def test_what_fits_is_searched_chosen_and_bought(env):
     call = env.unwrapped.write_call("click", button="Buy Now")
     _, reward, terminated, _, info = env.step(call)
     assert terminated
-    assert reward == pytest.approx(1.02)
+    assert reward == pytest.approx(1.0)
     assert info["metrics"]["success"] == info["metrics"]["score"] == 1.0
 
 
@@ -121,10 +124,25 @@ def test_what_is_not_there_cannot_be_clicked(env):
     assert "goal 7" in do(env, "click", "Back to Search")[0]
 
 
+def test_no_way_of_playing_earns_more_than_the_shortest(env):
+    calls = [("search", "keywords", "red mug"), ("click", "button", "B001")]
+    calls += [("click", "button", "large"), ("click", "button", "Buy Now")]
+    actions = [env.unwrapped.write_call(tool, **{name: text}) for tool, name, text in calls]
+    check_ways(env, env.spec, actions)
+
+
+@pytest.mark.parametrize("piece", ["<!--", '<a href="', "<h4 class='", "<i", "<b>", "</a>", "&"])
+def test_a_page_of_broken_tags_is_read_in_linear_time(piece):
+    start = time.process_time()
+    shown = _read_page((piece * 100_000)[:100_000] + "-->><button>Buy</button>", _Page("results"))
+    assert time.process_time() - start < 5.0
+    assert shown.buttons == {"Buy"}
+
+
 def test_giving_up_scores_nothing(env):
     _, reward, terminated, _, info = env.step(env.unwrapped.write_answer("nothing fits"))
     assert terminated
-    assert reward == pytest.approx(0.02)
+    assert reward == 0.0
     assert info["metrics"]["score"] == 0.0
 
 

@@ -1,0 +1,129 @@
+"""Ways of playing a task: short, padded, shuffled, wrong first, early, late, never, flooding.
+
+`play_ways` plays one task in all of them, and `find_detour` says whether one of them pays that must
+not: with its default rewards, no way that solves a task earns more than the shortest one, and none
+that fails earns more than one that solves.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from agent_envs.core.actions import example_arguments
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.testing.episodes import TextEnv, mistake, reference_actions, step
+
+NUM_RANDOM_WAYS: Final = 8
+UNLIMITED_TURNS: Final = 12
+"""How long ways get where there is no turn limit."""
+FLOOD: Final = " ".join(map(str, range(1_000)))
+TOLERANCE: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One way of playing a task, and what came of it."""
+
+    way: str
+    solved: bool
+    earned: float
+
+
+def play_ways(env: TextEnv, seed: int, actions: Sequence[str] = ()) -> list[Play]:
+    """Play the task of `seed` in every way, the shortest first; none where no way is known.
+
+    `actions` are the shortest way that solves it, the reference actions if not given.
+    """
+    env.reset(seed=seed)
+    actions = actions or reference_actions(env)
+    if not actions or not isinstance(env.unwrapped, ToolEnv):
+        return []
+    ways = itertools.chain([("shortest", actions)], _ways(env, actions, seed))
+    return [Play(way, *_play(env, seed, list(turns))) for way, turns in ways]
+
+
+def find_detour(plays: Sequence[Play]) -> str | None:
+    """Return which of the plays earns what it must not; None if none does."""
+    shortest = plays[0]
+    least = min((play for play in plays if play.solved), key=lambda play: play.earned)
+    for play in plays:
+        limit, other = (
+            (shortest.earned + TOLERANCE, shortest) if play.solved else (least.earned, least)
+        )
+        if play.earned > limit:
+            verb = "solves the task and" if play.solved else "fails and"
+            return (
+                f"{play.way!r} {verb} earns {play.earned:g}, more than {other.way!r} with "
+                f"{other.earned:g}"
+            )
+    return None
+
+
+def _play(env: TextEnv, seed: int, actions: Iterable[str]) -> tuple[bool, float]:
+    """Return whether the task was solved, and the sum of the rewards."""
+    _, info = env.reset(seed=seed)
+    earned = 0.0
+    for action in actions:
+        _, reward, terminated, truncated, info = step(env, action)
+        earned += reward
+        if terminated or truncated:
+            break
+    return info.get("metrics", {}).get("success") == 1, earned
+
+
+def _ways(env: TextEnv, actions: Sequence[str], seed: int) -> Iterator[tuple[str, Sequence[str]]]:
+    base: ToolEnv = env.unwrapped  # type: ignore[assignment] # play_ways has looked
+    limit = base.max_turns or UNLIMITED_TURNS
+    *calls, last = actions
+    room = max(0, limit - len(actions))
+    wrong = base.write_answer("nothing of the kind")
+    pointless = {
+        "mistakes": mistake(env),
+        "the first call again": actions[0],
+        "no action": "hm",
+        **{
+            f"pointless calls of {tool.name}": base.write_call(tool.name, **example_arguments(tool))
+            for tool in base.tools.values()
+        },
+        **{
+            f"floods of {tool.name}": base.write_call(
+                tool.name, **dict.fromkeys(example_arguments(tool), FLOOD)
+            )
+            for tool in base.tools.values()
+        },
+    }
+    yield "the last action at once", [last]
+    yield "a wrong answer at once", [wrong]
+    yield "a wrong answer at the end", [*calls, wrong]
+    yield "the calls without an answer", [*calls, *calls][:limit]
+    yield "every call twice", [*itertools.chain(*zip(calls, calls, strict=True)), last]
+    yield "the calls backwards", [*reversed(calls), last]
+    yield "all calls in one turn", ["\n".join(calls), last]
+    yield "all calls in one turn, many times", ["\n".join(calls * 20)] * (limit - 1) + [last]
+    for number in range(len(calls)):
+        yield f"without call {number + 1}", [*calls[:number], *calls[number + 1 :], last]
+    for text, ending in (("?", "marks"), (" the", "little words")):
+        reworded = (_reworded(call, text * n) for call in calls for n in range(1, 4))
+        yield f"calls again with {ending}", [*calls, *itertools.islice(reworded, room), last]
+    for name, action in pointless.items():
+        yield f"{name}, then the shortest", [*[action] * room, *actions]
+        yield f"the calls, then {name}", [*calls, *[action] * room, last]
+        yield f"the calls, then {name} and no answer", [*calls, *[action] * limit]
+        yield f"{name} and nothing else", [action] * limit
+    broken = [call[: len(call) * 3 // 4] for call in calls]
+    repaired = list(itertools.chain(*zip(broken, calls, strict=True)))
+    yield "every call wrong first", [*repaired[: max(0, limit - 1)], last]
+    rng = np.random.default_rng(seed)
+    pool = [*calls, *pointless.values(), *broken]
+    for number in range(NUM_RANDOM_WAYS):
+        drawn = [pool[i] for i in rng.integers(len(pool), size=int(rng.integers(limit)))]
+        yield f"random way {number + 1}", [*drawn, last if number % 2 else wrong]
+
+
+def _reworded(call: str, text: str) -> str:
+    """Return a call whose last text argument goes on with `text`."""
+    head, mark, tail = call.rpartition('"')
+    return f"{head}{text}{mark}{tail}"
