@@ -29,7 +29,8 @@ the scratch directory take memory beside `Limits.memory_mb`; processor time of a
 waits for is counted only while it lives, so there the wall clock is what holds.
 """
 
+from agent_envs.sandbox.folder import Folder
 from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
 from agent_envs.sandbox.sandbox import Sandbox, Session, open_sandbox
 
-__all__ = ["Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]
+__all__ = ["Folder", "Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]

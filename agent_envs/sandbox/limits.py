@@ -1,9 +1,10 @@
 """What a program may use, and what came of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agent_envs.errors import ConfigurationError
+from agent_envs.sandbox.folder import Folder
 
 Level: TypeAlias = Literal["strong", "container", "limits"]
 
@@ -56,8 +57,21 @@ class Result:
     """Standard output, cut at the limit; bytes that are not UTF-8 become U+FFFD."""
     stderr: str
     """Standard error, likewise."""
-    files: dict[str, bytes] = field(default_factory=dict)
-    """What the scratch directory held at the end, if it was asked for: path -> content."""
+    folder: Folder | None = None
+    """What the scratch directory held at the end, if it was asked for; None also where it was lost
+    with the program (then the status is no ``ok``), so go on with the folder before."""
+    left_out: tuple[str, ...] = ()
+    """What `folder` does not hold, and why; a few lines of ``path: reason``."""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The plain files of `folder`: path -> content.
+
+        Bytes of a path that are not UTF-8 become lone surrogates (PEP 383), so no two paths
+        become one.
+        """
+        contents = self.folder.files() if self.folder is not None else {}
+        return {path.decode(errors="surrogateescape"): data for path, data in contents.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

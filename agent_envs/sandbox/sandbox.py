@@ -1,19 +1,19 @@
 """`Sandbox`: runs programs, keeps sessions, and checks programs against tests."""
 
-import base64
 import contextlib
 import json
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox.container import ContainerLauncher
 from agent_envs.sandbox.execution import Execution, Launcher
+from agent_envs.sandbox.folder import Folder
 from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
 from agent_envs.sandbox.plain import PlainLauncher
 from agent_envs.sandbox.strong import StrongLauncher
@@ -24,6 +24,9 @@ LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
     "container": ContainerLauncher,
     "limits": PlainLauncher,
 }
+
+Files: TypeAlias = Mapping[str, str | bytes] | Folder
+"""What a scratch directory holds at first: relative path -> content, or what another left."""
 
 _CLOSED_TEXT: Final = "The session has ended, and its variables are gone."
 
@@ -91,7 +94,7 @@ class Sandbox(_Closing):
         source: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
         limits: Limits | None = None,
         collect_files: bool = False,
     ) -> Result:
@@ -100,9 +103,10 @@ class Sandbox(_Closing):
         Args:
             source: The program.
             stdin: What it reads.
-            files: Put into its scratch directory first: relative path -> content.
+            files: What its scratch directory holds first: relative path -> content, or the
+                `Folder` of an earlier result.
             limits: What it may use.
-            collect_files: Whether `Result.files` holds the scratch directory as it was left.
+            collect_files: Whether `Result.folder` holds the scratch directory as it was left.
 
         Raises:
             ConfigurationError: If a path leads out of the scratch directory.
@@ -116,7 +120,7 @@ class Sandbox(_Closing):
         script: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
         limits: Limits | None = None,
         collect_files: bool = False,
     ) -> Result:
@@ -124,9 +128,7 @@ class Sandbox(_Closing):
         request = _make_request("shell", script, files, collect_files=collect_files)
         return self._run(request, stdin, limits or Limits())
 
-    def session(
-        self, limits: Limits | None = None, *, files: Mapping[str, str | bytes] | None = None
-    ) -> "Session":
+    def session(self, limits: Limits | None = None, *, files: Files | None = None) -> "Session":
         """Start a Python whose state lasts from call to call.
 
         Args:
@@ -142,7 +144,7 @@ class Sandbox(_Closing):
         *,
         names: Sequence[str] | None = None,
         helpers: str = "",
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
         limits: Limits | None = None,
     ) -> Verdict:
         """Judge an untrusted program by trusted tests, such that it cannot fake the verdict.
@@ -228,7 +230,7 @@ class Session(_Closing):
         self,
         launcher: Launcher,
         limits: Limits,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
     ) -> None:
         """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
@@ -298,21 +300,12 @@ class Session(_Closing):
 def _make_request(
     mode: str,
     source: str,
-    files: Mapping[str, str | bytes] | None,
+    files: Files | None,
     *,
     collect_files: bool = False,
 ) -> dict[str, Any]:
-    contents = {}
-    for path, content in (files or {}).items():
-        parts = PurePosixPath(path).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
-            raise ConfigurationError(
-                f"files: {path!r} leads out of the scratch directory. Use a relative path, such "
-                "as 'data/input.txt'."
-            )
-        data = content.encode(errors="replace") if isinstance(content, str) else content
-        contents[path] = base64.b64encode(data).decode()
-    return {"mode": mode, "source": source, "files": contents, "collect_files": collect_files}
+    folder = Folder.of(files) if isinstance(files, Mapping) and files else files or None
+    return {"mode": mode, "source": source, "folder": folder, "collect_files": collect_files}
 
 
 def _read_verdict(ours: socket.socket) -> Verdict | None:

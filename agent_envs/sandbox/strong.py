@@ -164,7 +164,7 @@ class StrongLauncher:
         with tempfile.NamedTemporaryFile("w", prefix="agent-envs-canary-") as canary:
             canary.write("canary")
             canary.flush()
-            request = {"mode": "python", "source": PROBE, "files": {}, "collect_files": False}
+            request = {"mode": "python", "source": PROBE, "folder": None, "collect_files": False}
             stdin = f"{canary.name}\n".encode()
             try:
                 with Execution(self, request, Limits(wall_seconds=20.0), stdin=stdin) as probe:

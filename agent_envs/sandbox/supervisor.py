@@ -5,11 +5,10 @@ Runs inside, as the parent of the program: standard library only. At the levels 
 see nor signal; at the level ``limits`` it adopts orphans (a "subreaper") and hunts descendants.
 
 It talks to the host over a socket that the program does not have. In: the request (four bytes of
-length, JSON), then one byte at a time: ``c`` a call of a session begins, ``d`` it is done.
-End of file: stop. Out: a report, one line of JSON, sent when no process is left.
+length, JSON), the folder to begin with, then one byte at a time: ``c`` a call of a session begins,
+``d`` it is done. End of file: stop. Out: frames (`send_frame`).
 """
 
-import base64
 import contextlib
 import ctypes
 import json
@@ -19,13 +18,12 @@ import select
 import shutil
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from agent_envs.sandbox import program
+from agent_envs.sandbox import program, tree
 
 _POLL_SECONDS: Final = 0.02
 _PAGE: Final = resource.getpagesize()
@@ -87,53 +85,77 @@ class Descendants:
                     os.kill(pid, one)
 
 
-Tree = Namespace | Descendants
+Processes = Namespace | Descendants
 
 
 def receive_request(control: socket.socket) -> dict[str, Any]:
-    """Read the request from the host."""
-    reader = control.makefile("rb", buffering=0)
-    length = int.from_bytes(_read(reader, 4), "big")
-    request: dict[str, Any] = json.loads(_read(reader, length))
+    """Read the request from the host; its ``folder`` comes after it."""
+    length = int.from_bytes(_read(control, 4), "big")
+    request: dict[str, Any] = json.loads(_read(control, length))
+    request["folder"] = _read(control, request["folder_bytes"])
     return request
+
+
+def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
+    """Tell the host something.
+
+    Args:
+        control: The way to it.
+        kind: ``s``: the program is about to start, and what goes wrong from here on is its doing.
+            ``f``: a part of the folder it left. ``r``: the report, in JSON; the last frame.
+        data: What the frame holds.
+    """
+    with contextlib.suppress(OSError):  # the host is gone, and no one is left to be told
+        control.sendall(kind + len(data).to_bytes(4, "big") + data)
 
 
 def supervise(
     request: dict[str, Any],
     descriptors: list[int],
     control: socket.socket,
-    tree: Tree,
+    processes: Processes,
     confine: Callable[[], None],
 ) -> None:
     """Run the program that `request` describes in the current directory; report on `control`.
 
     Args:
-        request: ``mode``, ``source``, ``files``, ``collect_files`` and ``limits``.
+        request: ``mode``, ``source``, ``folder``, ``collect_files`` and ``limits``.
         descriptors: Its standard input, output and error, and what else it inherits.
         control: The way to the host.
-        tree: The processes that end with it.
+        processes: Those that end with it.
         confine: Called in the program's process, last of all: gives up rights for good.
     """
-    _write_files(request["files"])
+    folder, started = request.pop("folder"), time.time()
+    if folder:
+        tree.unpack(folder)
+    date = tree.date_of(folder) + 1
+    del folder  # or the program would be forked with it
+    send_frame(control, b"s")
     main = os.fork()
     if main == 0:
-        _become_program(request, descriptors, tree, confine)
+        _become_program(request, descriptors, processes, confine)
     for descriptor in descriptors:
         os.close(descriptor)
     is_session = request["mode"] == "session"
-    ending = _watch(main, control, tree, request["limits"], is_session=is_session)
-    report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, tree)}
+    ending = _watch(main, control, processes, request["limits"], is_session=is_session)
+    report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
     if request["collect_files"]:
-        report["files"] = dict(_collect_files(request["limits"]["scratch_mb"] * _MB))
-    with contextlib.suppress(OSError):  # the host is gone, and all that was to be done is done
-        control.sendall(json.dumps(report).encode() + b"\n")
+        max_bytes = request["limits"]["scratch_mb"] * _MB
+        packer = tree.Packer(date=date, started=started, max_bytes=max_bytes)
+        for part in packer.pack():
+            send_frame(control, b"f", part)
+        report["left_out"] = packer.left_out
+    send_frame(control, b"r", json.dumps(report).encode())
     control.close()
 
 
 def _become_program(
-    request: dict[str, Any], descriptors: list[int], tree: Tree, confine: Callable[[], None]
+    request: dict[str, Any],
+    descriptors: list[int],
+    processes: Processes,
+    confine: Callable[[], None],
 ) -> None:
     """Be the program; never return."""
     code = 70
@@ -143,7 +165,7 @@ def _become_program(
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
             file.write("1000")  # should the machine run out of memory, this goes first
         _place_descriptors(descriptors)
-        _limit_resources(request["limits"], tree, is_session=request["mode"] == "session")
+        _limit_resources(request["limits"], processes, is_session=request["mode"] == "session")
         confine()
         code = program.run(request["mode"], request["source"])
     finally:
@@ -158,9 +180,9 @@ def _place_descriptors(descriptors: list[int]) -> None:
     os.closerange(len(above), 65_536)
 
 
-def _limit_resources(limits: dict[str, Any], tree: Tree, *, is_session: bool) -> None:
+def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session: bool) -> None:
     memory, size = limits["memory_mb"] * _MB, limits["file_mb"] * _MB
-    processes = limits["processes"] + tree.own_processes
+    processes = limits["processes"] + processes.own_processes
     wanted = [
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, size),
@@ -182,7 +204,12 @@ def _limit_resources(limits: dict[str, Any], tree: Tree, *, is_session: bool) ->
 
 
 def _watch(
-    main: int, control: socket.socket, tree: Tree, limits: dict[str, Any], *, is_session: bool
+    main: int,
+    control: socket.socket,
+    processes: Processes,
+    limits: dict[str, Any],
+    *,
+    is_session: bool,
 ) -> str:
     """Wait until the main process ends, the host says stop, or a limit is reached."""
     is_idle, started, cpu_before = is_session, time.monotonic(), 0.0
@@ -201,13 +228,13 @@ def _watch(
                 if not order:
                     return "stopped"
                 is_idle = order == b"d"
-                tree.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
-                started, cpu_before = time.monotonic(), _cpu_seconds(tree)
+                processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
+                started, cpu_before = time.monotonic(), _cpu_seconds(processes)
             elif not is_idle and time.monotonic() - started > limits["wall_seconds"]:
                 return "timeout"
-            elif _cpu_seconds(tree) - cpu_before > limits["cpu_seconds"]:
+            elif _cpu_seconds(processes) - cpu_before > limits["cpu_seconds"]:
                 return "cpu_limit"
-            elif _memory(tree, limits["memory_mb"] * _MB) > limits["memory_mb"] * _MB:
+            elif _memory(processes, limits["memory_mb"] * _MB) > limits["memory_mb"] * _MB:
                 return "memory_limit"
     finally:
         os.close(pidfd)
@@ -220,11 +247,11 @@ def _reap_orphans(main: int) -> None:
         os.waitpid(child.si_pid, 0)
 
 
-def _end(main: int, tree: Tree) -> int | None:
+def _end(main: int, processes: Processes) -> int | None:
     """Kill and reap every process; return the exit code of the main one."""
     exit_code = None
     while True:
-        tree.signal(signal.SIGKILL)
+        processes.signal(signal.SIGKILL)
         try:
             pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
@@ -233,19 +260,19 @@ def _end(main: int, tree: Tree) -> int | None:
             exit_code = os.waitstatus_to_exitcode(status)
 
 
-def _cpu_seconds(tree: Tree) -> float:
+def _cpu_seconds(processes: Processes) -> float:
     """Return the processor time of the tree, and of the processes it has waited for."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = 0
-    for pid in tree.pids():
+    for pid in processes.pids():
         if fields := _stat(pid):
             ticks += sum(int(field) for field in fields[11:15])
     return reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
 
 
-def _memory(tree: Tree, limit: int) -> int:
+def _memory(processes: Processes, limit: int) -> int:
     """Return the bytes that the tree holds; exact only above `limit`, where it matters."""
-    pids = list(tree.pids())
+    pids = list(processes.pids())
     resident = 0
     for pid in pids:
         if text := _read_proc(pid, "statm"):
@@ -275,42 +302,14 @@ def _read_proc(pid: int, name: str) -> bytes:
         return b""  # it ended meanwhile
 
 
-def _write_files(files: dict[str, str]) -> None:
-    for path, content in files.items():
-        folder = os.path.dirname(path)  # noqa: PTH120
-        if folder:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        with open(path, "wb") as file:  # noqa: PTH123
-            file.write(base64.b64decode(content))
-
-
-def _collect_files(max_bytes: int) -> Iterator[tuple[str, str]]:
-    """Yield the plain files below the current directory; links are not followed."""
-    for folder, _, names in os.walk("."):
-        for name in sorted(names):
-            path = os.path.join(folder, name)  # noqa: PTH118
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            except OSError:
-                continue
-            with open(descriptor, "rb") as file:  # noqa: PTH123
-                about = os.fstat(descriptor)
-                if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
-                    continue
-                content = file.read(about.st_size)
-            max_bytes -= len(content)
-            path = os.fsencode(path[2:]).decode(errors="replace")
-            yield path, base64.b64encode(content).decode()
-
-
-def _read(file: Any, length: int) -> bytes:
-    data = b""
+def _read(control: socket.socket, length: int) -> bytes:
+    data = bytearray()
     while len(data) < length:
-        part = file.read(length - len(data))
+        part = control.recv(min(length - len(data), _MB))
         if not part:
             raise EOFError("the host is gone")
         data += part
-    return data
+    return bytes(data)
 
 
 def main(config: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ socket; a fork enters a user, mount and process namespace of its own, with an em
 directory, and supervises the program there. Standard library only.
 """
 
-import contextlib
 import ctypes
 import gc
 import json
@@ -120,8 +119,9 @@ class Zygote:
             supervisor.supervise(
                 request, descriptors, control, supervisor.Namespace(), self._confine
             )
-        except BaseException as error:  # noqa: BLE001 - reported to the host, which raises it
-            _report(control, error)
+        except BaseException as error:  # noqa: BLE001 - reported to the host
+            failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
+            supervisor.send_frame(control, b"r", failure.encode())
         finally:
             os._exit(0)
 
@@ -204,12 +204,6 @@ def _map_ids(uid: int, gid: int) -> None:
     ):
         with open(f"/proc/self/{name}", "wb", buffering=0) as file:  # noqa: PTH123
             file.write(text.encode())
-
-
-def _report(control: socket.socket, error: BaseException) -> None:
-    with contextlib.suppress(OSError):
-        report = json.dumps({"failure": f"{type(error).__name__}: {error}"})
-        control.sendall(report.encode() + b"\n")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
