@@ -65,11 +65,11 @@ def _provide(request: dict[str, Any], client: Client, namespace: dict[str, Any])
             setattr(math, name, _keeping_nonfinite(function))
     free = free_names(ast.parse(request["tests"], "tests.py"))
     names = free if request["names"] is None else request["names"]
-    if request["helpers"] and (others := set(free).difference(names)):
+    helpers = compile(request["helpers"], "helpers.py", "exec")
+    if others := set(free).difference(names).intersection(helpers.co_names):
         defined: dict[str, Any] = {"__name__": "helpers"}
-        exec(compile(request["helpers"], "helpers.py", "exec"), defined)  # noqa: S102 - trusted
-        for name in others.intersection(defined):
-            namespace[name] = defined[name]
+        exec(helpers, defined)  # noqa: S102 - trusted
+        namespace.update((name, defined[name]) for name in others if name in defined)
         for value in defined.values():
             if isinstance(value, type) and value.__module__ == "helpers":
                 _record_making(value, client)
