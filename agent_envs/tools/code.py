@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from agent_envs.core.tool import Tool
-from agent_envs.errors import SandboxError
+from agent_envs.errors import SandboxError, SnapshotError
 from agent_envs.sandbox import (
     Folder,
     Level,
@@ -106,6 +106,12 @@ class PythonSession:
         """Isolate at `level`; the session begins with the first call."""
         self._level = level
         self._session: Session | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Save that there is no session yet; one that runs is a process, and cannot be saved."""
+        if self._session is not None:
+            raise SnapshotError("a Python session that has run something cannot be copied")
+        return vars(self).copy()
 
     @property
     def tool(self) -> Tool:
