@@ -251,8 +251,8 @@ def entry_points(solution: str, tests: str) -> list[str]:
         return next((name for name in reversed(by_rank) if name in mentioned), None)
 
     assertions = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
-    found = [name for name in map(wanted, assertions) if name] or [wanted(tree)]
-    return list(dict.fromkeys(filter(None, found)))
+    found = list(dict.fromkeys(filter(None, map(wanted, assertions))))
+    return found or list(filter(None, [wanted(tree)]))
 
 
 def _indented(body: str) -> str:
