@@ -210,7 +210,7 @@ class Execution:
         if self.is_over_output:
             return "output_limit"
         ended_by: Status | str = report["ended_by"]
-        if ended_by in ("timeout", "cpu_limit", "memory_limit"):
+        if ended_by in ("timeout", "cpu_limit", "memory_limit", "process_limit"):
             return ended_by
         if report["exit_code"] == 0:
             return "ok"

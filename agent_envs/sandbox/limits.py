@@ -9,9 +9,18 @@ from agent_envs.sandbox.folder import Folder
 Level: TypeAlias = Literal["strong", "container", "limits"]
 
 Status: TypeAlias = Literal[
-    "ok", "error", "timeout", "cpu_limit", "memory_limit", "output_limit", "closed"
+    "ok",
+    "error",
+    "timeout",
+    "cpu_limit",
+    "memory_limit",
+    "process_limit",
+    "output_limit",
+    "closed",
 ]
-"""``error``: the program failed by itself. ``closed``: the session had ended before the call."""
+"""``error``: the program failed by itself, or took what watched it along. ``process_limit``: more
+processes than it may have, where the kernel could not refuse them. ``closed``: the session had
+ended before the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

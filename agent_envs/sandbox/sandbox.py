@@ -324,7 +324,7 @@ def _judge(program: Result, verdict: Verdict | None) -> Verdict:
         return verdict
     if program.status == "timeout":
         return Verdict(passed=False, reason="timeout", message="the program took too long")
-    if program.status in ("cpu_limit", "memory_limit", "output_limit"):
+    if program.status in ("cpu_limit", "memory_limit", "process_limit", "output_limit"):
         return Verdict(passed=False, reason="limit", message=f"the program hit {program.status}")
     if verdict is None:
         return Verdict(passed=False, reason="timeout", message="the tests did not finish")

@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from agent_envs.sandbox import program, tree
+from agent_envs.sandbox import program, tree, usage
 
 _POLL_SECONDS: Final = 0.02
-_PAGE: Final = resource.getpagesize()
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_COUNT_SECONDS: Final = 0.1
+"""How often memory is counted exactly; what is resident is looked at each time."""
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
+_PENDING_SIGNALS: Final = 128
 _SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -69,7 +70,7 @@ class Descendants:
         """Yield the processes, parents first."""
         children: dict[int, list[int]] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208
-            if name.isdigit() and (fields := _stat(int(name))):
+            if name.isdigit() and (fields := usage.stat_fields(int(name))):
                 children.setdefault(int(fields[1]), []).append(int(name))
         pending = children.get(os.getpid(), [])
         while pending:
@@ -191,6 +192,7 @@ def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),  # the user has one quota for all
     ]
     if not is_session:  # whose processor time is per call, so only the watch can tell
         wanted.append((resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1))))
@@ -212,32 +214,65 @@ def _watch(
     is_session: bool,
 ) -> str:
     """Wait until the main process ends, the host says stop, or a limit is reached."""
-    is_idle, started, cpu_before = is_session, time.monotonic(), 0.0
+    watch = _Watch(processes, limits)
+    is_idle = is_session
     poll = select.poll()
     pidfd = os.pidfd_open(main)
     poll.register(pidfd, select.POLLIN)
     poll.register(control, select.POLLIN)
     try:
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
+            # Between the calls of a session nothing runs, and nothing has to be watched.
+            ready = [number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)]
             if pidfd in ready:
                 return "exit"
             _reap_orphans(main)
-            if ready:
+            if control.fileno() in ready:
                 order = control.recv(1)
                 if not order:
                     return "stopped"
                 is_idle = order == b"d"
                 processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
-                started, cpu_before = time.monotonic(), _cpu_seconds(processes)
-            elif not is_idle and time.monotonic() - started > limits["wall_seconds"]:
-                return "timeout"
-            elif _cpu_seconds(processes) - cpu_before > limits["cpu_seconds"]:
-                return "cpu_limit"
-            elif _memory(processes, limits["memory_mb"] * _MB) > limits["memory_mb"] * _MB:
+                watch.begin()
+            if not is_idle and (ending := watch.exceeded()):
+                return ending
+            if is_idle and watch.holds_too_much():
                 return "memory_limit"
     finally:
         os.close(pidfd)
+
+
+class _Watch:
+    """Compares what the program takes with what it may."""
+
+    def __init__(self, processes: Processes, limits: dict[str, Any]) -> None:
+        self._processes, self._limits = processes, limits
+        self._max_bytes: int = limits["memory_mb"] * _MB
+        self._started, self._cpu_before, self._next_count = time.monotonic(), 0.0, 0.0
+
+    def begin(self) -> None:
+        """Start the clock of a call."""
+        self._started = time.monotonic()
+        self._cpu_before = usage.take_sample(self._processes.pids()).cpu_seconds
+
+    def exceeded(self) -> str:
+        """Return which limit is exceeded; empty if none is."""
+        now = time.monotonic()
+        if now - self._started > self._limits["wall_seconds"]:
+            return "timeout"
+        sample = usage.take_sample(self._processes.pids())
+        if sample.cpu_seconds - self._cpu_before > self._limits["cpu_seconds"]:
+            return "cpu_limit"
+        if sample.num_threads > self._limits["processes"]:
+            return "process_limit"  # root is exempt from the kernel's own limit
+        if sample.resident_bytes > self._max_bytes or now > self._next_count:
+            self._next_count = now + _COUNT_SECONDS
+            return "memory_limit" if self.holds_too_much() else ""
+        return ""
+
+    def holds_too_much(self) -> bool:
+        """Return whether it holds more memory than it may."""
+        return usage.count_memory(self._processes.pids()) > self._max_bytes
 
 
 def _reap_orphans(main: int) -> None:
@@ -258,48 +293,6 @@ def _end(main: int, processes: Processes) -> int | None:
             return exit_code
         if pid == main:
             exit_code = os.waitstatus_to_exitcode(status)
-
-
-def _cpu_seconds(processes: Processes) -> float:
-    """Return the processor time of the tree, and of the processes it has waited for."""
-    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks = 0
-    for pid in processes.pids():
-        if fields := _stat(pid):
-            ticks += sum(int(field) for field in fields[11:15])
-    return reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
-
-
-def _memory(processes: Processes, limit: int) -> int:
-    """Return the bytes that the tree holds; exact only above `limit`, where it matters."""
-    pids = list(processes.pids())
-    resident = 0
-    for pid in pids:
-        if text := _read_proc(pid, "statm"):
-            resident += int(text.split()[1]) * _PAGE
-    if resident <= limit:
-        return resident
-    # What forked processes share has been counted for each of them; this counts it once.
-    shares = [text for pid in pids if (text := _read_proc(pid, "smaps_rollup"))]
-    return sum(
-        int(line.split()[1]) * 1024
-        for text in shares
-        for line in text.splitlines()
-        if line.startswith(b"Pss:")
-    )
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
-    return _read_proc(pid, "stat").rpartition(b")")[2].split()
-
-
-def _read_proc(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read()
-    except OSError:
-        return b""  # it ended meanwhile
 
 
 def _read(control: socket.socket, length: int) -> bytes:

@@ -145,6 +145,7 @@ def unpack(data: bytes) -> None:
         ValueError: If `data` is no folder.
     """
     root = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    mask = os.umask(0)
     try:
         entered: list[Record] = []
         for record in read(data):
@@ -158,12 +159,13 @@ def unpack(data: bytes) -> None:
                 continue
             else:
                 _make(record, root)
-            if record.kind in b"dfp":
+            if record.kind == b"d" or (record.kind in b"fp" and record.mode & ~0o777):
                 os.chmod(record.name, record.mode)
             if record.kind != b"h":
                 times = (record.date, record.date)
                 os.utime(record.name, times, follow_symlinks=False)
     finally:
+        os.umask(mask)
         os.fchdir(root)
         os.close(root)
 
@@ -171,17 +173,21 @@ def unpack(data: bytes) -> None:
 def _make(record: Record, root: int) -> None:
     if record.kind == b"f":
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(record.name, flags, 0o600), "wb", buffering=0) as file:
+        descriptor = os.open(record.name, flags, record.mode)
+        try:
+            end = 0
             for offset, content in record.parts:
-                file.seek(offset)
-                file.write(content)
-            file.truncate(record.size)
+                end = offset + os.pwrite(descriptor, content, offset)
+            if end != record.size:
+                os.ftruncate(descriptor, record.size)
+        finally:
+            os.close(descriptor)
     elif record.kind == b"l":
         os.symlink(record.target, record.name)
     elif record.kind == b"h":
         os.link(record.target, record.name, src_dir_fd=root, follow_symlinks=False)
     else:
-        os.mkfifo(record.name, 0o600)
+        os.mkfifo(record.name, record.mode)
 
 
 class Packer:

@@ -43,13 +43,7 @@ def main(config: dict[str, Any]) -> None:
         config: ``socket``, ``binds``, ``links``, ``masks``, ``files``, ``seccomp``,
             ``modules``, ``packages``.
     """
-    is_root = os.geteuid() == 0
-    uid, gid = os.geteuid(), os.getegid()
-    _check(
-        _libc.unshare(_NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if is_root else _NEWUSER))
-    )
-    if not is_root:
-        _map_ids(uid, gid)
+    is_root = _leave_namespaces()
     first = os.fork()
     if first:
         # Until the namespace's first process is gone, and with it all others.
@@ -68,6 +62,35 @@ def main(config: dict[str, Any]) -> None:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(1)
+
+
+def _leave_namespaces() -> bool:
+    """Leave the host's namespaces; return whether as root, who can become another user.
+
+    Root without CAP_SYS_ADMIN, or in a user namespace that knows a single user, does what any
+    other user does: makes a user namespace first.
+    """
+    flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
+    uid, gid = os.geteuid(), os.getegid()
+    may_change = uid == 0 and _knows("uid") and _knows("gid") and _may_set_groups()
+    if may_change and _libc.unshare(flags) == 0:
+        return True
+    _check(_libc.unshare(flags | _NEWUSER), "unshare: user namespaces")
+    _map_ids(uid, gid)
+    return False
+
+
+def _knows(kind: str) -> bool:
+    """Return whether this user namespace has the id that programs are to have."""
+    for line in Path(f"/proc/self/{kind}_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= UID < first + count:
+            return True
+    return False
+
+
+def _may_set_groups() -> bool:
+    return Path("/proc/self/setgroups").read_text().strip() == "allow"
 
 
 class Zygote:
@@ -107,12 +130,12 @@ class Zygote:
             self._host.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             uid, gid = os.geteuid(), os.getegid()
-            _check(_libc.unshare(_NEWUSER | _NEWNS | _NEWPID))
+            _check(_libc.unshare(_NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS))
             _map_ids(uid, gid)
             if os.fork():
                 os._exit(0)
             request = supervisor.receive_request(control)
-            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=2,subset=pid")
+            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=ptraceable,subset=pid")
             size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
             _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
             os.chdir("/scratch")
@@ -126,7 +149,8 @@ class Zygote:
             os._exit(0)
 
     def _confine(self) -> None:
-        """Give up every right for good."""
+        """Give up every right for good, and with it the way to lower ``oom_score_adj``."""
+        _set_attributes("/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC, 0)
         header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
         _check(_libc.syscall(_CAPSET[os.uname().machine], header, bytes(24)))
         _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))

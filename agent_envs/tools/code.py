@@ -31,6 +31,7 @@ _STATUS_TEXTS: Final = {
     "timeout": "[stopped: it took longer than {limits.wall_seconds:g} seconds]",
     "cpu_limit": "[stopped: it took longer than {limits.cpu_seconds:g} seconds]",
     "memory_limit": "[stopped: it needed more than {limits.memory_mb} MB of memory]",
+    "process_limit": "[stopped: it had more than {limits.processes} processes]",
     "output_limit": "[stopped: it wrote more than {limits.output_chars} characters]",
 }
 _BROKEN: Final = Result(status="error", exit_code=None, stdout="", stderr=BROKEN_TEXT)
