@@ -218,8 +218,9 @@ class Sandbox(_Closing):
 
     def _run_tests(self, request: dict[str, Any], limits: Limits, ends: list[int]) -> None:
         # They wait for the program most of the time, and must outlive it to say so.
-        seconds = limits.wall_seconds + 2.0
-        own = replace(Limits(), wall_seconds=seconds, cpu_seconds=seconds)
+        own = Limits(
+            wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
+        )
         self._run(request, "", own, channels=ends)
 
 

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -248,3 +251,24 @@ def test_only_the_names_asked_for_come_from_the_program(sandbox):
     tests = "helper = globals().get('helper', None)\nassert helper is None and double(1) == 2"
     verdict = sandbox.check_python(GOOD + "helper = 1\n", tests, names=["double"])
     assert verdict.passed
+
+
+def test_waiting_for_a_processor_costs_a_program_no_time(sandbox):
+    work = (
+        "def f(n):\n    total = 0\n    for i in range(n):\n        total += i\n    return total\n"
+    )
+    limits = Limits(wall_seconds=1.5, cpu_seconds=10)
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(4 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        # about 0.6 seconds of work, for which a busy machine takes more than the limit
+        verdict = sandbox.check_python(work, "assert f(10_000_000) > 0", limits=limits)
+        assert verdict.passed, verdict
+        idle = "import time\ndef f(n): time.sleep(30)"
+        assert sandbox.check_python(idle, "f(1)", limits=limits).reason == "timeout"
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
