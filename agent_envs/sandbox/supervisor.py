@@ -15,7 +15,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -327,7 +326,8 @@ def main(config: dict[str, Any]) -> None:
         receive_request(control), config["descriptors"], control, Descendants(), _confine_nothing
     )
     os.chdir("/")
-    shutil.rmtree(config["scratch"], ignore_errors=True)  # the host may be gone
+    with contextlib.suppress(OSError):
+        tree.remove(config["scratch"])  # the host may be gone
 
 
 def _confine_nothing() -> None:

@@ -12,7 +12,7 @@ not all holes, ``l`` the target, ``h`` the path of the file it is another name o
 """
 
 # Names are bytes, in a current directory whose own path may be too long to be named.
-# ruff: noqa: PTH101, PTH102, PTH115, PTH123, PTH208, PTH211
+# ruff: noqa: PTH101, PTH102, PTH106, PTH108, PTH115, PTH123, PTH208, PTH211
 
 import errno
 import io
@@ -334,3 +334,50 @@ def _next_data(file: io.FileIO, place: int) -> int:
         return file.seek(place, os.SEEK_DATA)
     except OSError:  # ENXIO: there is nothing but a hole
         return 1 << 62
+
+
+def remove(folder: str) -> None:
+    """Remove a directory of any depth with all that is in it; follow no link, whatever it became.
+
+    Directories below are moved up to the first level before they are emptied, so neither a path
+    nor a stack grows with the depth.
+    """
+    try:
+        top = _open_folder(folder, None)
+    except NotADirectoryError:  # a program put a link or a file there
+        os.unlink(folder)
+        return
+    try:
+        pending, number = [b"."], 0
+        while pending:
+            name = pending.pop()
+            here = _open_folder(name, top)
+            try:
+                for entry in os.listdir(here):
+                    about = os.stat(entry, dir_fd=here, follow_symlinks=False)
+                    if not stat.S_ISDIR(about.st_mode):
+                        os.unlink(entry, dir_fd=here)
+                        continue
+                    os.close(_open_folder(entry, here))  # it must be ours to be moved
+                    number += 1
+                    moved = b"agent-envs-removed-%d" % number
+                    os.rename(entry, moved, src_dir_fd=here, dst_dir_fd=top)
+                    pending.append(moved)
+            finally:
+                os.close(here)
+            if name != b".":
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(folder)
+
+
+def _open_folder(name: str | bytes, parent: int | None) -> int:
+    """Open a directory, and take the rights to it that the program may have taken away."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW
+    place = os.open(name, os.O_PATH | flags, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", stat.S_IRWXU)
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(place)

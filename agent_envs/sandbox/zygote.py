@@ -135,7 +135,9 @@ class Zygote:
             if os.fork():
                 os._exit(0)
             request = supervisor.receive_request(control)
-            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=ptraceable,subset=pid")
+            _mount(
+                "proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=ptraceable,subset=pid"
+            )
             size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
             _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
             os.chdir("/scratch")

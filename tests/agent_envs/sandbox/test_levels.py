@@ -170,6 +170,7 @@ def test_a_container_is_started_with_every_restriction(fake_docker):
         "--memory=320m",
         "--memory-swap=320m",
         "--pids-limit=14",
+        "--log-driver=none",
         "--tmpfs=/scratch:rw,exec,nosuid,nodev,size=32m,mode=1777",
     ):
         assert argument in given
