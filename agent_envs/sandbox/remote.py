@@ -13,9 +13,6 @@ from typing import Any, Final
 
 from agent_envs.sandbox.values import Channel, decode, encode, keep_nonfinite
 
-# No arithmetic and no comparisons: `abs(f(x) - 0.5) < 1e-6` would be for the program to decide.
-# Nor `in`: Python then iterates, and compares on the tests' side.
-_OPERATORS: Final = ("delitem", "int", "float")
 # What only looks: asked once, so that an object cannot say one thing to one assertion and
 # something else to the next. Whatever is done to an object of the program begins anew.
 _LOOKS: Final = frozenset("bool eq float getattr getitem int isinstance items len repr str".split())
@@ -171,7 +168,8 @@ class Remote:
     """Stands, on the tests' side, for an object of the program that is not plain data.
 
     It equals no plain value, and takes part in no arithmetic, whatever the program defines:
-    what an assertion rests on must have come over as plain data.
+    what an assertion rests on must have come over as plain data. `abs(f(x) - 0.5) < 1e-6` would be
+    for the program to decide. `in` is not defined either: Python then iterates, and compares here.
     """
 
     def __init__(self, client: Client, handle: int) -> None:
@@ -241,6 +239,18 @@ class Remote:
         """Advance it."""
         return _do(self, "next")
 
+    def __delitem__(self, key: Any) -> None:
+        """Delete an item."""
+        _do(self, "delitem", key)
+
+    def __int__(self) -> int:
+        """Tell its number."""
+        return int(_do(self, "int"))
+
+    def __float__(self) -> float:
+        """Tell its number; what is not one is refused."""
+        return float(_do(self, "float"))
+
     def __str__(self) -> str:
         """Tell what it prints as."""
         return str(_do(self, "str"))
@@ -282,14 +292,6 @@ def _claim(remote: Remote, what: str) -> None:
     """
     if _client(remote).claims.setdefault(_handle(remote), what) != what:
         raise RemoteError("an object of the program has a length that is not that of its items")
-
-
-def _forward(operator: str) -> Callable[..., Any]:
-    return lambda self, *arguments: _do(self, operator, *arguments)
-
-
-for _operator in _OPERATORS:
-    setattr(Remote, f"__{_operator}__", _forward(_operator))
 
 
 def _updated(old: Any, new: Any) -> Any:

@@ -130,7 +130,10 @@ def _complex(parts: list[str]) -> complex:
 def _decimal(text: str) -> Any:
     import decimal
 
-    return decimal.Decimal(text + "")
+    value = decimal.Decimal(text + "")
+    if value.is_nan():
+        raise ValueError("a decimal number that is not a number")
+    return value
 
 
 def _fraction(parts: list[str]) -> Any:
