@@ -75,7 +75,7 @@ _ALLOWED: Final = """
 _Instruction: TypeAlias = tuple[int, int, int, int]
 """An operation, how far to jump if it holds and if not, and what it works with."""
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _NEWEST_KNOWN: Final = 463
@@ -223,15 +223,34 @@ def build_filter(machine: str = "") -> bytes:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    for number in _ALLOWED[column + 1 :: 3]:
-        if number != "-":
-            program += [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ALLOW)]
+    program += _search(_segments(column))
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+
+
+def _segments(column: int) -> list[tuple[int, list[_Instruction]]]:
+    """Return where each run of calls with the same answer begins, in order, and that answer."""
+    answers: dict[int, list[_Instruction]] = {}
+    for listed in _ALLOWED[column + 1 :: 3]:
+        if listed != "-":
+            answers[int(listed)] = [(_RETURN, 0, 0, _ALLOW)]
     for *numbers, code in _PRETENDED.values():
-        if (refused := numbers[column]) is not None:
-            program += [(_EQUAL, 0, 1, refused), _fail(code)]
+        if (pretended := numbers[column]) is not None:
+            answers[pretended] = [_fail(code)]
     for *numbers, tests in _GUARDED.values():
         if (guarded := numbers[column]) is not None:
-            program += [(_EQUAL, 0, len(tests) + 1, guarded), *tests, (_RETURN, 0, 0, _ALLOW)]
-    # Newer calls, and those of x32 on x86_64.
-    program += [(_AT_LEAST, 0, 1, _NEWEST_KNOWN + 1), _fail(errno.ENOSYS), _fail()]
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+            answers[guarded] = [*tests, (_RETURN, 0, 0, _ALLOW)]
+    segments: list[tuple[int, list[_Instruction]]] = []
+    for number in range(_NEWEST_KNOWN + 1):
+        answer = answers.get(number, [_fail()])
+        if not segments or segments[-1][1] != answer:
+            segments.append((number, answer))
+    return [*segments, (_NEWEST_KNOWN + 1, [_fail(errno.ENOSYS)])]  # and x32, on x86_64
+
+
+def _search(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
+    """Return a binary search: the kernel tries the filter with every number when it is set."""
+    if len(segments) == 1:
+        return segments[0][1]
+    middle = len(segments) // 2
+    below, above = _search(segments[:middle]), _search(segments[middle:])
+    return [(_AT_LEAST, 0, 1, segments[middle][0]), (_JUMP, 0, 0, len(below)), *below, *above]

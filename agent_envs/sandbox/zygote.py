@@ -24,6 +24,9 @@ _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
 _AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
+_OWN_NAMESPACES: Final = _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
+"""What each program has for itself."""
+_CLONE: Final = {"x86_64": 56, "aarch64": 220}
 _MOUNT_SETATTR: Final = 442  # the same number on every processor
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _CAPSET: Final = {"x86_64": 126, "aarch64": 91}
@@ -34,6 +37,7 @@ UID: Final = 65_534
 """Who programs are: nobody, inside and (if the host's process is root) outside."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_lock = ctypes.PyDLL(None)
 
 
 def main(config: dict[str, Any]) -> None:
@@ -99,6 +103,7 @@ class Zygote:
     def __init__(self, config: dict[str, Any]) -> None:
         """Serve on the socket of `config`."""
         self._host = socket.socket(fileno=config["socket"])
+        self._uid, self._gid = os.geteuid(), os.getegid()
         self._filter = bytes.fromhex(config["seccomp"])
         sys.path += config["packages"]
         for name in config["modules"]:
@@ -114,26 +119,18 @@ class Zygote:
             message, descriptors, _, _ = socket.recv_fds(self._host, 16, 16)
             if not message:
                 os._exit(0)
-            try:
-                pid = os.fork()
-            except OSError:
-                pid = -1  # the host sees its end of the connection close
-            if pid == 0:
+            if _fork_into(_OWN_NAMESPACES) == 0:
                 self._enter(descriptors)
-            for descriptor in descriptors:
+            for descriptor in descriptors:  # if it failed, the host sees that nobody is there
                 os.close(descriptor)
 
     def _enter(self, descriptors: list[int]) -> NoReturn:
-        """Make the namespaces of one program, and leave its first process there."""
+        """Be the first process of the namespaces of one program."""
         control = socket.socket(fileno=descriptors.pop(0))
         try:
             self._host.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            uid, gid = os.geteuid(), os.getegid()
-            _check(_libc.unshare(_NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS))
-            _map_ids(uid, gid)
-            if os.fork():
-                os._exit(0)
+            _map_ids(self._uid, self._gid)
             request = supervisor.receive_request(control)
             _mount(
                 "proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=ptraceable,subset=pid"
@@ -160,6 +157,18 @@ class Zygote:
         pointer = ctypes.addressof(code)
         program = struct.pack("HxxxxxxQ", len(self._filter) // 8, pointer)
         _check(_libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+
+
+def _fork_into(flags: int) -> int:
+    """Fork a child that is in new namespaces from its first moment; return as `os.fork`, or -1.
+
+    `os.unshare` would take a fork more: a process namespace begins with the next child. Python's
+    own work after a fork is not done, and not needed: there is one thread, and the child forks
+    again, by `os.fork`, before a line of a program runs.
+    """
+    number = ctypes.c_long(_CLONE[os.uname().machine])
+    arguments = [ctypes.c_ulong(flags | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4]
+    return int(_libc_with_lock.syscall(number, *arguments))
 
 
 def _build_root(config: dict[str, Any]) -> None:
