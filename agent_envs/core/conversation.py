@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_envs.core.contexts import ContextPolicy, History, TokenCounter, View, full
-from agent_envs.core.messages import Message
+from agent_envs.core.contexts import (
+    ContextPolicy,
+    History,
+    TokenCounter,
+    View,
+    full,
+    make_view,
+)
+from agent_envs.core.messages import Message, StateMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +53,10 @@ class Conversation:
         """
         first = self._first_messages(pinned)
         if policy is full:
-            return View([*first, *self._said])
-        history = History(first, tuple(self._turns), count_tokens)
-        view = policy(history)
-        if isinstance(view, View):
-            return view
-        messages, everything = list(view), history.messages
-        num_dropped = max(0, len(everything) - len(messages))
-        reason = None if messages == everything else "custom context"
-        return View(messages, num_dropped, reason=reason)
+            messages = StateMessages(first)
+            messages += self._said  # copied once, which is all that grows with the turns
+            return View(messages)
+        return make_view(policy, History(first, tuple(self._turns), count_tokens, self._initial))
 
     def _first_messages(self, pinned: str) -> tuple[Message, ...]:
         if not pinned:
