@@ -113,7 +113,7 @@ class Client:
             arguments, keywords = self._value(message["arguments"])
             return {"value": encode(function(*arguments, **keywords), self._refer)}
         except Exception as error:  # noqa: BLE001 - the tests' function on the program's values
-            return {"error": f"{type(error).__name__}: {error}"}
+            return {"error": type(error).__name__}  # what it says could be what is expected
 
     def _refer(self, value: Any) -> Any:
         if isinstance(value, Remote):

@@ -3,6 +3,7 @@
 Nothing here guards anything: the program may change all of it. Runs inside: standard library only.
 """
 
+import builtins
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -81,6 +82,9 @@ class Server:
             self._channel.send({"callback": reference["function"], "arguments": data})
             answer = self._channel.receive()
             if "error" in answer:
+                kind = getattr(builtins, answer["error"], None)
+                if isinstance(kind, type) and issubclass(kind, Exception):
+                    raise kind
                 raise RuntimeError(answer["error"])
             return decode(answer["value"], self._resolve)
 

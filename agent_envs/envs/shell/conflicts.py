@@ -3,7 +3,7 @@
 What is there is out of date (`_stale_state`), half done (`_half_done`), in the way
 (`_name_collision`) or says two things (`_contradictory_sources`). So the state has to be read
 before it is changed. Every task holds every trap of its kind. The idea of command-line tasks with
-such conflicts is ClawForge's; the tasks are our own.
+such conflicts is ClawForge's (arXiv:2605.14133); the tasks are our own.
 """
 
 from collections.abc import Callable, Mapping

@@ -182,7 +182,8 @@ def test_an_object_that_says_yes_to_everything_convinces_no_assertion(sandbox, t
 
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(
-        alphabet=st.characters()) | st.binary() | st.complex_numbers(allow_nan=False),
+        alphabet=st.characters()) | st.binary() | st.complex_numbers(allow_nan=False)
+    | st.decimals(allow_nan=False) | st.fractions() | st.builds(range, st.integers()),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner)
     | st.frozensets(st.integers()) | st.sets(st.text()),
 )  # fmt: skip
@@ -191,7 +192,9 @@ json_data = st.recursive(
     lambda inner: (
         st.lists(inner)
         | st.dictionaries(
-            st.sampled_from(["int", "float", "complex", "bytes", "dict", "tuple", "set", "x"]),
+            st.sampled_from(
+                "int float complex bytes dict tuple set range Decimal Fraction x".split()
+            ),
             inner,
         )
     ),

@@ -159,6 +159,15 @@ def test_honest_values_are_judged_as_in_one_process(sandbox, program, tests):
     assert verdict.passed, verdict
 
 
+def test_a_function_of_the_tests_tells_the_program_nothing_but_its_results(sandbox):
+    program = (
+        "def f(g):\n    try:\n        g(0)\n    except ValueError as error:\n"
+        "        return type(error).__name__ + str(error)\n"
+    )
+    tests = "def g(x):\n    raise ValueError('expected 4711')\nassert f(g) == 'ValueError'"
+    assert sandbox.check_python(program, tests).passed
+
+
 HELPERS = """
 class Node:
     def __init__(self, value, *children): self.value, self.children = value, list(children)
