@@ -97,7 +97,8 @@ class Execution:
         self._outputs = {self._out: _Capture(limits), self._err: _Capture(limits)}
         self._control.settimeout(_GRACE_SECONDS)
         folder = request["folder"].archive if request["folder"] is not None else b""
-        told = {**request, "folder_bytes": len(folder), "limits": asdict(limits)}
+        told_limits = asdict(limits) | {"longest_seconds": limits.longest_seconds}
+        told = {**request, "folder_bytes": len(folder), "limits": told_limits}
         del told["folder"]
         data = json.dumps(told).encode()
         self._send(len(data).to_bytes(4, "big") + data + folder)
@@ -125,7 +126,7 @@ class Execution:
         Returns:
             Whether it returned early.
         """
-        deadline = time.monotonic() + self._limits.wall_seconds + _GRACE_SECONDS
+        deadline = time.monotonic() + self._limits.longest_seconds + _GRACE_SECONDS
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         for descriptor in (self._out, self._err):

@@ -28,7 +28,8 @@ class Limits:
     """What one program, or one call of a session, may use."""
 
     wall_seconds: float = 5.0
-    """Time on the clock, from the start of the program to the end of its last process."""
+    """Time on the clock, from the start of the program to the end of its last process, without that
+    in which it waits for a processor: a busy machine changes no verdict."""
     cpu_seconds: float = 5.0
     """Processor time of all its processes together."""
     memory_mb: int = 512
@@ -41,6 +42,11 @@ class Limits:
     """Size of all files together; at the level ``limits`` nothing holds this one."""
     output_chars: int = 20_000
     """Characters of standard output, and as many of standard error."""
+
+    @property
+    def longest_seconds(self) -> float:
+        """Time on the clock at most, however busy the machine is."""
+        return 10 * self.wall_seconds
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing could run under."""

@@ -143,6 +143,7 @@ class Sandbox(_Closing):
         tests: str,
         *,
         names: Sequence[str] | None = None,
+        helpers: str = "",
         files: Files | None = None,
         limits: Limits | None = None,
     ) -> Verdict:
@@ -152,13 +153,20 @@ class Sandbox(_Closing):
         the program's functions, and compare what comes back where no line of the program runs.
         The program never holds the tests, the expected values, or anything that says "passed".
 
+        What a program returns counts as what it is at once. Objects that are no plain data
+        (numbers, text, bytes, ranges, containers) can be called, iterated, indexed and asked for
+        attributes, but equal no plain value, cannot be calculated with, and stay as they were
+        seen until the tests do something to the program again. What is not a number (NaN) equals
+        nothing, as ever, and fails a test that orders it: ``not abs(nan - 4) > 1e-6`` would be
+        true. Any truth counts as one: ``assert f(2)`` passes a program that returns 1. An
+        exception that would steer the tests (`StopIteration`, `SystemExit`) reaches them as a
+        plain failure. A function that returns None may have changed its arguments in place, as
+        ``list.sort`` does, and the tests see it; where it returns something, they do not.
+
         What this does not do: a program may still recognise the inputs it is called with, and
-        weak tests stay weak. Arguments are copies, so a function that changes its argument in
-        place looks as if it did not. Objects that are no plain data (numbers, text, bytes,
-        containers) can be called, iterated, indexed and asked for attributes, but equal no plain
-        value and cannot be calculated with. Tests cannot inherit from the program's classes or
-        catch its own exception types. At the level ``limits`` the program could find and change
-        the process of the tests.
+        weak tests stay weak. Tests cannot inherit from the program's classes or catch its own
+        exception types. At the level ``limits`` the program could find and change the process of
+        the tests.
 
         Args:
             program: The untrusted program.
@@ -166,16 +174,19 @@ class Sandbox(_Closing):
                 simply there, the common modules (``math``, ``re``, ...) too.
             names: What the tests take from the program. If not given: every name that they use,
                 do not define, and that neither Python nor its library has.
+            helpers: Trusted Python, such as a reference solution. What the tests use of it
+                besides `names` is there; objects of its classes are made anew for the program,
+                by the class of that name there.
             files: Put into the program's scratch directory first.
             limits: What the program may use, tests included.
         """
         limits = limits or Limits()
         to_program, to_tests = socket.socketpair()
         ours, verdict = socket.socketpair()
-        first_line = "*" if names is None else " ".join(names)
+        asked = {"tests": tests, "names": names and list(names), "helpers": helpers}
         with ours:
             serve = _make_request("serve", program, files)
-            check = _make_request("check", f"{first_line}\n{tests}", None)
+            check = _make_request("check", json.dumps(asked), None)
             program_ends = [to_program.detach()]
             test_ends = [to_tests.detach(), verdict.detach()]
             with Execution(self._launcher, serve, limits, channels=program_ends) as tested:
@@ -207,8 +218,9 @@ class Sandbox(_Closing):
 
     def _run_tests(self, request: dict[str, Any], limits: Limits, ends: list[int]) -> None:
         # They wait for the program most of the time, and must outlive it to say so.
-        seconds = limits.wall_seconds + 2.0
-        own = replace(Limits(), wall_seconds=seconds, cpu_seconds=seconds)
+        own = Limits(
+            wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
+        )
         self._run(request, "", own, channels=ends)
 
 

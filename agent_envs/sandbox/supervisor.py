@@ -247,19 +247,27 @@ class _Watch:
     def __init__(self, processes: Processes, limits: dict[str, Any]) -> None:
         self._processes, self._limits = processes, limits
         self._max_bytes: int = limits["memory_mb"] * _MB
-        self._started, self._cpu_before, self._next_count = time.monotonic(), 0.0, 0.0
+        self._next_count = 0.0
+        self._start(0.0)
 
     def begin(self) -> None:
         """Start the clock of a call."""
-        self._started = time.monotonic()
-        self._cpu_before = usage.take_sample(self._processes.pids()).cpu_seconds
+        self._start(usage.take_sample(self._processes.pids()).cpu_seconds)
+
+    def _start(self, cpu_seconds: float) -> None:
+        self._started = self._last_look = time.monotonic()
+        self._cpu_before = self._last_cpu = cpu_seconds
+        self._waited = 0.0  # for a processor
 
     def exceeded(self) -> str:
         """Return which limit is exceeded; empty if none is."""
-        now = time.monotonic()
-        if now - self._started > self._limits["wall_seconds"]:
+        now, sample = time.monotonic(), usage.take_sample(self._processes.pids())
+        if sample.is_runnable:
+            self._waited += now - self._last_look - (sample.cpu_seconds - self._last_cpu)
+        self._last_look, self._last_cpu = now, sample.cpu_seconds
+        longest = self._limits["wall_seconds"] + max(0.0, self._waited)
+        if now - self._started > min(longest, self._limits["longest_seconds"]):
             return "timeout"
-        sample = usage.take_sample(self._processes.pids())
         if sample.cpu_seconds - self._cpu_before > self._limits["cpu_seconds"]:
             return "cpu_limit"
         if sample.num_threads > self._limits["processes"]:

@@ -34,19 +34,23 @@ class Sample(NamedTuple):
     num_threads: int
     resident_bytes: int
     """What is in memory, counted anew for each process that shares it; nothing hidden."""
+    is_runnable: bool
+    """Whether one of them has a processor or waits for one."""
 
 
 def take_sample(pids: Iterator[int]) -> Sample:
     """Look at processes, quickly."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = num_threads = pages = 0
+    is_runnable = False
     for pid in pids:
         if fields := stat_fields(pid):
             ticks += sum(int(field) for field in fields[11:15])
             num_threads += int(fields[17])
             pages += int(fields[21])
+            is_runnable |= fields[0] == b"R"
     seconds = reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
-    return Sample(seconds, num_threads, pages * _PAGE)
+    return Sample(seconds, num_threads, pages * _PAGE, is_runnable)
 
 
 def count_memory(pids: Iterator[int]) -> int:
