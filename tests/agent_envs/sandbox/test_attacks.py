@@ -207,6 +207,18 @@ for _ in range(14):
         time.sleep(60)
 time.sleep(60)
 """,
+    "full pipes with names": """
+for number in range(14):
+    if os.fork() == 0:
+        hold = bytearray(b"x") * (4 << 20)
+        for i in range(110):
+            name = f"{number}-{i}"
+            os.mkfifo(name)
+            os.write(os.open(name, os.O_RDWR | os.O_NONBLOCK), bytes(65536))
+            os.unlink(name)
+        time.sleep(60)
+time.sleep(60)
+""",
     "a child that shares the memory of its parent is counted once": """
 data = bytearray(b"x") * (70 << 20)
 import subprocess
