@@ -147,27 +147,33 @@ def unpack(data: bytes) -> None:
     root = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     mask = os.umask(0)
     try:
-        entered: list[Record] = []
-        for record in read(data):
-            if record.kind == b"u":
-                os.chdir("..")
-                record = entered.pop()
-            elif record.kind == b"d":
+        for record in _walk(data):
+            if record.kind == b"d":
                 os.mkdir(record.name, 0o700)
-                os.chdir(record.name)
-                entered.append(record)
-                continue
-            else:
+            elif record.kind != b"u":
                 _make(record, root)
-            if record.kind == b"d" or (record.kind in b"fp" and record.mode & ~0o777):
-                os.chmod(record.name, record.mode)
-            if record.kind != b"h":
-                times = (record.date, record.date)
-                os.utime(record.name, times, follow_symlinks=False)
+        entered: list[Record] = []
+        for record in _walk(data):  # last, or a folder might be closed to what is linked into it
+            if record.kind == b"d":
+                entered.append(record)
+            elif record.kind == b"u":
+                folder = entered.pop()
+                os.chmod(folder.name, folder.mode)
+                os.utime(folder.name, (folder.date, folder.date))
     finally:
         os.umask(mask)
         os.fchdir(root)
         os.close(root)
+
+
+def _walk(data: bytes) -> Iterator[Record]:
+    """Yield the records, each in the current directory that it is about; ``d`` before it is."""
+    for record in read(data):
+        if record.kind == b"u":
+            os.chdir("..")
+        yield record
+        if record.kind == b"d":
+            os.chdir(record.name)
 
 
 def _make(record: Record, root: int) -> None:
@@ -188,6 +194,10 @@ def _make(record: Record, root: int) -> None:
         os.link(record.target, record.name, src_dir_fd=root, follow_symlinks=False)
     else:
         os.mkfifo(record.name, record.mode)
+    if record.kind in b"fp" and record.mode & ~0o777:
+        os.chmod(record.name, record.mode)
+    if record.kind != b"h":
+        os.utime(record.name, (record.date, record.date), follow_symlinks=False)
 
 
 class Packer:

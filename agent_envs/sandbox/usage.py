@@ -11,13 +11,14 @@ what waits in pipes and sockets, at its most; and the kernel's own records of ma
 import ctypes
 import os
 import resource
+import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 SHARED_OBJECT_BYTES: Final = 4 << 20
 _PAGE: Final = resource.getpagesize()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_BUFFER_BYTES: Final = {"pipe": 65_536, "socket": 262_144}
+_BUFFER_BYTES: Final = {stat.S_IFIFO: 65_536, stat.S_IFSOCK: 262_144}
 _MAPPING_BYTES: Final = 256
 _COUNTED: Final = (b"Pss_Anon:", b"Pss_File:", b"SwapPss:")
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)
@@ -57,7 +58,7 @@ def count_memory(pids: Iterator[int]) -> int:
     """Return the bytes that processes hold, in whichever way, each counted once."""
     total, seen = 0, list[int]()
     shared: dict[bytes, int] = {}
-    buffers: dict[str, int] = {}
+    buffers: dict[tuple[int, int], int] = {}
     for pid in pids:
         place = _living_thread(pid)
         _add_buffers(place, buffers)
@@ -106,15 +107,15 @@ def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:
         shared[inode] = max(shared.get(inode, SHARED_OBJECT_BYTES), size)
 
 
-def _add_buffers(place: str, buffers: dict[str, int]) -> None:
-    """Add the pipes and sockets of a process to `buffers`."""
+def _add_buffers(place: str, buffers: dict[tuple[int, int], int]) -> None:
+    """Add the pipes, with a name or without, and the sockets of a process to `buffers`."""
     for name in _list(f"{place}/fd"):
         try:
-            target = os.readlink(f"{place}/fd/{name}")  # noqa: PTH115 - pathlib is slow
+            about = os.stat(f"{place}/fd/{name}")  # noqa: PTH116 - pathlib is slow
         except OSError:
             continue
-        if size := _BUFFER_BYTES.get(target.partition(":")[0]):
-            buffers[target] = size
+        if size := _BUFFER_BYTES.get(stat.S_IFMT(about.st_mode)):
+            buffers[about.st_dev, about.st_ino] = size
 
 
 def _list(folder: str) -> list[str]:

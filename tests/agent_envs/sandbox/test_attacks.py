@@ -82,14 +82,15 @@ def test_what_ends_the_supervisor_is_a_failed_program_not_a_fault(sandbox, monke
     monkeypatch.setattr(execution, "_GRACE_SECONDS", 0.5)
     results = []
     source = "while True: print('x', flush=True); __import__('time').sleep(0.01)"
-    limits = Limits(wall_seconds=1)
+    monkeypatch.setattr(Limits, "longest_seconds", property(lambda limits: limits.wall_seconds))
+    limits = Limits(wall_seconds=1.5)
     thread = threading.Thread(
         target=lambda: results.append(sandbox.run_python(source, limits=limits, collect_files=True))
     )
     before = processes_below(sandbox._launcher._process.pid)
     thread.start()
-    time.sleep(0.3)
-    new = sorted(processes_below(sandbox._launcher._process.pid) - before)
+    while len(new := processes_below(sandbox._launcher._process.pid) - before) < 2:
+        time.sleep(0.01)  # until the program is there too
     supervisor = next(pid for pid in new if _namespace_pid(pid) == 1)
     os.kill(supervisor, number)
     thread.join(20)
@@ -203,6 +204,18 @@ for _ in range(14):
             except OSError: break
             os.write(ends[1], bytes(65536))
         hold = bytearray(b"x") * (4 << 20)
+        time.sleep(60)
+time.sleep(60)
+""",
+    "full pipes with names": """
+for number in range(14):
+    if os.fork() == 0:
+        hold = bytearray(b"x") * (4 << 20)
+        for i in range(110):
+            name = f"{number}-{i}"
+            os.mkfifo(name)
+            os.write(os.open(name, os.O_RDWR | os.O_NONBLOCK), bytes(65536))
+            os.unlink(name)
         time.sleep(60)
 time.sleep(60)
 """,

@@ -118,7 +118,7 @@ def test_another_convention_of_calls_is_not_judged_by_these_numbers(machine):
         ("mmap", (0, 1 << 32, 3, 0x23)),
         ("mknodat", (0, 0, 0o020600)),
         ("mknodat", (0, 0, 0o140600)),
-        *[("prctl", (option,)) for option in (22, 35, 53, 59, 62, 0x59616D61)],
+        *[("prctl", (option,)) for option in (22, 35, 53, 59, 62, 0x59616D61, 0x53564D41)],
         ("personality", (0x40000,)),
     ],
 )

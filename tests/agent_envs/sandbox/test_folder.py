@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -118,6 +119,27 @@ def test_a_tree_of_any_depth_comes_back_and_goes_on(sandbox):
     folder = sandbox.run_python(deep, collect_files=True).folder
     assert sum(record.kind == b"d" for record in tree.read(folder.archive)) == 1500
     assert leave(sandbox, ":", folder).archive[16:] == folder.archive[16:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_link_into_a_closed_folder_can_be_made_by_any_user(tmp_path):
+    records = [
+        Record(b"d", 0, name=b"closed"),
+        Record(b"f", name=b"a", size=1, parts=((0, b"x"),)),
+        tree.UP,
+        Record(b"h", name=b"hard", target=b"closed/a"),
+    ]
+    data = tree.header() + b"".join(map(tree.write, records))
+    os.chown(tmp_path, 1000, 1000)
+    if (pid := os.fork()) == 0:
+        code = 1
+        with contextlib.suppress(OSError):
+            os.chdir(tmp_path)
+            os.setresuid(1000, 1000, 1000)
+            tree.unpack(data)
+            code = int(Path("hard").read_bytes() != b"x")
+        os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_what_is_left_out_is_said(plain_sandbox):
