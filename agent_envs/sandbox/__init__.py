@@ -13,23 +13,22 @@
 holds at the level              strong     container  limits
 ==============================  =========  =========  =============
 wall clock, processor time      whole tree, one kill ends it at every level
-memory                          process by process and in sum (sampled every 20 ms)
+memory, however it is held      counted    engine's   counted
 output                          cut while it is produced
-number of processes             yes        yes        not for root
+number of processes             yes        yes        root: counted
 scratch space                   in memory  in memory  on disk, no sum
 network, other processes        none       none       open
 files, environment              system's   image's    open, clean
 verdicts cannot be forged       yes        yes        not by chance
 ==============================  =========  =========  =============
 
-Not promised at any level: protection from a bug in the kernel, from timing side channels, or from
-a program that uses all it is allowed to. At ``strong`` a program can read ``/usr``, the Python
-installation (not its site-packages), and from ``/proc/self/mountinfo`` where these lie. Files in
-the scratch directory take memory beside `Limits.memory_mb`; processor time of a child that nobody
-waits for is counted only while it lives, so there the wall clock is what holds.
+What a scratch directory holds goes from one program to the next as a `Folder`. ``python -m
+agent_envs.sandbox`` says what this machine offers. What each level promises, with the test of each
+line, and what none does, stands in ``docs/project/security.md``.
 """
 
+from agent_envs.sandbox.folder import Folder
 from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
 from agent_envs.sandbox.sandbox import Sandbox, Session, open_sandbox
 
-__all__ = ["Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]
+__all__ = ["Folder", "Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]

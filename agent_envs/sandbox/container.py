@@ -116,6 +116,8 @@ class ContainerLauncher:
             "--security-opt=no-new-privileges",
             "--user=65534:65534",
             "--ipc=private",
+            "--log-driver=none",  # or the engine keeps the output on disk
+            "--oom-score-adj=1000",
             f"--memory={memory}",
             f"--memory-swap={memory}",
             f"--pids-limit={limits.processes + _OVERHEAD_PROCESSES}",

@@ -1,6 +1,5 @@
 """One started program, seen from the host: its output, read under a cap, and its end."""
 
-import base64
 import codecs
 import contextlib
 import json
@@ -14,11 +13,16 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from agent_envs.errors import SandboxError
+from agent_envs.sandbox.folder import Folder
 from agent_envs.sandbox.limits import Level, Limits, Result, Status
 
 _GRACE_SECONDS: Final = 15.0
 """How much longer than its limit a program may take before its supervisor counts as broken."""
 _READ_BYTES: Final = 65_536
+_FRAME_HEAD: Final = 5
+_FOLDER_OVERHEAD: Final = 48 << 20
+"""Names and links that a folder may hold, in bytes, beside the contents of its files."""
+_CRASH_TEXT: Final = "[the program ended together with what watched it]\n"
 
 
 class Launcher(Protocol):
@@ -70,8 +74,8 @@ class Execution:
         """
         self._launcher = launcher  # lives as long as its program, whoever else lets go of it
         self._limits, self._stdin = limits, memoryview(stdin)
-        self._report = b""
-        self._has_ended = False
+        self._reports = _Reports((limits.scratch_mb << 20) + _FOLDER_OVERHEAD)
+        self._has_ended = self._is_late = False
         self.is_over_output = False
         theirs: list[int] = list(channels)
         self._control, control = socket.socketpair()
@@ -92,8 +96,12 @@ class Execution:
                 os.close(descriptor)
         self._outputs = {self._out: _Capture(limits), self._err: _Capture(limits)}
         self._control.settimeout(_GRACE_SECONDS)
-        data = json.dumps({**request, "limits": asdict(limits)}).encode()
-        self._send(len(data).to_bytes(4, "big") + data)
+        folder = request["folder"].archive if request["folder"] is not None else b""
+        told_limits = asdict(limits) | {"longest_seconds": limits.longest_seconds}
+        told = {**request, "folder_bytes": len(folder), "limits": told_limits}
+        del told["folder"]
+        data = json.dumps(told).encode()
+        self._send(len(data).to_bytes(4, "big") + data + folder)
 
     def begin_call(self) -> None:
         """Start the clock of one call of a session."""
@@ -117,11 +125,8 @@ class Execution:
 
         Returns:
             Whether it returned early.
-
-        Raises:
-            SandboxError: If the supervisor does not do its work.
         """
-        deadline = time.monotonic() + self._limits.wall_seconds + _GRACE_SECONDS
+        deadline = time.monotonic() + self._limits.longest_seconds + _GRACE_SECONDS
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         for descriptor in (self._out, self._err):
@@ -133,9 +138,11 @@ class Execution:
         else:
             self._close_stdin()
         while not self._has_ended:
-            events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not events:
-                raise SandboxError("A sandbox did not end its program in time.")
+            left = deadline - time.monotonic()
+            if left < 0:  # looked at also while output comes, so that none can put it off
+                self._has_ended = self._is_late = True
+                break
+            events = poll.poll(left * 1000)
             for descriptor, _ in events:
                 self._handle(descriptor, poll)
             if any(descriptor == until for descriptor, _ in events) and not self.is_over_output:
@@ -146,21 +153,29 @@ class Execution:
         return False
 
     def result(self) -> Result:
-        """Return what it did, once it has ended."""
-        try:
-            report = json.loads(self._report)
-        except ValueError:
-            report = {"failure": "the sandbox's process ended before its program"}
-        if "failure" in report:
-            raise SandboxError(f"A sandbox could not run its program: {report['failure']}.")
+        """Return what it did, once it has ended.
+
+        Raises:
+            SandboxError: If it could not be started. From its start on, whatever breaks is a
+                result that says so: a program cannot choose to be a fault of the sandbox.
+        """
         stdout, stderr = (capture.text() for capture in self._outputs.values())
+        report = self._reports.last
+        if self._is_late:
+            report = {"ended_by": "timeout", "exit_code": None}
+        elif report is None and self._reports.has_started:
+            return Result(status="error", exit_code=-9, stdout=stdout, stderr=stderr + _CRASH_TEXT)
+        elif report is None or "failure" in report:
+            failure = (report or {}).get("failure", "its process ended before the program began")
+            raise SandboxError(f"A sandbox could not run its program: {failure}.")
         status = self._status(report, stderr)
         return Result(
             status=status,
             exit_code=report["exit_code"] if status in ("ok", "error") else None,
             stdout=stdout,
             stderr=stderr,
-            files={k: base64.b64decode(v) for k, v in report.get("files", {}).items()},
+            folder=self._reports.folder(),
+            left_out=tuple(report.get("left_out", ())),
         )
 
     def partial_result(self, *, is_ok: bool) -> Result:
@@ -196,7 +211,7 @@ class Execution:
         if self.is_over_output:
             return "output_limit"
         ended_by: Status | str = report["ended_by"]
-        if ended_by in ("timeout", "cpu_limit", "memory_limit"):
+        if ended_by in ("timeout", "cpu_limit", "memory_limit", "process_limit"):
             return ended_by
         if report["exit_code"] == 0:
             return "ok"
@@ -207,9 +222,8 @@ class Execution:
     def _handle(self, descriptor: int, poll: select.poll) -> None:
         if descriptor == self._control.fileno():
             data = self._receive()
-            self._report += data
-            # The line is complete: another fork of this process may hold the other end open.
-            self._has_ended = not data or data.endswith(b"\n")
+            # The last frame is there: another fork of this process may hold the other end open.
+            self._has_ended = not data or self._reports.add(data)
         elif descriptor == self._in:
             self._write_stdin(poll)
         elif descriptor in self._outputs:
@@ -267,6 +281,52 @@ class Execution:
                 os.close(getattr(self, name))
                 setattr(self, name, -1)
         self._control.close()
+
+
+class _Reports:
+    """What the supervisor says, frame by frame (see `supervisor.send_frame`)."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.has_started = False
+        self.last: dict[str, Any] | None = None
+        self._received = bytearray()
+        self._folder: list[bytes] = []
+        self._bytes_left = max_bytes
+
+    def add(self, data: bytes) -> bool:
+        """Take more; return whether nothing more is to come."""
+        self._received += data
+        while len(self._received) >= _FRAME_HEAD:
+            length = int.from_bytes(self._received[1:_FRAME_HEAD], "big")
+            if length > self._bytes_left:
+                return True  # no supervisor of ours says that much
+            if len(self._received) < _FRAME_HEAD + length:
+                return False
+            kind = self._received[:1]
+            content = bytes(memoryview(self._received)[_FRAME_HEAD : _FRAME_HEAD + length])
+            del self._received[: _FRAME_HEAD + length]
+            if kind == b"s":
+                self.has_started = True
+            elif kind == b"f":
+                self._folder.append(content)
+                self._bytes_left -= length
+            else:
+                self.last = _parse_report(content)
+                return True
+        return False
+
+    def folder(self) -> Folder | None:
+        """Return the folder that came, if one did, and whole."""
+        folder = Folder(b"".join(self._folder))
+        return folder if self.last is not None and folder.is_whole() else None
+
+
+def _parse_report(content: bytes) -> dict[str, Any] | None:
+    try:
+        report = json.loads(content)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) else None
 
 
 class _Capture:

@@ -1,16 +1,26 @@
 """What a program may use, and what came of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agent_envs.errors import ConfigurationError
+from agent_envs.sandbox.folder import Folder
 
 Level: TypeAlias = Literal["strong", "container", "limits"]
 
 Status: TypeAlias = Literal[
-    "ok", "error", "timeout", "cpu_limit", "memory_limit", "output_limit", "closed"
+    "ok",
+    "error",
+    "timeout",
+    "cpu_limit",
+    "memory_limit",
+    "process_limit",
+    "output_limit",
+    "closed",
 ]
-"""``error``: the program failed by itself. ``closed``: the session had ended before the call."""
+"""``error``: the program failed by itself, or took what watched it along. ``process_limit``: more
+processes than it may have, where the kernel could not refuse them. ``closed``: the session had
+ended before the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +28,8 @@ class Limits:
     """What one program, or one call of a session, may use."""
 
     wall_seconds: float = 5.0
-    """Time on the clock, from the start of the program to the end of its last process."""
+    """Time on the clock, from the start of the program to the end of its last process, without that
+    in which it waits for a processor: a busy machine changes no verdict."""
     cpu_seconds: float = 5.0
     """Processor time of all its processes together."""
     memory_mb: int = 512
@@ -31,6 +42,11 @@ class Limits:
     """Size of all files together; at the level ``limits`` nothing holds this one."""
     output_chars: int = 20_000
     """Characters of standard output, and as many of standard error."""
+
+    @property
+    def longest_seconds(self) -> float:
+        """Time on the clock at most, however busy the machine is."""
+        return 10 * self.wall_seconds
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing could run under."""
@@ -56,8 +72,21 @@ class Result:
     """Standard output, cut at the limit; bytes that are not UTF-8 become U+FFFD."""
     stderr: str
     """Standard error, likewise."""
-    files: dict[str, bytes] = field(default_factory=dict)
-    """What the scratch directory held at the end, if it was asked for: path -> content."""
+    folder: Folder | None = None
+    """What the scratch directory held at the end, if it was asked for; None also where it was lost
+    with the program (then the status is no ``ok``), so go on with the folder before."""
+    left_out: tuple[str, ...] = ()
+    """What `folder` does not hold, and why; a few lines of ``path: reason``."""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The plain files of `folder`: path -> content.
+
+        Bytes of a path that are not UTF-8 become lone surrogates (PEP 383), so no two paths
+        become one.
+        """
+        contents = self.folder.files() if self.folder is not None else {}
+        return {path.decode(errors="surrogateescape"): data for path, data in contents.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,8 @@ def make_payload(main: str, config: dict[str, Any], extra_modules: Sequence[str]
         extra_modules: Modules of this package needed besides the program's own.
     """
     folder = Path(__file__).parent
-    names = ("values", "checker", "program", "supervisor", *extra_modules)
+    judging, running = ("values", "served", "remote", "checker"), ("tree", "usage", "supervisor")
+    names = (*judging, "program", *running, *extra_modules)
     modules = [["agent_envs", ""], [_PACKAGE, ""]]
     modules += [[f"{_PACKAGE}.{n}", (folder / f"{n}.py").read_text("utf-8")] for n in names]
     text = json.dumps({"main": f"{_PACKAGE}.{main}", "config": config, "modules": modules})

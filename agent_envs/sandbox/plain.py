@@ -4,10 +4,8 @@ It hides nothing: the program has the network, and this user's files and rights.
 is clean, its directory is its own, and its processes end with it, unless it works against that.
 """
 
-import os
-import shutil
+import contextlib
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
+from agent_envs.sandbox import tree
 from agent_envs.sandbox.limits import Level, Limits
 from agent_envs.sandbox.payload import (
     BOOTSTRAP,
@@ -95,11 +94,6 @@ def _clean_up(process: "subprocess.Popen[bytes]", folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a directory, even if the program took its own rights to it away."""
-    if folder.exists():  # the supervisor could not
-        folder.chmod(stat.S_IRWXU)
-        for parent, names, _ in os.walk(folder):  # links are not followed
-            for name in names:
-                if not (path := Path(parent, name)).is_symlink():
-                    path.chmod(stat.S_IRWXU)
-        shutil.rmtree(folder)
+    """Remove the scratch directory, unless the supervisor did; what is left then is not ours."""
+    with contextlib.suppress(OSError):
+        tree.remove(str(folder))

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from agent_envs.sandbox import checker, values
+from agent_envs.sandbox import checker, served, values
 
 _CHANNEL: Final = 3
 """The descriptor of the way out, in the modes that have one."""
@@ -72,7 +72,7 @@ def _run_session(source: str, namespace: dict[str, Any]) -> None:
 
 def _serve(source: str, namespace: dict[str, Any]) -> None:
     # Taken before the program runs, so that an honest program's odd globals do not matter.
-    server = checker.Server(values.Channel(_CHANNEL), namespace)
+    server = served.Server(values.Channel(_CHANNEL), namespace)
     _execute(source, "main.py", namespace)
     server.serve()
 

@@ -1,19 +1,19 @@
 """`Sandbox`: runs programs, keeps sessions, and checks programs against tests."""
 
-import base64
 import contextlib
 import json
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox.container import ContainerLauncher
 from agent_envs.sandbox.execution import Execution, Launcher
+from agent_envs.sandbox.folder import Folder
 from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
 from agent_envs.sandbox.plain import PlainLauncher
 from agent_envs.sandbox.strong import StrongLauncher
@@ -24,6 +24,9 @@ LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
     "container": ContainerLauncher,
     "limits": PlainLauncher,
 }
+
+Files: TypeAlias = Mapping[str, str | bytes] | Folder
+"""What a scratch directory holds at first: relative path -> content, or what another left."""
 
 _CLOSED_TEXT: Final = "The session has ended, and its variables are gone."
 
@@ -91,7 +94,7 @@ class Sandbox(_Closing):
         source: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
         limits: Limits | None = None,
         collect_files: bool = False,
     ) -> Result:
@@ -100,9 +103,10 @@ class Sandbox(_Closing):
         Args:
             source: The program.
             stdin: What it reads.
-            files: Put into its scratch directory first: relative path -> content.
+            files: What its scratch directory holds first: relative path -> content, or the
+                `Folder` of an earlier result.
             limits: What it may use.
-            collect_files: Whether `Result.files` holds the scratch directory as it was left.
+            collect_files: Whether `Result.folder` holds the scratch directory as it was left.
 
         Raises:
             ConfigurationError: If a path leads out of the scratch directory.
@@ -116,7 +120,7 @@ class Sandbox(_Closing):
         script: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
         limits: Limits | None = None,
         collect_files: bool = False,
     ) -> Result:
@@ -124,9 +128,7 @@ class Sandbox(_Closing):
         request = _make_request("shell", script, files, collect_files=collect_files)
         return self._run(request, stdin, limits or Limits())
 
-    def session(
-        self, limits: Limits | None = None, *, files: Mapping[str, str | bytes] | None = None
-    ) -> "Session":
+    def session(self, limits: Limits | None = None, *, files: Files | None = None) -> "Session":
         """Start a Python whose state lasts from call to call.
 
         Args:
@@ -141,7 +143,8 @@ class Sandbox(_Closing):
         tests: str,
         *,
         names: Sequence[str] | None = None,
-        files: Mapping[str, str | bytes] | None = None,
+        helpers: str = "",
+        files: Files | None = None,
         limits: Limits | None = None,
     ) -> Verdict:
         """Judge an untrusted program by trusted tests, such that it cannot fake the verdict.
@@ -150,13 +153,20 @@ class Sandbox(_Closing):
         the program's functions, and compare what comes back where no line of the program runs.
         The program never holds the tests, the expected values, or anything that says "passed".
 
+        What a program returns counts as what it is at once. Objects that are no plain data
+        (numbers, text, bytes, ranges, containers) can be called, iterated, indexed and asked for
+        attributes, but equal no plain value, cannot be calculated with, and stay as they were
+        seen until the tests do something to the program again. What is not a number (NaN) equals
+        nothing, as ever, and fails a test that orders it: ``not abs(nan - 4) > 1e-6`` would be
+        true. Any truth counts as one: ``assert f(2)`` passes a program that returns 1. An
+        exception that would steer the tests (`StopIteration`, `SystemExit`) reaches them as a
+        plain failure. A function that returns None may have changed its arguments in place, as
+        ``list.sort`` does, and the tests see it; where it returns something, they do not.
+
         What this does not do: a program may still recognise the inputs it is called with, and
-        weak tests stay weak. Arguments are copies, so a function that changes its argument in
-        place looks as if it did not. Objects that are no plain data (numbers, text, bytes,
-        containers) can be called, iterated, indexed and asked for attributes, but equal no plain
-        value and cannot be calculated with. Tests cannot inherit from the program's classes or
-        catch its own exception types. At the level ``limits`` the program could find and change
-        the process of the tests.
+        weak tests stay weak. Tests cannot inherit from the program's classes or catch its own
+        exception types. At the level ``limits`` the program could find and change the process of
+        the tests.
 
         Args:
             program: The untrusted program.
@@ -164,16 +174,19 @@ class Sandbox(_Closing):
                 simply there, the common modules (``math``, ``re``, ...) too.
             names: What the tests take from the program. If not given: every name that they use,
                 do not define, and that neither Python nor its library has.
+            helpers: Trusted Python, such as a reference solution. What the tests use of it
+                besides `names` is there; objects of its classes are made anew for the program,
+                by the class of that name there.
             files: Put into the program's scratch directory first.
             limits: What the program may use, tests included.
         """
         limits = limits or Limits()
         to_program, to_tests = socket.socketpair()
         ours, verdict = socket.socketpair()
-        first_line = "*" if names is None else " ".join(names)
+        asked = {"tests": tests, "names": names and list(names), "helpers": helpers}
         with ours:
             serve = _make_request("serve", program, files)
-            check = _make_request("check", f"{first_line}\n{tests}", None)
+            check = _make_request("check", json.dumps(asked), None)
             program_ends = [to_program.detach()]
             test_ends = [to_tests.detach(), verdict.detach()]
             with Execution(self._launcher, serve, limits, channels=program_ends) as tested:
@@ -205,8 +218,9 @@ class Sandbox(_Closing):
 
     def _run_tests(self, request: dict[str, Any], limits: Limits, ends: list[int]) -> None:
         # They wait for the program most of the time, and must outlive it to say so.
-        seconds = limits.wall_seconds + 2.0
-        own = replace(Limits(), wall_seconds=seconds, cpu_seconds=seconds)
+        own = Limits(
+            wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
+        )
         self._run(request, "", own, channels=ends)
 
 
@@ -217,7 +231,7 @@ class Session(_Closing):
         self,
         launcher: Launcher,
         limits: Limits,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Files | None = None,
     ) -> None:
         """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
@@ -287,21 +301,12 @@ class Session(_Closing):
 def _make_request(
     mode: str,
     source: str,
-    files: Mapping[str, str | bytes] | None,
+    files: Files | None,
     *,
     collect_files: bool = False,
 ) -> dict[str, Any]:
-    contents = {}
-    for path, content in (files or {}).items():
-        parts = PurePosixPath(path).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
-            raise ConfigurationError(
-                f"files: {path!r} leads out of the scratch directory. Use a relative path, such "
-                "as 'data/input.txt'."
-            )
-        data = content.encode(errors="replace") if isinstance(content, str) else content
-        contents[path] = base64.b64encode(data).decode()
-    return {"mode": mode, "source": source, "files": contents, "collect_files": collect_files}
+    folder = Folder.of(files) if isinstance(files, Mapping) and files else files or None
+    return {"mode": mode, "source": source, "folder": folder, "collect_files": collect_files}
 
 
 def _read_verdict(ours: socket.socket) -> Verdict | None:
@@ -320,7 +325,7 @@ def _judge(program: Result, verdict: Verdict | None) -> Verdict:
         return verdict
     if program.status == "timeout":
         return Verdict(passed=False, reason="timeout", message="the program took too long")
-    if program.status in ("cpu_limit", "memory_limit", "output_limit"):
+    if program.status in ("cpu_limit", "memory_limit", "process_limit", "output_limit"):
         return Verdict(passed=False, reason="limit", message=f"the program hit {program.status}")
     if verdict is None:
         return Verdict(passed=False, reason="timeout", message="the tests did not finish")

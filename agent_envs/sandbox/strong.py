@@ -33,7 +33,26 @@ _OLDEST_KERNEL: Final = (5, 14)
 """From here on the limit on processes counts per user namespace, so per program."""
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_DEVICES: Final = {  # as programs see it -> the host's
+    "null": "null",
+    "zero": "full",  # gives zeros, and is no shared memory when it is mapped
+    "full": "full",
+    "random": "random",
+    "urandom": "urandom",
+}
+_PACKAGE_FOLDERS: Final = (
+    "lib*/python*/site-packages",
+    "lib*/python*/dist-packages",
+    "lib*/pypy*/site-packages",
+    "lib*/pypy*/dist-packages",
+    "local/lib*/python*/site-packages",
+    "local/lib*/python*/dist-packages",
+    "src",
+    "local/src",
+    "envs",  # conda's
+    "pkgs",
+)
+"""Below a prefix, what is not Python's own: packages, and the user's projects among them."""
 _LINKS: Final = {
     "/tmp": "/scratch",  # noqa: S108
     "/var/tmp": "/scratch",  # noqa: S108
@@ -164,7 +183,7 @@ class StrongLauncher:
         with tempfile.NamedTemporaryFile("w", prefix="agent-envs-canary-") as canary:
             canary.write("canary")
             canary.flush()
-            request = {"mode": "python", "source": PROBE, "files": {}, "collect_files": False}
+            request = {"mode": "python", "source": PROBE, "folder": None, "collect_files": False}
             stdin = f"{canary.name}\n".encode()
             try:
                 with Execution(self, request, Limits(wall_seconds=20.0), stdin=stdin) as probe:
@@ -240,7 +259,9 @@ def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", so
 
 def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
     """Plan the file tree: Python and the system's programs, nothing of the user's."""
-    binds: list[tuple[str, str]] = [(f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    binds: list[tuple[str, str]] = [
+        (f"/dev/{host}", f"/dev/{name}") for name, host in _DEVICES.items()
+    ]
     links = dict(_LINKS)
     for name in _SYSTEM:
         path = Path(name)
@@ -255,13 +276,19 @@ def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
                 raise _unavailable(f"Python is installed in {prefix}, with the user's files")
             binds.append((prefix, prefix))
     binds += [(str(path.resolve()), f"/packages/{i}") for i, path in enumerate(packages)]
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    masks = [f"{sys.base_prefix}/lib/{version}/site-packages", "/usr/local/src", "/usr/src"]
+    prefixes = dict.fromkeys(("/usr", sys.base_prefix, sys.base_exec_prefix))
+    masks = {
+        str(path): None
+        for prefix in prefixes
+        for pattern in _PACKAGE_FOLDERS
+        for path in Path(prefix).glob(pattern)
+    }
+    masks |= dict.fromkeys(os.path.realpath(path) for path in list(masks))
     return {
         "binds": binds,
         "links": sorted(links.items()),
         "files": sorted(_FILES.items()),
-        "masks": masks,
+        "masks": list(masks),
         "seccomp": build_filter().hex(),
         "modules": list(_WARM_MODULES),
         "packages": [f"/packages/{i}" for i in range(len(packages))],

@@ -5,33 +5,31 @@ Runs inside, as the parent of the program: standard library only. At the levels 
 see nor signal; at the level ``limits`` it adopts orphans (a "subreaper") and hunts descendants.
 
 It talks to the host over a socket that the program does not have. In: the request (four bytes of
-length, JSON), then one byte at a time: ``c`` a call of a session begins, ``d`` it is done.
-End of file: stop. Out: a report, one line of JSON, sent when no process is left.
+length, JSON), the folder to begin with, then one byte at a time: ``c`` a call of a session begins,
+``d`` it is done. End of file: stop. Out: frames (`send_frame`).
 """
 
-import base64
 import contextlib
 import ctypes
 import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from agent_envs.sandbox import program
+from agent_envs.sandbox import program, tree, usage
 
 _POLL_SECONDS: Final = 0.02
-_PAGE: Final = resource.getpagesize()
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_COUNT_SECONDS: Final = 0.1
+"""How often memory is counted exactly; what is resident is looked at each time."""
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
+_PENDING_SIGNALS: Final = 128
 _SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -71,7 +69,7 @@ class Descendants:
         """Yield the processes, parents first."""
         children: dict[int, list[int]] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208
-            if name.isdigit() and (fields := _stat(int(name))):
+            if name.isdigit() and (fields := usage.stat_fields(int(name))):
                 children.setdefault(int(fields[1]), []).append(int(name))
         pending = children.get(os.getpid(), [])
         while pending:
@@ -87,53 +85,77 @@ class Descendants:
                     os.kill(pid, one)
 
 
-Tree = Namespace | Descendants
+Processes = Namespace | Descendants
 
 
 def receive_request(control: socket.socket) -> dict[str, Any]:
-    """Read the request from the host."""
-    reader = control.makefile("rb", buffering=0)
-    length = int.from_bytes(_read(reader, 4), "big")
-    request: dict[str, Any] = json.loads(_read(reader, length))
+    """Read the request from the host; its ``folder`` comes after it."""
+    length = int.from_bytes(_read(control, 4), "big")
+    request: dict[str, Any] = json.loads(_read(control, length))
+    request["folder"] = _read(control, request["folder_bytes"])
     return request
+
+
+def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
+    """Tell the host something.
+
+    Args:
+        control: The way to it.
+        kind: ``s``: the program is about to start, and what goes wrong from here on is its doing.
+            ``f``: a part of the folder it left. ``r``: the report, in JSON; the last frame.
+        data: What the frame holds.
+    """
+    with contextlib.suppress(OSError):  # the host is gone, and no one is left to be told
+        control.sendall(kind + len(data).to_bytes(4, "big") + data)
 
 
 def supervise(
     request: dict[str, Any],
     descriptors: list[int],
     control: socket.socket,
-    tree: Tree,
+    processes: Processes,
     confine: Callable[[], None],
 ) -> None:
     """Run the program that `request` describes in the current directory; report on `control`.
 
     Args:
-        request: ``mode``, ``source``, ``files``, ``collect_files`` and ``limits``.
+        request: ``mode``, ``source``, ``folder``, ``collect_files`` and ``limits``.
         descriptors: Its standard input, output and error, and what else it inherits.
         control: The way to the host.
-        tree: The processes that end with it.
+        processes: Those that end with it.
         confine: Called in the program's process, last of all: gives up rights for good.
     """
-    _write_files(request["files"])
+    folder, started = request.pop("folder"), time.time()
+    if folder:
+        tree.unpack(folder)
+    date = tree.date_of(folder) + 1
+    del folder  # or the program would be forked with it
+    send_frame(control, b"s")
     main = os.fork()
     if main == 0:
-        _become_program(request, descriptors, tree, confine)
+        _become_program(request, descriptors, processes, confine)
     for descriptor in descriptors:
         os.close(descriptor)
     is_session = request["mode"] == "session"
-    ending = _watch(main, control, tree, request["limits"], is_session=is_session)
-    report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, tree)}
+    ending = _watch(main, control, processes, request["limits"], is_session=is_session)
+    report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
     if request["collect_files"]:
-        report["files"] = dict(_collect_files(request["limits"]["scratch_mb"] * _MB))
-    with contextlib.suppress(OSError):  # the host is gone, and all that was to be done is done
-        control.sendall(json.dumps(report).encode() + b"\n")
+        max_bytes = request["limits"]["scratch_mb"] * _MB
+        packer = tree.Packer(date=date, started=started, max_bytes=max_bytes)
+        for part in packer.pack():
+            send_frame(control, b"f", part)
+        report["left_out"] = packer.left_out
+    send_frame(control, b"r", json.dumps(report).encode())
     control.close()
 
 
 def _become_program(
-    request: dict[str, Any], descriptors: list[int], tree: Tree, confine: Callable[[], None]
+    request: dict[str, Any],
+    descriptors: list[int],
+    processes: Processes,
+    confine: Callable[[], None],
 ) -> None:
     """Be the program; never return."""
     code = 70
@@ -143,7 +165,7 @@ def _become_program(
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
             file.write("1000")  # should the machine run out of memory, this goes first
         _place_descriptors(descriptors)
-        _limit_resources(request["limits"], tree, is_session=request["mode"] == "session")
+        _limit_resources(request["limits"], processes, is_session=request["mode"] == "session")
         confine()
         code = program.run(request["mode"], request["source"])
     finally:
@@ -158,9 +180,9 @@ def _place_descriptors(descriptors: list[int]) -> None:
     os.closerange(len(above), 65_536)
 
 
-def _limit_resources(limits: dict[str, Any], tree: Tree, *, is_session: bool) -> None:
+def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session: bool) -> None:
     memory, size = limits["memory_mb"] * _MB, limits["file_mb"] * _MB
-    processes = limits["processes"] + tree.own_processes
+    processes = limits["processes"] + processes.own_processes
     wanted = [
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, size),
@@ -169,6 +191,7 @@ def _limit_resources(limits: dict[str, Any], tree: Tree, *, is_session: bool) ->
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),  # the user has one quota for all
     ]
     if not is_session:  # whose processor time is per call, so only the watch can tell
         wanted.append((resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1))))
@@ -182,35 +205,81 @@ def _limit_resources(limits: dict[str, Any], tree: Tree, *, is_session: bool) ->
 
 
 def _watch(
-    main: int, control: socket.socket, tree: Tree, limits: dict[str, Any], *, is_session: bool
+    main: int,
+    control: socket.socket,
+    processes: Processes,
+    limits: dict[str, Any],
+    *,
+    is_session: bool,
 ) -> str:
     """Wait until the main process ends, the host says stop, or a limit is reached."""
-    is_idle, started, cpu_before = is_session, time.monotonic(), 0.0
+    watch = _Watch(processes, limits)
+    is_idle = is_session
     poll = select.poll()
     pidfd = os.pidfd_open(main)
     poll.register(pidfd, select.POLLIN)
     poll.register(control, select.POLLIN)
     try:
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
+            # Between the calls of a session nothing runs, and nothing has to be watched.
+            ready = [number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)]
             if pidfd in ready:
                 return "exit"
             _reap_orphans(main)
-            if ready:
+            if control.fileno() in ready:
                 order = control.recv(1)
                 if not order:
                     return "stopped"
                 is_idle = order == b"d"
-                tree.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
-                started, cpu_before = time.monotonic(), _cpu_seconds(tree)
-            elif not is_idle and time.monotonic() - started > limits["wall_seconds"]:
-                return "timeout"
-            elif _cpu_seconds(tree) - cpu_before > limits["cpu_seconds"]:
-                return "cpu_limit"
-            elif _memory(tree, limits["memory_mb"] * _MB) > limits["memory_mb"] * _MB:
+                processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
+                watch.begin()
+            if not is_idle and (ending := watch.exceeded()):
+                return ending
+            if is_idle and watch.holds_too_much():
                 return "memory_limit"
     finally:
         os.close(pidfd)
+
+
+class _Watch:
+    """Compares what the program takes with what it may."""
+
+    def __init__(self, processes: Processes, limits: dict[str, Any]) -> None:
+        self._processes, self._limits = processes, limits
+        self._max_bytes: int = limits["memory_mb"] * _MB
+        self._next_count = 0.0
+        self._start(0.0)
+
+    def begin(self) -> None:
+        """Start the clock of a call."""
+        self._start(usage.take_sample(self._processes.pids()).cpu_seconds)
+
+    def _start(self, cpu_seconds: float) -> None:
+        self._started = self._last_look = time.monotonic()
+        self._cpu_before = self._last_cpu = cpu_seconds
+        self._waited = 0.0  # for a processor
+
+    def exceeded(self) -> str:
+        """Return which limit is exceeded; empty if none is."""
+        now, sample = time.monotonic(), usage.take_sample(self._processes.pids())
+        if sample.is_runnable:
+            self._waited += now - self._last_look - (sample.cpu_seconds - self._last_cpu)
+        self._last_look, self._last_cpu = now, sample.cpu_seconds
+        longest = self._limits["wall_seconds"] + max(0.0, self._waited)
+        if now - self._started > min(longest, self._limits["longest_seconds"]):
+            return "timeout"
+        if sample.cpu_seconds - self._cpu_before > self._limits["cpu_seconds"]:
+            return "cpu_limit"
+        if sample.num_threads > self._limits["processes"]:
+            return "process_limit"  # root is exempt from the kernel's own limit
+        if sample.resident_bytes > self._max_bytes or now > self._next_count:
+            self._next_count = now + _COUNT_SECONDS
+            return "memory_limit" if self.holds_too_much() else ""
+        return ""
+
+    def holds_too_much(self) -> bool:
+        """Return whether it holds more memory than it may."""
+        return usage.count_memory(self._processes.pids()) > self._max_bytes
 
 
 def _reap_orphans(main: int) -> None:
@@ -220,11 +289,11 @@ def _reap_orphans(main: int) -> None:
         os.waitpid(child.si_pid, 0)
 
 
-def _end(main: int, tree: Tree) -> int | None:
+def _end(main: int, processes: Processes) -> int | None:
     """Kill and reap every process; return the exit code of the main one."""
     exit_code = None
     while True:
-        tree.signal(signal.SIGKILL)
+        processes.signal(signal.SIGKILL)
         try:
             pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
@@ -233,84 +302,14 @@ def _end(main: int, tree: Tree) -> int | None:
             exit_code = os.waitstatus_to_exitcode(status)
 
 
-def _cpu_seconds(tree: Tree) -> float:
-    """Return the processor time of the tree, and of the processes it has waited for."""
-    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks = 0
-    for pid in tree.pids():
-        if fields := _stat(pid):
-            ticks += sum(int(field) for field in fields[11:15])
-    return reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
-
-
-def _memory(tree: Tree, limit: int) -> int:
-    """Return the bytes that the tree holds; exact only above `limit`, where it matters."""
-    pids = list(tree.pids())
-    resident = 0
-    for pid in pids:
-        if text := _read_proc(pid, "statm"):
-            resident += int(text.split()[1]) * _PAGE
-    if resident <= limit:
-        return resident
-    # What forked processes share has been counted for each of them; this counts it once.
-    shares = [text for pid in pids if (text := _read_proc(pid, "smaps_rollup"))]
-    return sum(
-        int(line.split()[1]) * 1024
-        for text in shares
-        for line in text.splitlines()
-        if line.startswith(b"Pss:")
-    )
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
-    return _read_proc(pid, "stat").rpartition(b")")[2].split()
-
-
-def _read_proc(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read()
-    except OSError:
-        return b""  # it ended meanwhile
-
-
-def _write_files(files: dict[str, str]) -> None:
-    for path, content in files.items():
-        folder = os.path.dirname(path)  # noqa: PTH120
-        if folder:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        with open(path, "wb") as file:  # noqa: PTH123
-            file.write(base64.b64decode(content))
-
-
-def _collect_files(max_bytes: int) -> Iterator[tuple[str, str]]:
-    """Yield the plain files below the current directory; links are not followed."""
-    for folder, _, names in os.walk("."):
-        for name in sorted(names):
-            path = os.path.join(folder, name)  # noqa: PTH118
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            except OSError:
-                continue
-            with open(descriptor, "rb") as file:  # noqa: PTH123
-                about = os.fstat(descriptor)
-                if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
-                    continue
-                content = file.read(about.st_size)
-            max_bytes -= len(content)
-            path = os.fsencode(path[2:]).decode(errors="replace")
-            yield path, base64.b64encode(content).decode()
-
-
-def _read(file: Any, length: int) -> bytes:
-    data = b""
+def _read(control: socket.socket, length: int) -> bytes:
+    data = bytearray()
     while len(data) < length:
-        part = file.read(length - len(data))
+        part = control.recv(min(length - len(data), _MB))
         if not part:
             raise EOFError("the host is gone")
         data += part
-    return data
+    return bytes(data)
 
 
 def main(config: dict[str, Any]) -> None:
@@ -327,7 +326,8 @@ def main(config: dict[str, Any]) -> None:
         receive_request(control), config["descriptors"], control, Descendants(), _confine_nothing
     )
     os.chdir("/")
-    shutil.rmtree(config["scratch"], ignore_errors=True)  # the host may be gone
+    with contextlib.suppress(OSError):
+        tree.remove(config["scratch"])  # the host may be gone
 
 
 def _confine_nothing() -> None:

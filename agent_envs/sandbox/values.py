@@ -5,8 +5,9 @@ Runs on both sides, in the sandbox: standard library only. Decoding makes nothin
 """
 
 import json
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 _BY_TAG: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
@@ -30,6 +31,7 @@ _TYPES: dict[str, type] = {
         dict,
     )
 }
+_RATIONALS: Final = (("decimal", "Decimal"), ("fractions", "Fraction"))
 
 
 def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
@@ -63,15 +65,25 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
 def _encode_object(value: Any, reference: Callable[[Any], Any]) -> dict[str, Any]:
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
+    kind = type(value)
+    if kind is range:
+        return {"range": [hex(value.start), hex(value.stop), hex(value.step)]}
+    if (kind.__module__, kind.__name__) in _RATIONALS:  # not imported here: few programs need them
+        if kind.__name__ == "Decimal":
+            return {"Decimal": str(value)}
+        return {"Fraction": [hex(value.numerator), hex(value.denominator)]}
     return {"reference": reference(value)}
 
 
-def decode(data: Any, reference: Callable[[Any], Any]) -> Any:
+def decode(
+    data: Any, reference: Callable[[Any], Any], number: Callable[[float], float] = float
+) -> Any:
     """Return the value that `encode` wrote.
 
     Args:
         data: JSON-able data, possibly hostile.
         reference: Makes the object for a stand-in.
+        number: Takes each float; what it returns stands in its place.
 
     Raises:
         ValueError: If `data` is not what `encode` writes.
@@ -79,37 +91,112 @@ def decode(data: Any, reference: Callable[[Any], Any]) -> Any:
     if data is None or isinstance(data, bool | str):
         return data
     if isinstance(data, list):
-        return [decode(item, reference) for item in data]
+        return [decode(item, reference, number) for item in data]
     if not isinstance(data, dict) or len(data) != 1:
         raise ValueError("malformed value")
     [(tag, content)] = data.items()
     try:
-        return _decode_tagged(tag, content, reference)
-    except (TypeError, AttributeError, LookupError, OverflowError) as error:
+        return _decode_tagged(tag, content, reference, number)
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise ValueError("malformed value") from error
 
 
-def _decode_tagged(tag: str, content: Any, reference: Callable[[Any], Any]) -> Any:
+def _decode_tagged(
+    tag: str, content: Any, reference: Callable[[Any], Any], number: Callable[[float], float]
+) -> Any:
+    if tag in _SCALARS:
+        return _SCALARS[tag](content)
     match tag:
-        case "int":
-            return int(content, 16)
         case "float":
-            return float.fromhex(content)
-        case "complex":
-            return complex(float.fromhex(content[0]), float.fromhex(content[1]))
-        case "bytes":
-            return bytes.fromhex(content)
-        case "bytearray":
-            return bytearray.fromhex(content)
+            return number(float.fromhex(content))
         case "dict":
-            return {decode(k, reference): decode(v, reference) for k, v in content}
+            return dict(decode(content, reference, number))
         case "tuple" | "set" | "frozenset":
-            return _BY_TAG[tag](decode(item, reference) for item in content)
+            return _BY_TAG[tag](decode(content, reference, number))
         case "type" if content in _TYPES:
             return _TYPES[content]
         case "reference":
             return reference(content)
     raise ValueError("malformed value")
+
+
+def _complex(parts: list[str]) -> complex:
+    real, imaginary = (float.fromhex(part) for part in parts)
+    if math.isnan(real) or math.isnan(imaginary):  # its absolute value would be a plain float
+        raise ValueError("a complex number that is not a number")
+    return complex(real, imaginary)
+
+
+def _decimal(text: str) -> Any:
+    import decimal
+
+    value = decimal.Decimal(text + "")
+    if value.is_nan():
+        raise ValueError("a decimal number that is not a number")
+    return value
+
+
+def _fraction(parts: list[str]) -> Any:
+    import fractions
+
+    numerator, denominator = (int(part, 16) for part in parts)
+    return fractions.Fraction(numerator, denominator)
+
+
+_SCALARS: Final[dict[str, Callable[[Any], Any]]] = {
+    "int": lambda text: int(text, 16),
+    "complex": _complex,
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "range": lambda parts: range(*(int(part, 16) for part in parts)),
+    "Decimal": _decimal,
+    "Fraction": _fraction,
+}
+
+
+class NonFinite(float):
+    """Infinity, or what is not a number, out of a program under test.
+
+    ``not abs(nan - 4) > 1e-6`` is true, and so would be a test that is written that way. Here what
+    is not a number stays that through arithmetic, and refuses to be ordered.
+    """
+
+    def __float__(self) -> float:
+        """Return infinity as a plain number."""
+        self._refuse_nan()
+        return float.__add__(self, 0.0)
+
+    def _refuse_nan(self, *others: Any) -> None:
+        if any(math.isnan(value) for value in (self, *others) if isinstance(value, float)):
+            raise ArithmeticError("what is not a number (NaN) is neither more nor less")
+
+
+def keep_nonfinite(value: Any) -> Any:
+    """Return a float that is not finite as `NonFinite`, anything else as it is."""
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    return NonFinite(value) if is_odd else value
+
+
+def _calculate(name: str) -> Callable[..., Any]:
+    return lambda self, *others: keep_nonfinite(getattr(float, name)(self, *others))
+
+
+def _order(name: str) -> Callable[..., bool]:
+    def compare(self: NonFinite, other: Any) -> bool:
+        self._refuse_nan(other)
+        answer: bool = getattr(float, name)(self, other)
+        return answer
+
+    return compare
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(NonFinite, f"__{_name}__", _calculate(f"__{_name}__"))
+    setattr(NonFinite, f"__r{_name}__", _calculate(f"__r{_name}__"))
+for _name in ("abs", "neg", "pos", "round"):
+    setattr(NonFinite, f"__{_name}__", _calculate(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(NonFinite, f"__{_name}__", _order(f"__{_name}__"))
 
 
 class Channel:

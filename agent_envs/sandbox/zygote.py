@@ -6,7 +6,6 @@ socket; a fork enters a user, mount and process namespace of its own, with an em
 directory, and supervises the program there. Standard library only.
 """
 
-import contextlib
 import ctypes
 import gc
 import json
@@ -25,6 +24,9 @@ _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
 _AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
+_OWN_NAMESPACES: Final = _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
+"""What each program has for itself."""
+_CLONE: Final = {"x86_64": 56, "aarch64": 220}
 _MOUNT_SETATTR: Final = 442  # the same number on every processor
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _CAPSET: Final = {"x86_64": 126, "aarch64": 91}
@@ -35,6 +37,7 @@ UID: Final = 65_534
 """Who programs are: nobody, inside and (if the host's process is root) outside."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_lock = ctypes.PyDLL(None)
 
 
 def main(config: dict[str, Any]) -> None:
@@ -44,13 +47,7 @@ def main(config: dict[str, Any]) -> None:
         config: ``socket``, ``binds``, ``links``, ``masks``, ``files``, ``seccomp``,
             ``modules``, ``packages``.
     """
-    is_root = os.geteuid() == 0
-    uid, gid = os.geteuid(), os.getegid()
-    _check(
-        _libc.unshare(_NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if is_root else _NEWUSER))
-    )
-    if not is_root:
-        _map_ids(uid, gid)
+    is_root = _leave_namespaces()
     first = os.fork()
     if first:
         # Until the namespace's first process is gone, and with it all others.
@@ -71,12 +68,42 @@ def main(config: dict[str, Any]) -> None:
         os._exit(1)
 
 
+def _leave_namespaces() -> bool:
+    """Leave the host's namespaces; return whether as root, who can become another user.
+
+    Root without CAP_SYS_ADMIN, or in a user namespace that knows a single user, does what any
+    other user does: makes a user namespace first.
+    """
+    flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
+    uid, gid = os.geteuid(), os.getegid()
+    may_change = uid == 0 and _knows("uid") and _knows("gid") and _may_set_groups()
+    if may_change and _libc.unshare(flags) == 0:
+        return True
+    _check(_libc.unshare(flags | _NEWUSER), "unshare: user namespaces")
+    _map_ids(uid, gid)
+    return False
+
+
+def _knows(kind: str) -> bool:
+    """Return whether this user namespace has the id that programs are to have."""
+    for line in Path(f"/proc/self/{kind}_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= UID < first + count:
+            return True
+    return False
+
+
+def _may_set_groups() -> bool:
+    return Path("/proc/self/setgroups").read_text().strip() == "allow"
+
+
 class Zygote:
     """Forks a supervisor and its program for each request."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Serve on the socket of `config`."""
         self._host = socket.socket(fileno=config["socket"])
+        self._uid, self._gid = os.geteuid(), os.getegid()
         self._filter = bytes.fromhex(config["seccomp"])
         sys.path += config["packages"]
         for name in config["modules"]:
@@ -92,41 +119,37 @@ class Zygote:
             message, descriptors, _, _ = socket.recv_fds(self._host, 16, 16)
             if not message:
                 os._exit(0)
-            try:
-                pid = os.fork()
-            except OSError:
-                pid = -1  # the host sees its end of the connection close
-            if pid == 0:
+            if _fork_into(_OWN_NAMESPACES) == 0:
                 self._enter(descriptors)
-            for descriptor in descriptors:
+            for descriptor in descriptors:  # if it failed, the host sees that nobody is there
                 os.close(descriptor)
 
     def _enter(self, descriptors: list[int]) -> NoReturn:
-        """Make the namespaces of one program, and leave its first process there."""
+        """Be the first process of the namespaces of one program."""
         control = socket.socket(fileno=descriptors.pop(0))
         try:
             self._host.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            uid, gid = os.geteuid(), os.getegid()
-            _check(_libc.unshare(_NEWUSER | _NEWNS | _NEWPID))
-            _map_ids(uid, gid)
-            if os.fork():
-                os._exit(0)
+            _map_ids(self._uid, self._gid)
             request = supervisor.receive_request(control)
-            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=2,subset=pid")
+            _mount(
+                "proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=ptraceable,subset=pid"
+            )
             size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
             _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
             os.chdir("/scratch")
             supervisor.supervise(
                 request, descriptors, control, supervisor.Namespace(), self._confine
             )
-        except BaseException as error:  # noqa: BLE001 - reported to the host, which raises it
-            _report(control, error)
+        except BaseException as error:  # noqa: BLE001 - reported to the host
+            failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
+            supervisor.send_frame(control, b"r", failure.encode())
         finally:
             os._exit(0)
 
     def _confine(self) -> None:
-        """Give up every right for good."""
+        """Give up every right for good, and with it the way to lower ``oom_score_adj``."""
+        _set_attributes("/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC, 0)
         header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
         _check(_libc.syscall(_CAPSET[os.uname().machine], header, bytes(24)))
         _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -134,6 +157,18 @@ class Zygote:
         pointer = ctypes.addressof(code)
         program = struct.pack("HxxxxxxQ", len(self._filter) // 8, pointer)
         _check(_libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+
+
+def _fork_into(flags: int) -> int:
+    """Fork a child that is in new namespaces from its first moment; return as `os.fork`, or -1.
+
+    `os.unshare` would take a fork more: a process namespace begins with the next child. Python's
+    own work after a fork is not done, and not needed: there is one thread, and the child forks
+    again, by `os.fork`, before a line of a program runs.
+    """
+    number = ctypes.c_long(_CLONE[os.uname().machine])
+    arguments = [ctypes.c_ulong(flags | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4]
+    return int(_libc_with_lock.syscall(number, *arguments))
 
 
 def _build_root(config: dict[str, Any]) -> None:
@@ -204,12 +239,6 @@ def _map_ids(uid: int, gid: int) -> None:
     ):
         with open(f"/proc/self/{name}", "wb", buffering=0) as file:  # noqa: PTH123
             file.write(text.encode())
-
-
-def _report(control: socket.socket, error: BaseException) -> None:
-    with contextlib.suppress(OSError):
-        report = json.dumps({"failure": f"{type(error).__name__}: {error}"})
-        control.sendall(report.encode() + b"\n")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:

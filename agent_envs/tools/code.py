@@ -1,79 +1,103 @@
 """Tools to run programs in a sandbox: a program to its end, tests against it, a Python session."""
 
 import atexit
+import logging
 import threading
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
-from agent_envs.core.tool import Tool, ToolResult
-from agent_envs.errors import SnapshotError
-from agent_envs.sandbox import Level, Limits, Result, Sandbox, Session, Verdict, open_sandbox
+from agent_envs.core.tool import Tool
+from agent_envs.errors import SandboxError, SnapshotError
+from agent_envs.sandbox import (
+    Folder,
+    Level,
+    Limits,
+    Result,
+    Sandbox,
+    Session,
+    Verdict,
+    open_sandbox,
+)
 
 LIMITS: Final = Limits(wall_seconds=5.0, cpu_seconds=5.0, output_chars=6_000)
+JUDGING_LIMITS: Final = Limits(wall_seconds=20.0, cpu_seconds=5.0, output_chars=6_000)
+"""A program is judged by its processor time; the clock is for those that wait for nothing."""
+BROKEN_TEXT: Final = "[the program broke its sandbox]"
+_LOGGER: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _OPENING: Final = threading.Lock()
+_SHARED: Final[dict[Level, Sandbox]] = {}
 _STATUS_TEXTS: Final = {
     "timeout": "[stopped: it took longer than {limits.wall_seconds:g} seconds]",
     "cpu_limit": "[stopped: it took longer than {limits.cpu_seconds:g} seconds]",
     "memory_limit": "[stopped: it needed more than {limits.memory_mb} MB of memory]",
+    "process_limit": "[stopped: it had more than {limits.processes} processes]",
     "output_limit": "[stopped: it wrote more than {limits.output_chars} characters]",
 }
+_BROKEN: Final = Result(status="error", exit_code=None, stdout="", stderr=BROKEN_TEXT)
 _SESSION_ENDED_TEXT: Final = "The session has ended; a new one begins, without its variables."
-
-
-@cache
-def _open_shared(level: Level) -> Sandbox:
-    sandbox = open_sandbox(level)
-    atexit.register(sandbox.close)
-    return sandbox
 
 
 def shared_sandbox(level: Level) -> Sandbox:
     """Return the sandbox that all environments of this process share."""
     with _OPENING:
-        return _open_shared(level)
+        if level not in _SHARED:
+            _SHARED[level] = open_sandbox(level)
+            atexit.register(_SHARED[level].close)
+        return _SHARED[level]
 
 
-def make_run_code_tool(sandbox: Sandbox, on_result: Callable[[Result], None]) -> Tool:
-    """Make the tool ``run_code(code)``; `on_result` is told what each program did."""
-
-    def run_code(code: str) -> ToolResult:
-        """Run a Python program and see what it prints.
-
-        Args:
-            code: The whole program.
-        """
-        result = sandbox.run_python(code, limits=LIMITS)
-        on_result(result)
-        return ToolResult(describe(result), data={"status": result.status})
-
-    return Tool(run_code, timeout=None)  # the sandbox keeps the time
+def run_python(level: Level, source: str) -> Result:
+    """Run a program in the shared sandbox; whatever it breaks is its own failure."""
+    return _blaming(level, lambda sandbox: sandbox.run_python(source, limits=LIMITS), _BROKEN)
 
 
-def make_run_tests_tool(
-    check: Callable[[str], Sequence[tuple[str, Verdict]]], on_result: Callable[[int, int], None]
-) -> Tool:
-    """Make the tool ``run_tests(code)``.
+def run_shell(level: Level, script: str, folder: Folder) -> Result:
+    """Run a script in a folder, in the shared sandbox; whatever it breaks is its own failure."""
 
-    `check` runs each public test; `on_result` is told how many passed, and of how many.
+    def run(sandbox: Sandbox) -> Result:
+        return sandbox.run_shell(script, files=folder, limits=LIMITS, collect_files=True)
+
+    return _blaming(level, run, _BROKEN)
+
+
+def judge(level: Level, program: str, tests: str, **options: Any) -> Verdict:
+    """Judge a program as `Sandbox.check_python` does; whatever it breaks is its own failure."""
+    failed = Verdict(passed=False, reason="exited", message=BROKEN_TEXT)
+    return _blaming(
+        level,
+        lambda sandbox: sandbox.check_python(program, tests, limits=JUDGING_LIMITS, **options),
+        failed,
+    )
+
+
+def _blaming(level: Level, use: Callable[[Sandbox], _T], failed: _T) -> _T:
+    """Use the shared sandbox; say `failed` where the program is to blame that it does not work.
+
+    What was left broken is no fault of this program: it is tried again in a fresh sandbox. The
+    machine is to blame only if that cannot run an empty program either.
+
+    Raises:
+        SandboxError: If the machine is to blame.
     """
+    try:
+        return use(shared_sandbox(level))
+    except SandboxError as error:
+        _LOGGER.warning("The sandbox failed and is opened again: %s", error)
+    _forget_shared(level)
+    try:
+        return use(shared_sandbox(level))
+    except SandboxError as error:
+        _forget_shared(level)
+        shared_sandbox(level).run_python("")
+        _LOGGER.warning("A program breaks its sandbox, which counts as its failure: %s", error)
+        return failed
 
-    def run_tests(code: str) -> ToolResult:
-        """Run the public tests against a Python program.
 
-        Args:
-            code: The whole program.
-        """
-        outcomes = check(code)
-        if not outcomes:
-            return ToolResult("There are no public tests.", data={"passed": 0, "total": 0})
-        num_passed = sum(verdict.passed for _, verdict in outcomes)
-        on_result(num_passed, len(outcomes))
-        lines = [f"{_outcome(verdict)}: {test}" for test, verdict in outcomes]
-        text = "\n".join([*lines, f"{num_passed} of {len(outcomes)} passed."])
-        return ToolResult(text, data={"passed": num_passed, "total": len(outcomes)})
-
-    return Tool(run_tests, timeout=None)
+def _forget_shared(level: Level) -> None:
+    # Not closed: programs of other threads may still run in it. It ends with this process.
+    with _OPENING:
+        _SHARED.pop(level, None)
 
 
 class PythonSession:
@@ -101,9 +125,14 @@ class PythonSession:
         Args:
             code: What to run.
         """
-        if self._session is None:
-            self._session = shared_sandbox(self._level).session(LIMITS)
-        result = self._session.run(code)
+        try:
+            if self._session is None:
+                self._session = shared_sandbox(self._level).session(LIMITS)
+            result = self._session.run(code)
+        except SandboxError:
+            self.close()
+            _forget_shared(self._level)
+            raise
         text = describe(result)
         if self._session.is_closed:
             self.close()
@@ -115,10 +144,6 @@ class PythonSession:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def _outcome(verdict: Verdict) -> str:
-    return "passed" if verdict.passed else f"FAILED ({verdict.message or verdict.reason})"
 
 
 def describe(result: Result) -> str:

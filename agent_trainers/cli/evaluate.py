@@ -192,6 +192,7 @@ def _as_json(
         "num_tasks": len({t.group_id for t in evaluation.trajectories}),
         "samples_per_task": options.samples_per_task,
         "num_failed": evaluation.num_failed,
+        "success_of_all": evaluation.success_of_all,
         "usage": asdict(evaluation.usage),
         "metrics": evaluation.metrics,
         "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
@@ -202,13 +203,17 @@ def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
     title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
     table = Table("metric", Column("mean", justify="right"), title=title, min_width=60)
+    num_failed, num_episodes = evaluation.num_failed, len(evaluation.trajectories)
     for name, value in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}")
+        if name == "success" and num_failed:  # else faults could pass for success
+            table.add_row("  of all, faults as failures", f"{evaluation.success_of_all:.3f}")
+            table.add_row("  faults: episodes not scored", f"{num_failed} of {num_episodes}")
     for k, value in evaluation.pass_at_k.items():
         table.add_row(f"pass@{k}", f"{value:.3f}")
     usage = evaluation.usage
     table.caption = (
-        f"{len(evaluation.trajectories)} episodes, {evaluation.num_failed} failed; "
+        f"{num_episodes} episodes, {num_failed} failed; "
         f"{usage.calls} model turns, {usage.prompt_tokens} prompt and {usage.completion_tokens} "
         "completion tokens"
     )

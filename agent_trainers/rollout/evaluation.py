@@ -28,6 +28,11 @@ class Evaluation:
     usage: Usage
     """What all episodes together asked of the model."""
 
+    @property
+    def success_of_all(self) -> float:
+        """The share of all episodes that succeeded; one that could not be scored did not."""
+        return sum(t.success for t in self.trajectories) / max(1, len(self.trajectories))
+
 
 def evaluate_policy(
     make_env: Callable[[], TextEnv],

@@ -18,12 +18,13 @@ from agent_envs.core.rewards import (
     noted_terms,
 )
 from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import DataError
-from agent_envs.sandbox import Level, Result, Verdict
+from agent_envs.sandbox import Level, Verdict
 from agent_envs.scoring.public_examples import parse_quietly, public_examples
-from agent_envs.tools.code import LIMITS, make_run_code_tool, make_run_tests_tool, shared_sandbox
+from agent_envs.tools.code import describe, judge, run_python, shared_sandbox
 
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -54,7 +55,6 @@ class CodeEnv(DatasetEnv):
     metric_names: ClassVar[tuple[str, ...]] = (
         "success", "public_test_share", "num_failed_runs", *DatasetEnv.metric_names,
     )  # fmt: skip
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_sandbox"})
     default_system_prompt: ClassVar[str] = (
         "Write the Python program that is asked for. Run it and test it, repair what fails, then "
         "give the whole program as the answer."
@@ -70,14 +70,12 @@ class CodeEnv(DatasetEnv):
         Raises:
             SandboxUnavailableError: If this machine does not offer the isolation.
         """
-        self._sandbox = shared_sandbox(sandbox)
+        shared_sandbox(sandbox)  # fails now, not in the middle of an episode
+        self._level = sandbox
         super().__init__(
-            default_tools=[
-                make_run_code_tool(self._sandbox, self._note_run),
-                make_run_tests_tool(self._check_public, self._note_tests),
-            ],
+            default_tools=[Tool(self.run_code, timeout=None), Tool(self.run_tests, timeout=None)],
             **shared,
-        )
+        )  # the sandbox keeps the time
 
     def begin_episode(self) -> None:
         """Forget what was run."""
@@ -87,6 +85,34 @@ class CodeEnv(DatasetEnv):
         self.is_correct = False
         self._has_failed = self._has_passed = False
 
+    def run_code(self, code: str) -> ToolResult:
+        """Run a Python program and see what it prints.
+
+        Args:
+            code: The whole program.
+        """
+        result = run_python(self._level, code)
+        self.num_failed_runs += result.status != "ok"
+        return ToolResult(describe(result), data={"status": result.status})
+
+    def run_tests(self, code: str) -> ToolResult:
+        """Run the public tests against a Python program.
+
+        Args:
+            code: The whole program.
+        """
+        program, tests = self.program(code), self.task.data["public_tests"]
+        if not tests:
+            return ToolResult("There are no public tests.", data={"passed": 0, "total": 0})
+        verdicts = [self._judge(program, test) for test in tests]
+        num_passed = sum(verdict.passed for verdict in verdicts)
+        self._note_tests(num_passed, len(tests))
+        lines = [
+            f"{_outcome(verdict)}: {test}" for test, verdict in zip(tests, verdicts, strict=True)
+        ]
+        text = "\n".join([*lines, f"{num_passed} of {len(tests)} passed."])
+        return ToolResult(text, data={"passed": num_passed, "total": len(tests)})
+
     def on_answer(self, answer: str) -> None:
         """Run the hidden tests against the answer."""
         self.is_correct = self._judge(self.program(answer), self.task.data["tests"]).passed
@@ -94,8 +120,10 @@ class CodeEnv(DatasetEnv):
             self.noted["public_tests"] = self._progress.advance(1.0)
 
     def _judge(self, program: str, tests: str) -> Verdict:
-        names = _names_tested(self.task.data["solution"], tests)
-        return self._sandbox.check_python(program, tests, names=names, limits=LIMITS)
+        data = self.task.data
+        name = data.get("entry_point")
+        names = [name] if name else entry_points(data["solution"], data["tests"])
+        return judge(self._level, program, tests, names=names, helpers=data["solution"])
 
     def program(self, answer: str) -> str:
         """Return the program that an answer holds, without the fence of a code block."""
@@ -114,13 +142,6 @@ class CodeEnv(DatasetEnv):
         """Run the public tests against the reference solution, then answer with it."""
         solution = self.task.data["solution"]
         return [self.write_call("run_tests", code=solution), self.write_answer(solution)]
-
-    def _check_public(self, code: str) -> list[tuple[str, Verdict]]:
-        program = self.program(code)
-        return [(test, self._judge(program, test)) for test in self.task.data["public_tests"]]
-
-    def _note_run(self, result: Result) -> None:
-        self.num_failed_runs += result.status != "ok"
 
     def _note_tests(self, passed: int, total: int) -> None:
         share = passed / total
@@ -221,14 +242,35 @@ class MBPPEnv(CodeEnv):
     )  # fmt: skip
 
 
-def _names_tested(solution: str, tests: str) -> list[str]:
-    """Return what tests take from a program: what the reference defines and they mention."""
-    defined = (
-        node.name
-        for node in parse_quietly(solution).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    )
-    return [name for name in defined if re.search(rf"\b{name}\b", tests)]
+def entry_points(solution: str, tests: str) -> list[str]:
+    """Return the names that tests take from a program, where the data do not say.
+
+    Of what an assertion mentions, the function that the reference defines last: what stands before
+    it are its helpers, which the tests take from the reference itself. A class only if there is no
+    function.
+    """
+    try:
+        reference, tree = parse_quietly(solution), parse_quietly(tests)
+    except (SyntaxError, ValueError):  # nothing can pass
+        return []
+    defined: dict[str, int] = {}  # by how much it looks like what is asked for, then in order
+    for node in reference.body:
+        if isinstance(node, ast.ClassDef):
+            defined[node.name] = 0
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            defined[node.name] = 2
+        elif isinstance(node, ast.Assign):
+            rank = 2 if isinstance(node.value, ast.Lambda) else 1
+            defined |= {t.id: rank for t in node.targets if isinstance(t, ast.Name)}
+    by_rank = sorted(defined, key=lambda name: defined[name])
+
+    def wanted(tree: ast.AST) -> str | None:
+        mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        return next((name for name in reversed(by_rank) if name in mentioned), None)
+
+    assertions = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
+    found = list(dict.fromkeys(filter(None, map(wanted, assertions))))
+    return found or list(filter(None, [wanted(tree)]))
 
 
 def _indented(body: str) -> str:
@@ -241,6 +283,10 @@ def _indented(body: str) -> str:
             shift = max(0, shift - 4)
         first = " " * shift + first
     return textwrap.indent(textwrap.dedent("\n".join([first, *rest, ""])), "    ")
+
+
+def _outcome(verdict: Verdict) -> str:
+    return "passed" if verdict.passed else f"FAILED ({verdict.message or verdict.reason})"
 
 
 def _without_fence(answer: str) -> str:

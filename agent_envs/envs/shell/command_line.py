@@ -20,10 +20,12 @@ from agent_envs.core.rewards import (
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.envs.shell.tasks import KINDS, ShellTask, make_shell_task
+from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
+from agent_envs.envs.shell.task import ShellTask
+from agent_envs.envs.shell.tasks import ALL_KINDS, KINDS, make_shell_task
 from agent_envs.errors import ConfigurationError
-from agent_envs.sandbox import Level
-from agent_envs.tools.code import LIMITS, describe, shared_sandbox
+from agent_envs.sandbox import Folder, Level
+from agent_envs.tools.code import describe, run_shell, shared_sandbox
 
 MAX_DIFFICULTY: Final = 3
 
@@ -36,11 +38,20 @@ def solved_term(env: "CommandLineEnv", event: StepEvent) -> float:
 class CommandLineEnv(ToolEnv):
     """Procedural tasks for a shell, judged by the state of the folder in the end.
 
-    Tool: ``shell(command)``; every command begins in the task's folder. To say that it is done, the
-    agent answers, with any text. Reward terms: ``solved`` at the end (outcome); ``progress`` (by
-    how much the best share of right files so far has grown, as a share of what was wrong at the
-    start) and ``format`` on the way (process). New files beside those that are asked for do no
-    harm. The
+    Kinds: ``find``, ``extract``, ``rename``, ``edit``, ``merge`` and ``undo``, mixed unless
+    ``kinds=`` says otherwise. Four more only if it names them, in which the folder contradicts
+    itself and the obvious command does harm: ``stale_state`` (what is there is out of date),
+    ``half_done`` (somebody was interrupted), ``name_collision`` (names are taken) and
+    ``contradictory_sources`` (files disagree, and a policy says which counts).
+
+    Tool: ``shell(command)``; every command begins in the task's folder, as the last one left it:
+    files, folders, rights and links. To say that it is done, the agent answers, with any text.
+    Reward terms: ``solved`` at the end (outcome); ``progress`` (by how much the best share of right
+    files so far has grown, as a share of what was wrong at the start) and ``format`` on the way
+    (process). ``success`` is strict: all is as it must be. ``share_right`` is the share of files
+    that are; tasks that contradict themselves have a ``partial_score`` besides, the share of checks
+    that hold, down to single lines, where all that must stay as it was is one check. New files
+    beside those that are asked for do no harm. The
     episode ends with the answer, or at the turn limit (8 turns unless ``max_episode_steps=`` says
     otherwise).
 
@@ -64,7 +75,6 @@ class CommandLineEnv(ToolEnv):
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("shell(command)",)
     metric_names: ClassVar[tuple[str, ...]] = ("success", "share_right", *ToolEnv.metric_names)
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_sandbox"})
     default_system_prompt: ClassVar[str] = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "
         "done, answer: done."
@@ -82,7 +92,7 @@ class CommandLineEnv(ToolEnv):
         """Choose the family of tasks, and open the sandbox.
 
         Args:
-            kinds: Which kinds of tasks; all if not given.
+            kinds: Which kinds of tasks; the first six above if not given.
             difficulty: 1 to 3.
             split: ``"train"`` or ``"test"``; they have no task in common.
             sandbox: How commands are isolated; see `agent_envs.sandbox.open_sandbox`.
@@ -95,14 +105,15 @@ class CommandLineEnv(ToolEnv):
         """
         chosen = (kinds,) if isinstance(kinds, str) else tuple(KINDS if kinds is None else kinds)
         for kind in chosen:
-            lookup(KINDS, kind, kind="kind of task")
+            lookup(ALL_KINDS, kind, kind="kind of task")
         if not chosen or difficulty not in range(1, MAX_DIFFICULTY + 1):
             raise ConfigurationError(
                 f"kinds must not be empty, and difficulty is 1 to {MAX_DIFFICULTY}: {difficulty}."
             )
         self._kinds, self._difficulty, self._split = chosen, difficulty, split
         self._split_seed = lookup({"train": 0, "test": 1}, split, kind="split")
-        self._sandbox = shared_sandbox(sandbox)
+        shared_sandbox(sandbox)  # fails now, not in the middle of an episode
+        self._level = sandbox
         super().__init__(default_tools=[Tool(self.shell, timeout=None)], **shared)
 
     def get_task(self, index: int) -> Task:
@@ -120,9 +131,10 @@ class CommandLineEnv(ToolEnv):
     def begin_episode(self) -> None:
         """Lay the folder out anew."""
         self._made: ShellTask = self.task.data["task"]
-        files = self._made.files
-        self._files: dict[str, bytes] = {path: files[path].encode() for path in files}
-        self._progress = Progress(self.share_right)
+        self._take(Folder.of(self._made.files))
+        self._progress = Progress(
+            self.share_right
+        )  # right at first earns nothing
 
     def shell(self, command: str) -> str:
         """Run a command in the folder of the task.
@@ -130,32 +142,53 @@ class CommandLineEnv(ToolEnv):
         Args:
             command: What /bin/sh runs.
         """
-        result = self._sandbox.run_shell(
-            command, files=self._files, limits=LIMITS, collect_files=True
-        )
-        self._files = dict(result.files)
+        result = run_shell(self._level, command, self._folder)
+        if result.folder is not None:  # else it was lost, and the one before stays
+            self._take(result.folder)
         gain = self._progress.advance(self.share_right)
         self.noted["progress"] = self.noted.get("progress", 0.0) + gain
-        return describe(result)
+        return "\n".join([describe(result), *(f"[not kept: {line}]" for line in result.left_out)])
+
+    def _take(self, folder: Folder) -> None:
+        """Make this the folder of the task; look at what is judged of it."""
+        self._folder = folder
+        judged = {path.encode(): path for path in (*self._made.expected, *self._made.absent)}
+        files = folder.files()
+        self._contents = {
+            judged[entry.path]: _text(files.get(entry.path))
+            for entry in folder.entries()
+            if entry.path in judged
+        }
 
     @property
     def share_right(self) -> float:
         """The share of files that are as they must be, those that must be gone included."""
-        made = self._made
-        right = [self._files.get(path) == text.encode() for path, text in made.expected.items()]
-        right += [path not in self._files for path in made.absent]
+        made, contents = self._made, self._contents
+        right = [contents.get(path) == text for path, text in made.expected.items()]
+        right += [path not in contents for path in made.absent]
         return sum(right) / len(right)
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now; without an answer it is no success."""
         is_done = self.answer is not None or self.num_turns == self.max_turns
-        return {
+        metrics = {
             "success": float(is_done and self.share_right == 1.0),
             "share_right": self.share_right,
-            **super().metrics(),
         }
+        if self._made.kind in CONFLICT_KINDS:
+            checks = self._made.checks(self._contents)
+            metrics["partial_score"] = sum(checks) / len(checks)
+        return {**metrics, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
         """Run the commands that do it, then say so."""
         calls = [self.write_call("shell", command=command) for command in self._made.commands]
         return [*calls, self.write_answer("done")]
+
+
+def _text(content: bytes | None) -> str | None:
+    """Return a file's text; None where it is no plain file of text."""
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,42 +1,18 @@
 """Procedural tasks for a shell: a folder as it is, what to do, and how it must be in the end."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from agent_envs.core.lookup import lookup
+from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
+from agent_envs.envs.shell.task import WORDS, ShellTask, make_text
 
-Files = dict[str, str]
-"""Path -> content."""
-_WORDS: Final = """
-    amber birch cedar delta ember fjord grove harbor iris jade kelp lotus maple nectar olive
-    pearl quartz river slate tulip umber violet willow zephyr
-""".split()
 _FOLDERS: Final = "archive config data docs logs notes reports scripts".split()
 _KEYS: Final = (
     "cache color depth host level limit mode name owner port region retries theme".split()
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShellTask:
-    """A task for a shell; records of the leaderboard hash its fields."""
-
-    kind: str
-    instruction: str
-    files: Files
-    """The folder at the beginning."""
-    expected: Files
-    """What must be there in the end, with this content."""
-    commands: Sequence[str]
-    """Commands that do it."""
-
-    @property
-    def absent(self) -> frozenset[str]:
-        """What must be gone in the end."""
-        return frozenset(self.files) - frozenset(self.expected)
 
 
 def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> ShellTask:
@@ -45,16 +21,16 @@ def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> She
     Raises:
         UnknownNameError: If there is no such kind.
     """
-    return lookup(KINDS, kind, kind="kind of task")(rng, difficulty)
+    return lookup(ALL_KINDS, kind, kind="kind of task")(rng, difficulty)
 
 
 def _find(rng: np.random.Generator, difficulty: int) -> ShellTask:
-    word = str(rng.choice(_WORDS))
-    others = [other for other in _WORDS if other != word]
+    word = str(rng.choice(WORDS))
+    others = [other for other in WORDS if other != word]
     paths = _paths(rng, 4 * difficulty + 2, difficulty)
     wanted = _some(rng, paths)
     files = {
-        path: _text(rng, [*rng.choice(others, 8), *([word] if path in wanted else [])])
+        path: make_text(rng, [*rng.choice(others, 8), *([word] if path in wanted else [])])
         for path in paths
     }
     return ShellTask(
@@ -72,11 +48,11 @@ def _find(rng: np.random.Generator, difficulty: int) -> ShellTask:
 def _extract(rng: np.random.Generator, difficulty: int) -> ShellTask:
     status = str(rng.choice(["paid", "open", "late"]))
     files, total = {}, 0
-    for name in rng.choice(_WORDS, difficulty + 1, replace=False):
+    for name in rng.choice(WORDS, difficulty + 1, replace=False):
         rows = []
         for number in range(3 + 3 * difficulty):
             own, amount = str(rng.choice(["paid", "open", "late"])), int(rng.integers(1, 500))
-            rows.append(f"{number + 1},{rng.choice(_WORDS)},{own},{amount}")
+            rows.append(f"{number + 1},{rng.choice(WORDS)},{own},{amount}")
             total += amount if own == status else 0
         files[f"data/{name}.csv"] = "id,customer,status,amount\n" + "".join(f"{r}\n" for r in rows)
     return ShellTask(
@@ -96,10 +72,10 @@ def _extract(rng: np.random.Generator, difficulty: int) -> ShellTask:
 
 
 def _rename(rng: np.random.Generator, difficulty: int) -> ShellTask:
-    folder, prefix = str(rng.choice(_FOLDERS)), str(rng.choice(_WORDS))
-    names = rng.choice(_WORDS, 2 + 2 * difficulty, replace=False)
+    folder, prefix = str(rng.choice(_FOLDERS)), str(rng.choice(WORDS))
+    names = rng.choice(WORDS, 2 + 2 * difficulty, replace=False)
     files = {
-        f"{folder}/{name}.{'txt' if i % 2 == 0 else 'log'}": _text(rng, rng.choice(_WORDS, 4))
+        f"{folder}/{name}.{'txt' if i % 2 == 0 else 'log'}": make_text(rng, rng.choice(WORDS, 4))
         for i, name in enumerate(names)
     }
     expected = {}
@@ -123,7 +99,7 @@ def _edit(rng: np.random.Generator, difficulty: int) -> ShellTask:
     key = str(rng.choice(_KEYS))
     old, new = (int(value) for value in rng.choice(9000, 2, replace=False) + 1000)
     files, expected = {}, {}
-    for i, name in enumerate(rng.choice(_WORDS, 2 + 2 * difficulty, replace=False)):
+    for i, name in enumerate(rng.choice(WORDS, 2 + 2 * difficulty, replace=False)):
         path = f"{'config' if i == 0 or rng.random() < 0.6 else 'docs'}/{name}.ini"
         lines = [f"{k}={int(rng.integers(1000))}" for k in rng.choice(_KEYS, 4) if k != key]
         lines.insert(int(rng.integers(len(lines) + 1)), f"{key}={old}")
@@ -181,11 +157,11 @@ def _merge(rng: np.random.Generator, difficulty: int) -> ShellTask:
 
 def _undo(rng: np.random.Generator, difficulty: int) -> ShellTask:
     paths = _paths(rng, 2 + 2 * difficulty, difficulty)
-    original = {path: _text(rng, rng.choice(_WORDS, 4)) for path in paths}
+    original = {path: make_text(rng, rng.choice(WORDS, 4)) for path in paths}
     files, moves = dict(original), []
     for step in range(1 + 2 * difficulty):
         source = sorted(files)[int(rng.integers(len(files)))]
-        target = f"{rng.choice(_FOLDERS)}/{rng.choice(_WORDS)}-{step}.txt"
+        target = f"{rng.choice(_FOLDERS)}/{rng.choice(WORDS)}-{step}.txt"
         files[target] = files.pop(source)
         moves.append((source, target))
     log = "".join(f"{source} {target}\n" for source, target in moves)
@@ -214,6 +190,8 @@ KINDS: Final[Mapping[str, Callable[[np.random.Generator, int], ShellTask]]] = {
     "merge": _merge,
     "undo": _undo,
 }
+"""What is played unless ``kinds=`` names others."""
+ALL_KINDS: Final = {**KINDS, **CONFLICT_KINDS}
 
 
 def _paths(rng: np.random.Generator, count: int, depth: int) -> list[str]:
@@ -221,16 +199,10 @@ def _paths(rng: np.random.Generator, count: int, depth: int) -> list[str]:
     paths: dict[str, None] = {}
     while len(paths) < count:
         folders = rng.choice(_FOLDERS, int(rng.integers(1, depth + 1)), replace=False)
-        paths["/".join([*folders, f"{rng.choice(_WORDS)}.txt"])] = None
+        paths["/".join([*folders, f"{rng.choice(WORDS)}.txt"])] = None
     return list(paths)
 
 
 def _some(rng: np.random.Generator, paths: Sequence[str]) -> set[str]:
     count = int(rng.integers(1, len(paths)))
     return {str(path) for path in rng.choice(list(paths), count, replace=False)}
-
-
-def _text(rng: np.random.Generator, words: Iterable[str]) -> str:
-    words = [str(word) for word in rng.permutation(list(words))]
-    lines = [" ".join(words[i : i + 3]) for i in range(0, len(words), 3)]
-    return "".join(f"{line}\n" for line in lines)

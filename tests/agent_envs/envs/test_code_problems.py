@@ -4,6 +4,9 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import DataError
+from agent_envs.envs.code.problems import entry_points
+from agent_envs.errors import SandboxError
+from agent_envs.sandbox import Sandbox
 from agent_envs.scoring.public_examples import public_examples
 from tests.conftest import HUMANEVAL_ROWS, MBPP_ROWS
 
@@ -141,3 +144,57 @@ def test_oracle_play_solves_real_rows(shared_data, strong_sandbox, env_id, name)
         env.reset(options={"task": task})
         *_, info = env.step(env.unwrapped.reference_actions()[-1])
         assert info["metrics"]["success"] == 1.0, info["task_id"]
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("HumanEval/32", "def poly(xs, x): return 0\ndef find_zero(xs): return 0.0"),
+        ("HumanEval/32", "def find_zero(xs): return float('nan')"),
+        ("HumanEval/38", "def encode_cyclic(s): return s\ndef decode_cyclic(s): return s"),
+        ("HumanEval/50", "def encode_shift(s): return s\ndef decode_shift(s): return s"),
+    ],
+)
+def test_helpers_of_the_tests_are_the_references(shared_data, strong_sandbox, name, program):
+    env = gym.make(HUMANEVAL, data=str(shared_data / "humaneval_test.jsonl"))
+    tasks = [env.unwrapped.get_task(i).id for i in range(env.unwrapped.num_tasks)]
+    for answered, success in ((program, 0.0), (None, 1.0)):
+        env.reset(options={"task": tasks.index(name)})
+        assert answer(env, answered or env.unwrapped.task.data["solution"]) == success
+
+
+@pytest.mark.parametrize(
+    ("solution", "tests", "names"),
+    [
+        ("def encode(s): 0\ndef decode(s): 0", "assert decode(encode('a')) == 'a'", ["decode"]),
+        ("def is_close(a, b): 0\ndef f(x): 0", "assert is_close(f(2), 4)", ["f"]),
+        ("def add(a): 0\ndef sub(a): 0", "assert add(1) == 2\nassert sub(1) == 0", ["add", "sub"]),
+        ("def f(n): 0\nclass Node: 0", "root = Node(1)\nassert f(root)", ["f"]),
+        ("class Stack: 0", "s = Stack()\nassert s.pop() is None", ["Stack"]),
+        ("PI = 3\narea = lambda r: 0", "for r in (1, 2): assert area(r) == PI * r", ["area"]),
+        ("def f(x): 0", "assert other(2)", []),
+        ("def f(x): 0", "assert (", []),
+    ],
+)
+def test_only_the_entry_point_is_taken_from_the_program(solution, tests, names):
+    assert entry_points(solution, tests) == names
+
+
+def test_a_program_that_breaks_the_sandbox_has_failed(make_env, monkeypatch):
+    def break_down(*_, **__):
+        raise SandboxError("broken")
+
+    env = make_env()
+    with monkeypatch.context() as patch:
+        patch.setattr(Sandbox, "check_python", break_down)
+        observation, *_ = call(env, "run_tests", RIGHT)
+        assert observation.endswith("0 of 1 passed.")
+        _, reward, terminated, _, info = env.step(env.unwrapped.write_answer(RIGHT))
+        assert terminated
+        assert (reward, info["metrics"]["success"]) == (0.02, 0.0)
+        patch.setattr(Sandbox, "run_python", break_down)
+        env.reset(seed=0)
+        assert call(env, "run_code", "1")[4]["action"]["error"] == "tool_error"
+        with pytest.raises(SandboxError):  # nothing runs here, so there is nothing to be scored
+            env.step(env.unwrapped.write_answer(RIGHT))
+    assert answer(make_env(), RIGHT) == 1.0

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -179,7 +182,8 @@ def test_an_object_that_says_yes_to_everything_convinces_no_assertion(sandbox, t
 
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(
-        alphabet=st.characters()) | st.binary() | st.complex_numbers(allow_nan=False),
+        alphabet=st.characters()) | st.binary() | st.complex_numbers(allow_nan=False)
+    | st.decimals(allow_nan=False) | st.fractions() | st.builds(range, st.integers()),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner)
     | st.frozensets(st.integers()) | st.sets(st.text()),
 )  # fmt: skip
@@ -188,7 +192,9 @@ json_data = st.recursive(
     lambda inner: (
         st.lists(inner)
         | st.dictionaries(
-            st.sampled_from(["int", "float", "complex", "bytes", "dict", "tuple", "set", "x"]),
+            st.sampled_from(
+                "int float complex bytes dict tuple set range Decimal Fraction x".split()
+            ),
             inner,
         )
     ),
@@ -248,3 +254,22 @@ def test_only_the_names_asked_for_come_from_the_program(sandbox):
     tests = "helper = globals().get('helper', None)\nassert helper is None and double(1) == 2"
     verdict = sandbox.check_python(GOOD + "helper = 1\n", tests, names=["double"])
     assert verdict.passed
+
+
+def test_waiting_for_a_processor_costs_a_program_no_time(sandbox):
+    limits = Limits(wall_seconds=2, cpu_seconds=20)
+    work = "import time\ndef f(seconds):\n    while time.process_time() < seconds: pass\n"
+    idle = "import time\ndef f(seconds): time.sleep(30)"
+    # Each in a session of its own, which is what a kernel may share its processors among.
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+        for _ in range(4 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        verdict = sandbox.check_python(work, "f(1.4)", limits=limits)
+        assert verdict.passed, verdict
+        assert sandbox.check_python(idle, "f(1.4)", limits=limits).reason == "timeout"
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()

@@ -239,8 +239,8 @@ for pid in (1, {os.getpid()}):
     attempt(lambda: os.listdir(f"/proc/{{pid}}/fd"))
     if libc.ptrace(16, pid, 0, 0) == 0:
         print("ESCAPED: traced", pid)
-for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-    os.kill(os.getppid(), number)
+for number in (0, signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+    attempt(lambda: os.kill(os.getppid(), number) or "signalled")
 print("still watched")
 """,
     )

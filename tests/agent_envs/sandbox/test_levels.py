@@ -170,6 +170,7 @@ def test_a_container_is_started_with_every_restriction(fake_docker):
         "--memory=320m",
         "--memory-swap=320m",
         "--pids-limit=14",
+        "--log-driver=none",
         "--tmpfs=/scratch:rw,exec,nosuid,nodev,size=32m,mode=1777",
     ):
         assert argument in given
@@ -209,3 +210,31 @@ def test_an_engine_that_does_not_answer_is_named(fake_docker):
 def test_an_image_without_containers_is_refused():
     with pytest.raises(ConfigurationError, match="Drop one of the two"):
         open_sandbox("strong", image="python:3.11")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("d=$PWD; cd /; rmdir $d; ln -s {victim} $d", id="a link instead"),
+        pytest.param("d=$PWD; cd /; rmdir $d; echo x > $d", id="a file instead"),
+        pytest.param(
+            "ln -s {victim} link; mkdir -p a/b; ln -s {victim} a/b; chmod 0 a", id="below"
+        ),
+        pytest.param("rm -rf $PWD", id="nothing"),
+        pytest.param("kill -9 $PPID; mkdir -p a/b; chmod 0 a; sleep 0.1", id="no supervisor"),
+    ],
+)
+def test_cleaning_up_follows_no_link(plain_sandbox, leaves_nothing, tmp_path, script):
+    victim = tmp_path / "victim"
+    (victim / "sub").mkdir(parents=True)
+    (victim / "sub").chmod(0o755)
+    assert plain_sandbox.run_shell(script.format(victim=victim)).status in ("ok", "error")
+    assert (victim / "sub").stat().st_mode & 0o777 == 0o755
+    leaves_nothing()
+
+
+def test_a_deep_tree_is_removed(plain_sandbox, leaves_nothing):
+    plain_sandbox.run_python(
+        "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.kill(os.getppid(), 9)"
+    )
+    leaves_nothing()

@@ -47,7 +47,7 @@ def test_a_served_model_plays_with_calls_as_text(served, tmp_path, tool_format):
     assert len(episodes) == 4
 
 
-def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path):
+def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path, capsys):
     pytest.importorskip("openai", reason="the extra openai is not installed")
 
     def reply(body, _):
@@ -61,6 +61,12 @@ def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path):
             tmp_path, "--base_url", server.url, "--model", "m", "--num_tasks", "5"
         )
     assert result["num_failed"] == 1
+    solved = sum(episode.success for episode in episodes)
+    assert result["success_of_all"] == solved / 5
+    assert result["metrics"]["success"] == solved / 4
+    printed = capsys.readouterr().out
+    assert "of all, faults as failures" in printed
+    assert "1 of 5" in printed
     reasons = sorted(episode.stop_reason for episode in episodes)
     assert reasons.count(StopReason.ANSWERED) == 4
     (failed,) = [episode for episode in episodes if episode.error]
