@@ -146,6 +146,13 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "estimate per token), or taken off the 'reward' of each step (sum over its tokens). "
         "Sampled tokens only, either way.",
     )
+    use_bias_correction_kl: bool = HfArg(
+        default=False,
+        help="Whether the divergence in the loss is multiplied by each token's importance ratio, "
+        "at most 3, as in DeepSeek-V3.2 (arXiv 2512.02556): its gradient is then unbiased, also on "
+        "tokens of older weights. Off, unlike in TRL, it is the plain low-variance estimate of "
+        "GRPO and of the Agent-R1 paper.",
+    )
     reward_schedules: str | None = HfArg(
         default=None,
         help='What reward terms are multiplied with over the run, as JSON: \'{"new_gold_passage": '
@@ -220,6 +227,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"Set {option}={allowed}."
                 )
         self._refuse_what_would_do_nothing()
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigurationError(
+                "loss_type='cispo' takes epsilon_high as the largest ratio itself: with "
+                f"epsilon_high={self.epsilon_high} every gradient would shrink. Set it to more "
+                "than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
+            )
         for option, refused in _NEED_MERGED_ROWS.items():
             if not self.merge_steps and getattr(self, option) == refused:
                 raise ConfigurationError(
