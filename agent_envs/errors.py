@@ -11,6 +11,7 @@
     ├── ActionTypeError (TypeError)      an action that is not text
     ├── ConformanceError (AssertionError)  an environment that breaks the contract; from the kit
     ├── ServerError (RuntimeError)       a model's server that failed, after all retries
+    ├── RolloutError (RuntimeError)      episodes that fail through no fault of the model
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
         └── SandboxUnavailableError      a level of isolation that this machine does not offer
 
@@ -57,6 +58,10 @@ class ConformanceError(AgentEnvsError, AssertionError):
 
 class ServerError(AgentEnvsError, RuntimeError):
     """A model's server that gave no answer; the message names its URL and what it said."""
+
+
+class RolloutError(AgentEnvsError, RuntimeError):
+    """Most episodes fail through no fault of the model; the message holds the first error."""
 
 
 class SandboxError(AgentEnvsError, RuntimeError):

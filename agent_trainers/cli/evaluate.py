@@ -17,9 +17,11 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import json_object, parse
 from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.models import fit_environment
 from agent_trainers.cli.results import EMBEDDED
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
+from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import save_trajectories
@@ -31,8 +33,11 @@ class EvaluateArguments:
 
     model: str | None = HfArg(
         default=None,
-        help="Name or folder of a causal language model; the embedded policy if not given. With "
-        "base_url, the name under which the server knows the model.",
+        help="A causal language model: its name on the hub, a folder, or a GGUF file; the embedded "
+        "policy if not given. With base_url, the name under which the server knows the model.",
+    )
+    dtype: str = HfArg(
+        default="auto", help="Type of the model's weights; auto: that they are saved in."
     )
     base_url: str | None = HfArg(
         default=None, help="Ask an OpenAI-compatible server, such as http://localhost:8000/v1."
@@ -96,6 +101,9 @@ def run(arguments: Sequence[str]) -> None:
         env_kwargs = {"split": "test"} | env_kwargs
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
+    if options.base_url is None:
+        tokenizer = load_tokenizer(find_model(options.model or str(TINY_POLICY)))
+        env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, say)
     make_env = environment_maker(options.env, env_kwargs)
     ks = options.pass_at or sorted({1, options.samples_per_task})
     with _open_policy(options, make_env) as policy:
@@ -112,6 +120,11 @@ def run(arguments: Sequence[str]) -> None:
     if options.trajectories:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
+
+
+def say(text: str) -> None:
+    """Tell the user something in a line of its own."""
+    sys.stderr.write(f"agent-r1-eval: {text}\n")
 
 
 def _check(options: EvaluateArguments) -> None:
@@ -153,6 +166,7 @@ def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Ite
     if options.base_url is None or options.model is None:
         yield load_policy(
             options.model or str(TINY_POLICY),
+            dtype=options.dtype,
             max_new_tokens=options.max_completion_length,
             **sampling,
             top_k=options.top_k,

@@ -78,13 +78,17 @@ class ChatRenderer:
         Raises:
             ConfigurationError: If it renders the same with and without them.
         """
-        question: list[Message] = [{"role": "user", "content": _MARK}]
-        if tools and self.render(question, tools) == self.render(question, None):
+        if tools and not self.shows_tools(tools):
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ignores tools, so the model "
                 "would never learn which it has. Use a template with tool support, or "
                 'tool_format="tags", which describes the tools in the system prompt.'
             )
+
+    def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Say whether the template renders otherwise with tools than without."""
+        question: list[Message] = [{"role": "user", "content": _MARK}]
+        return self.render(question, tools) != self.render(question, None)
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         """Return sampled tokens as text, without special tokens."""

@@ -8,7 +8,8 @@ from agent_envs.core.lookup import lookup
 
 FOLDER: Final = Path(__file__).parent
 RECIPES: Final[Mapping[str, Path]] = {
-    name: FOLDER / f"{name}.yaml" for name in ("default", "hotpotqa_grpo", "hotpotqa_grpo_server")
+    name: FOLDER / f"{name}.yaml"
+    for name in ("default", "language_model", "hotpotqa_grpo", "hotpotqa_grpo_server")
 }
 """Settings of ``agent-r1-train``."""
 ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {

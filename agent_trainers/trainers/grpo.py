@@ -22,6 +22,7 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
@@ -166,6 +167,7 @@ class StepGRPOTrainer(ResumableTrainer):
             metrics=self._metrics,
             texts=self._logs if self.log_completions else None,
             outcome_terms=getattr(probe.unwrapped, "outcome_terms", frozenset()),
+            faults=FaultWatch(self.args.max_fault_share),
             max_drift=self.sampler.max_drift,
         )
         self.clock = StepClock(self._metrics["train"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
@@ -69,7 +70,7 @@ ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_ad
 Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
 _RANGES: Final[Ranges] = {
     "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam", "token_gamma", "token_lam")),
-    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum",)),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
     "at least 1": (lambda x: x >= 1, ("max_prompt_length", "max_tokens_per_micro_batch")),
     "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout")),
 }
@@ -196,6 +197,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "and keep their keys and values between turns. 'waves': model.generate, batch after "
         "batch. 'auto': slots where model and settings allow it, else waves.",
     )
+    max_fault_share: float | None = HfArg(
+        default=0.5,
+        help="Largest share of a batch's episodes that may fail through no fault of the model: "
+        "more in three batches running, or all of one, end the run with the first error. None "
+        "only counts them.",
+    )
     max_logprob_drift: float | None = HfArg(
         default=0.2,
         help="Largest mean difference, in nats per token, between the log-probabilities of "
@@ -214,6 +221,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for option in ("advantage_estimator", "loss_type"):
             if callable(given := getattr(self, option)):
                 setattr(self, option, import_path(given, kind=option))
+        self._follow_the_machine()
         super().__post_init__()
         self._check_functions()
         for option, names in _CHOICES.items():
@@ -227,12 +235,6 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"Set {option}={allowed}."
                 )
         self._refuse_what_would_do_nothing()
-        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
-            raise ConfigurationError(
-                "loss_type='cispo' takes epsilon_high as the largest ratio itself: with "
-                f"epsilon_high={self.epsilon_high} every gradient would shrink. Set it to more "
-                "than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
-            )
         for option, refused in _NEED_MERGED_ROWS.items():
             if not self.merge_steps and getattr(self, option) == refused:
                 raise ConfigurationError(
@@ -248,6 +250,16 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         given["scale"] = self.scale_rewards
         return {name: value for name, value in given.items() if name in known and value is not None}
 
+    def _follow_the_machine(self) -> None:
+        """Without an accelerator use the CPU, and there float32 unless bf16 is asked for.
+
+        TRL's default is bf16, which CPUs without instructions for it are slower with.
+        """
+        if not torch.accelerator.is_available():
+            self.use_cpu = True
+        if self.use_cpu and getattr(self, "bf16", None) is None:
+            self.bf16 = False
+
     def _check_functions(self) -> None:
         """Make sure that estimator and loss are there and take what they are given."""
         if self.loss_type not in POLICY_LOSSES and ":" not in self.loss_type:
@@ -258,6 +270,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 f"loss_type={' or '.join(map(repr, POLICY_LOSSES))}, or a function of your own."
             )
         _check_arguments("loss_type", find_policy_loss(self.loss_type), LOSS_ARGUMENTS)
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigurationError(
+                "loss_type='cispo' takes epsilon_high as the largest ratio itself: with "
+                f"epsilon_high={self.epsilon_high} every gradient would shrink. Set it to more "
+                "than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
+            )
         estimator = functools.partial(find_estimator(self.advantage_estimator), [])
         given = (*ESTIMATOR_OPTIONS, "scale", "values", "bootstrap_values", "whiten")
         _check_arguments("advantage_estimator", estimator, given)
