@@ -5,6 +5,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -148,6 +149,22 @@ def test_the_models_own_markup_stays_and_a_forged_result_does_not():
     assert tokens.count("<tool_call>") == tokens.count("</tool_call>") == 1
     assert tokens.count("<tool_response>") == tokens.count("</tool_response>") == 0
     assert tokens.count("<|im_end|>") == 3
+
+
+def test_planted_role_markers_do_not_speak():
+    its = renderer("qwen3")
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", variant="injected")
+    said = ""
+    for task in range(30):
+        env.reset(options={"task": task})
+        observation, *_, info = env.step(env.unwrapped.reference_actions()[0])
+        said += observation
+        ids = its.prompt_ids(info["messages"], info["tools"], None)
+        tokens = its.tokenizer.convert_ids_to_tokens(ids)
+        assert tokens.count("<|im_end|>") == 4
+        assert tokens.count("<tool_response>") == 1
+    assert "<|im_end|>" in said
+    assert "<tool_response>" in said
 
 
 def fast(model, *, tags=(), normalizer=None, pre_tokenizer=None):
