@@ -61,6 +61,9 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         elif self.use_peft:
             self.lora_r = 16
         super().__post_init__()
+        target = self.lora_target_modules
+        if isinstance(target, str) and target != "all-linear" and target.isidentifier():
+            self.lora_target_modules = [target]  # TRL takes a single name for a pattern
         given = {f.name: getattr(self, f.name) != f.default for f in dataclasses.fields(self)}
         for name in (*(n for n in given if n.startswith("lora_")), "use_dora", "use_rslora",
                      "load_in_4bit", "load_in_8bit", "merge_adapter"):  # fmt: skip

@@ -94,6 +94,31 @@ class ChatRenderer:
         marked = self.control_tokens.guard(text, self._own_markup)
         return [*self.control_tokens.encode(clean(text), marked), self._end_of_turn]
 
+    def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
+        """Return the tokens of the last message, a turn of the model, calls apart from its text.
+
+        Raises:
+            ConfigurationError: If the template does not write it after what came before.
+        """
+        guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
+        turns = [self._last_turn(messages, tools), self._last_turn(guarded, schemas)]
+        text, marked = (
+            turn[: next((e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn),
+                        len(turn))]
+            for turn in turns
+        )  # fmt: skip
+        return self.control_tokens.encode(text, marked)
+
+    def _last_turn(self, messages: Sequence[Message], tools: Schemas) -> str:
+        before = self._apply_template(messages[:-1], tools)
+        whole = self._apply_template(messages, tools, add_generation_prompt=False)
+        if not whole.startswith(before):
+            raise ConfigurationError(
+                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn where "
+                "the model would begin it. Write the call into the message's content instead."
+            )
+        return whole[len(before) :]
+
     def decode(self, completion_ids: Sequence[int]) -> str:
         """Return sampled tokens as text, without special tokens."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)

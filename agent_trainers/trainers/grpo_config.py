@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
@@ -26,6 +25,7 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
+from agent_trainers.trainers.machine import follow_the_machine
 
 # The loss must not change with row splitting, merging, padding, world size or micro-batching. What
 # would break that, or would silently do nothing, is refused here: an option, what it may be, why.
@@ -221,7 +221,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for option in ("advantage_estimator", "loss_type"):
             if callable(given := getattr(self, option)):
                 setattr(self, option, import_path(given, kind=option))
-        self._follow_the_machine()
+        follow_the_machine(self)
         super().__post_init__()
         self._check_functions()
         for option, names in _CHOICES.items():
@@ -249,16 +249,6 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         given = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS}
         given["scale"] = self.scale_rewards
         return {name: value for name, value in given.items() if name in known and value is not None}
-
-    def _follow_the_machine(self) -> None:
-        """Without an accelerator use the CPU, and there float32 unless bf16 is asked for.
-
-        TRL's default is bf16, which CPUs without instructions for it are slower with.
-        """
-        if not torch.accelerator.is_available():
-            self.use_cpu = True
-        if self.use_cpu and getattr(self, "bf16", None) is None:
-            self.bf16 = False
 
     def _check_functions(self) -> None:
         """Make sure that estimator and loss are there and take what they are given."""
