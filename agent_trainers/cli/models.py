@@ -61,7 +61,7 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         elif self.use_peft:
             self.lora_r = 16
         super().__post_init__()
-        target = self.lora_target_modules
+        target = getattr(self, "lora_target_modules", None)
         if isinstance(target, str) and target != "all-linear" and target.isidentifier():
             self.lora_target_modules = [target]  # TRL takes a single name for a pattern
         given = {f.name: getattr(self, f.name) != f.default for f in dataclasses.fields(self)}

@@ -46,7 +46,13 @@ from agent_trainers.cli.output_folder import EVALUATION_FILE
 from agent_trainers.cli.results import EMBEDDED, SampleCollector, describe_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import find_model, load_tokenizer
-from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
+from agent_trainers.recipes import (
+    ACCELERATE_CONFIGS,
+    FOLDER,
+    MODEL_RECIPE,
+    RECIPES,
+    find_settings,
+)
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -306,8 +312,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOC
 def make_parser(arguments: Sequence[str]) -> CommandParser:
     """Return the parser of a command line, with its algorithm's options and its file's defaults.
 
-    Without ``--config`` the file is the recipe ``default``, and ``language_model`` with
-    ``--model``. A file's arguments of an environment are for its own environment only.
+    Without ``--config`` the file is the recipe ``default``; with ``--model`` the one in the model's
+    folder, else ``language_model``. A file's arguments of an environment are for its own
+    environment only.
 
     Raises:
         ConfigurationError: If the file is wrong.
@@ -318,6 +325,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
         first.add_argument(f"--{name}")
     given, _ = first.parse_known_args(list(arguments))
     recipe = "default" if given.model is None else "language_model"
+    if given.model is not None and (own := Path(given.model) / MODEL_RECIPE).is_file():
+        recipe = str(own)
     path = find_settings(RECIPES, given.config or recipe, kind="--config")
     settings = read_config(path)
     if given.env not in (None, settings.get("env", TrainArguments.env)):

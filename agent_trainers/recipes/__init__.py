@@ -16,6 +16,8 @@ ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {
     name: FOLDER / "accelerate" / f"{name}.yaml" for name in ("ddp", "deepspeed_zero3", "fsdp2")
 }
 """Settings of ``accelerate launch``."""
+MODEL_RECIPE: Final = "recipe.yaml"
+"""File in a model's folder: the settings to train it with, where no others are asked for."""
 
 
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:
