@@ -10,7 +10,7 @@ OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py re
 .PHONY: demo test test-newest test-oldest test-wheel docs lint types setup clean
 
 demo: setup
-	$(BIN)/agent-r1-train
+	$(BIN)/agent-r1-train --overwrite
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadscope

@@ -12,6 +12,7 @@
     ├── ConformanceError (AssertionError)  an environment that breaks the contract; from the kit
     ├── SnapshotError (ValueError)       a state that cannot be saved, or restored here
     ├── ServerError (RuntimeError)       a model's server that failed, after all retries
+    ├── RolloutError (RuntimeError)      episodes that fail through no fault of the model
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
         └── SandboxUnavailableError      a level of isolation that this machine does not offer
 
@@ -62,6 +63,10 @@ class SnapshotError(AgentEnvsError, ValueError):
 
 class ServerError(AgentEnvsError, RuntimeError):
     """A model's server that gave no answer; the message names its URL and what it said."""
+
+
+class RolloutError(AgentEnvsError, RuntimeError):
+    """Most episodes fail through no fault of the model; the message holds the first error."""
 
 
 class SandboxError(AgentEnvsError, RuntimeError):

@@ -132,7 +132,7 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]
     if spec.method == "trl":
         trainer, played = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
-        trainer = make_trainer(settings, config)
+        trainer, _ = make_trainer(settings, config)
         played = functools.partial(played_by_ours, trainer)
     budget = EnvironmentStepBudget(spec.budget, played)
     trainer.add_callback(budget)

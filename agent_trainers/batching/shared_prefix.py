@@ -14,6 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from agent_trainers.batching.micro_batch import RowGroups, group_rows, pick_rows
+from agent_trainers.batching.mixture import Routing, without_router_loss
 
 MIN_SAVED_SHARE: Final = 0.1
 """Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
@@ -65,8 +66,8 @@ class TokenScores(NamedTuple):
     before: torch.Tensor
     """Where the model stood when it was about to write each token, (B, T), int64: a position of
     what went through its body last."""
-    aux_loss: torch.Tensor | None = None
-    """That of a mixture's router, where it was asked for; shape ()."""
+    routing: Routing | None = None
+    """What the routers of a mixture of experts say of each token, where it was asked for."""
 
 
 def can_share(model: Any) -> bool:
@@ -103,7 +104,12 @@ def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> TokenScores:
     positions but the first.
     """
     aligned = align(rows)
-    output = model(input_ids=aligned.input_ids, labels=aligned.labels, fused_lm_head=True)
+    output = model(
+        input_ids=aligned.input_ids,
+        labels=aligned.labels,
+        fused_lm_head=True,
+        **without_router_loss(model),
+    )
     # The first position is not scored, so the score of a token stands where the one before it is.
     places = aligned.before.clamp(max=output.log_probs.size(1) - 1)
     entropies = None if output.entropy is None else output.entropy.gather(1, places)
@@ -143,6 +149,7 @@ def forward_shared(
         past_key_values=cache,
         labels=labels,
         fused_lm_head=True,
+        **without_router_loss(model),
     )
     width = rows["completion_ids"].size(1)
     before = torch.arange(width, device=input_ids.device).expand(len(input_ids), width)

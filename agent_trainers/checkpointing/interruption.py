@@ -20,7 +20,10 @@ STOP_FILE: Final = "AGENT_R1_STOP_FILE"
 into. Launchers forward signals late, twice, or not at all."""
 SUPERVISOR: Final = "AGENT_R1_SUPERVISOR"
 """Environment variable: the launcher's process, without which the others are to stop as well."""
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""What asks a run to stop: Ctrl-C, a scheduler, a terminal that is closed."""
 
 
 class Interrupted(BaseException):
@@ -46,7 +49,7 @@ class StopRequests:
     def __enter__(self) -> Self:
         """Listen. Only the main thread of a process may; elsewhere signals do what they did."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            self._before = catch_signals(self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,6 +68,7 @@ class StopRequests:
         return self._received
 
     def _receive(self, number: int, _: object) -> None:
+        leave_closed_terminal(number)
         if not self.can_finish_step:
             raise Interrupted(number)
         self._received = number
@@ -73,6 +77,29 @@ class StopRequests:
         for other in SIGNALS:
             signal.signal(other, signal.SIG_DFL)
         self._notify("Stopping when the step is done and saved. Once more stops at once.")
+
+
+def catch_signals(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
+    """Have `handler` called on `SIGNALS`; return what was called before.
+
+    Not on a signal that whoever started this process ignores, as ``nohup`` does.
+    """
+    return {
+        number: signal.signal(number, handler)
+        for number in SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+def leave_closed_terminal(number: int) -> None:
+    """Write nothing more to a terminal that was closed: it would be an error each time."""
+    if number != getattr(signal, "SIGHUP", None):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 class StopAtStepEnd(TrainerCallback):  # type: ignore[misc]

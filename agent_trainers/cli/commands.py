@@ -14,6 +14,16 @@ def evaluate() -> None:
     run("agent-r1-eval", "agent_trainers.cli.evaluate")
 
 
+def sft() -> None:
+    """Run ``agent-r1-sft``."""
+    run("agent-r1-sft", "agent_trainers.cli.sft")
+
+
+def collect() -> None:
+    """Run ``agent-r1-collect``."""
+    run("agent-r1-collect", "agent_trainers.cli.collect")
+
+
 def run(command: str, module: str) -> None:
     """Call a module's ``main``; exit with code 2 and one line if a library is missing."""
     try:

@@ -4,11 +4,13 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 
 
@@ -21,6 +23,36 @@ def environment_maker(env_id: str, kwargs: Mapping[str, Any]) -> Callable[[], An
     if (here := str(Path.cwd())) not in sys.path:  # a script's path begins where the script lies
         sys.path.append(here)
     return functools.partial(_make, env_id, kwargs)
+
+
+class Split(NamedTuple):
+    """Which tasks are trained on, and which are played to measure it."""
+
+    train: list[int] | None
+    """None for all that there are."""
+    eval: list[int]
+    words: str
+    """What the second are, for people."""
+
+
+def hold_out(make_env: Callable[[], Any], count: int, seed: int) -> Split:
+    """Keep tasks of one environment out of training, at most a fifth of them.
+
+    Of an endless family they are the last of all: training draws from all at random.
+    """
+    env = make_env()
+    num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
+    env.close()
+    if count == 0:
+        return Split(None, [], "nothing")
+    if num_tasks is None:
+        return Split(None, list(range(ENDLESS - count, ENDLESS)), "tasks held out of training")
+    count = min(count, num_tasks // 5)
+    if count == 0:
+        return Split(None, list(range(num_tasks)), "training tasks: there are too few to hold out")
+    order = np.random.default_rng(seed).permutation(num_tasks)
+    held_out, rest = sorted(order[:count].tolist()), sorted(order[count:].tolist())
+    return Split(rest, held_out, f"{count} of {num_tasks} tasks, held out of training")
 
 
 def first_tasks(make_env: Callable[[], Any], count: int) -> list[int]:

@@ -1,8 +1,7 @@
 """``agent-r1-eval``: measure a language model in an environment."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,62 +10,30 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
-from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.cli.arguments import json_object, parse
-from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.arguments import parse
+from agent_trainers.cli.environments import first_tasks
+from agent_trainers.cli.policies import (
+    PolicyArguments,
+    check_policy,
+    fitting_environment,
+    open_policy,
+)
 from agent_trainers.cli.results import EMBEDDED
-from agent_trainers.policies import Policy
-from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
-from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import save_trajectories
 
 
 @dataclass
-class EvaluateArguments:
+class EvaluateArguments(PolicyArguments):
     """What to measure, and how."""
 
-    model: str | None = HfArg(
-        default=None,
-        help="Name or folder of a causal language model; the embedded policy if not given. With "
-        "base_url, the name under which the server knows the model.",
-    )
-    base_url: str | None = HfArg(
-        default=None, help="Ask an OpenAI-compatible server, such as http://localhost:8000/v1."
-    )
-    api_key_env: str | None = HfArg(
-        default=None,
-        help="Environment variable with the server's key; OPENAI_API_KEY if not given.",
-    )
-    max_concurrency: int = HfArg(default=16, help="Requests under way at once, with base_url.")
-    request_timeout: float = HfArg(default=300.0, help="Seconds a request may take, with base_url.")
-    tool_format: str | None = HfArg(
-        default=None,
-        help="How the model calls tools; openai: by the server's own function calls. The "
-        "environment's own if not given.",
-    )
-    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to play.")
-    env_kwargs: str | None = HfArg(
-        default=None,
-        help="Keyword arguments of the environment as JSON. The synthetic one plays "
-        'held-out worlds unless they say otherwise: \'{"split": "test"}\'.',
-    )
     num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
     samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
     pass_at: list[int] | None = field(
         default=None, metadata={"help": "The k of pass@k; 1 and samples_per_task if not given."}
     )
-    greedy: bool = HfArg(default=False, help="Take the most likely token.")
-    temperature: float = HfArg(default=1.0, help="Sampling temperature.")
-    top_p: float = HfArg(default=1.0, help="Nucleus sampling.")
-    top_k: int = HfArg(default=0, help="Sample from this many tokens; 0 for all.")
-    max_completion_length: int | None = HfArg(
-        default=None, help="Longest turn in tokens; 24 for the embedded policy, else 512."
-    )
-    batch_size: int = HfArg(default=64, help="Prompts sampled from at once.")
     seed: int = HfArg(default=0, help="Seed of every draw.")
     output: str | None = HfArg(default=None, help="JSON file to write.")
     trajectories: str | None = HfArg(
@@ -91,14 +58,11 @@ def run(arguments: Sequence[str]) -> None:
         description="Measure a language model in a Gymnasium environment.",
     )
     _check(options)
-    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-    if options.env == "AgentR1/SyntheticMultiHop-v0":
-        env_kwargs = {"split": "test"} | env_kwargs
-    if options.tool_format:
-        env_kwargs["tool_format"] = options.tool_format
-    make_env = environment_maker(options.env, env_kwargs)
+    is_synthetic = options.env == "AgentR1/SyntheticMultiHop-v0"
+    defaults = {"split": "test"} if is_synthetic else {}
+    env_kwargs, make_env = fitting_environment(options, say, **defaults)
     ks = options.pass_at or sorted({1, options.samples_per_task})
-    with _open_policy(options, make_env) as policy:
+    with open_policy(options, make_env) as policy:
         evaluation = evaluate_policy(
             make_env,
             policy,
@@ -114,68 +78,22 @@ def run(arguments: Sequence[str]) -> None:
     _print_table(options, evaluation)
 
 
+def say(text: str) -> None:
+    """Tell the user something in a line of its own."""
+    sys.stderr.write(f"agent-r1-eval: {text}\n")
+
+
 def _check(options: EvaluateArguments) -> None:
-    for name in ("num_tasks", "samples_per_task", "batch_size", "max_concurrency"):
+    for name in ("num_tasks", "samples_per_task"):
         if (value := getattr(options, name)) < 1:
             raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
-    if options.temperature < 0:
-        raise ConfigurationError(f"--temperature must not be negative: {options.temperature}.")
-    _check_source(options)
+    check_policy(options)
     for k in options.pass_at or ():
         if not 1 <= k <= options.samples_per_task:
             raise ConfigurationError(
                 f"--pass_at {k} needs --samples_per_task {k} or more, not "
                 f"{options.samples_per_task}."
             )
-
-
-def _check_source(options: EvaluateArguments) -> None:
-    if options.base_url is None:
-        if options.api_key_env is not None:
-            raise ConfigurationError("--api_key_env goes with --base_url.")
-        name = options.tool_format
-        if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
-            raise ConfigurationError(
-                f"--tool_format {name} is for served models: pass --base_url, or leave it out and "
-                "the chat template of the local model describes the tools."
-            )
-        return
-    if options.model is None:
-        raise ConfigurationError("--base_url needs --model: the name the server knows it by.")
-    if options.top_k:
-        raise ConfigurationError("--top_k is no parameter of OpenAI's API; use --top_p.")
-
-
-@contextlib.contextmanager
-def _open_policy(options: EvaluateArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
-    temperature = 0.0 if options.greedy else options.temperature
-    sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
-    if options.base_url is None or options.model is None:
-        yield load_policy(
-            options.model or str(TINY_POLICY),
-            max_new_tokens=options.max_completion_length,
-            **sampling,
-            top_k=options.top_k,
-            max_batch_size=options.batch_size,
-        )
-        return
-    from agent_trainers.policies.served import OpenAIPolicy
-
-    env = make_env()
-    _, info = env.reset(seed=0)
-    env.close()
-    policy = OpenAIPolicy(
-        base_url=options.base_url,
-        model=options.model,
-        tool_format=info.get("tool_format", "hermes"),
-        api_key_env=options.api_key_env,
-        max_new_tokens=options.max_completion_length or 512,
-        **sampling,
-        max_concurrency=options.max_concurrency,
-        timeout_seconds=options.request_timeout,
-    )
-    with contextlib.closing(policy):
-        yield policy
 
 
 def _as_json(

@@ -23,7 +23,12 @@ from accelerate.commands.launch import launch_command_parser
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_trainers.checkpointing.interruption import SIGNALS, STOP_FILE, SUPERVISOR
+from agent_trainers.checkpointing.interruption import (
+    STOP_FILE,
+    SUPERVISOR,
+    catch_signals,
+    leave_closed_terminal,
+)
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 _CONFIG_OPTION: Final = "--accelerate_config"
@@ -122,6 +127,7 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
         )
 
         def receive(number: int, _: Any) -> None:
+            leave_closed_terminal(number)
             received.append(number)
             if len(received) == 1:
                 write_text(request, str(number))
@@ -129,7 +135,7 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
             else:
                 _kill(process.pid)
 
-        before = {number: signal.signal(number, receive) for number in SIGNALS}
+        before = catch_signals(receive)
         try:
             exit_code = process.wait()
         finally:

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
+from agent_trainers.cli.output_folder import RESULTS_FILE
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
@@ -155,6 +156,7 @@ def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str |
         "success before training": _percent(results["success_before"]),
         "success after training": _percent(results["success_after"]),
         "evaluation episodes": results["num_eval_episodes"],
+        "evaluated on": results["evaluated_on"],
         **results["versions"],
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
@@ -192,7 +194,7 @@ def write_results(
 ) -> None:
     """Write everything into the output folder and print the table."""
     folder = Path(trainer.args.output_dir)
-    write_json(folder / "results.json", results)
+    write_json(folder / RESULTS_FILE, results)
     plot_learning_curve(
         folder / "learning_curve.png",
         trainer.state.log_history,
@@ -212,7 +214,8 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
     table.caption = (
-        f"{results['num_eval_episodes']} evaluation episodes; {results['steps']} optimiser steps "
+        f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
+        f"{results['steps']} optimiser steps "
         f"in {results['seconds']:.0f} s ({results['total_seconds']:.0f} s in all)"
     )
     console = Console()

@@ -14,28 +14,26 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import gymnasium as gym
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
     Interrupted,
     StopAtStepEnd,
     StopRequests,
 )
-from agent_trainers.cli import dry_run
+from agent_trainers.cli import dry_run, output_folder
 from agent_trainers.cli.arguments import CommandParser, json_object, read_config
-from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.environments import Split, environment_maker, first_tasks, hold_out
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
@@ -43,9 +41,18 @@ from agent_trainers.cli.launch import (
     unknown_to_accelerate,
 )
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
+from agent_trainers.cli.models import ModelArguments, fit_environment, write_merged
+from agent_trainers.cli.output_folder import EVALUATION_FILE
 from agent_trainers.cli.results import EMBEDDED, SampleCollector, describe_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
-from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_settings
+from agent_trainers.policies.models import find_model, load_tokenizer
+from agent_trainers.recipes import (
+    ACCELERATE_CONFIGS,
+    FOLDER,
+    MODEL_RECIPE,
+    RECIPES,
+    find_settings,
+)
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -54,11 +61,15 @@ from agent_trainers.trainers.presets import PRESETS, config_class, has_critic, t
 PROGRAM: Final = "agent-r1-train"
 HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "environment": ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks"),
-    "model": ("model", "max_prompt_length", "max_completion_length", "bf16", "use_cpu"),
+    "model": (
+        "model", "dtype", "max_prompt_length", "max_completion_length", "bf16", "use_cpu", "lora_r",
+        "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapter",
+    ),
     "algorithm": (
         "algorithm", "advantage_estimator", "gamma", "lam", "token_gamma", "token_lam",
         "step_advantage_weight", "loss_type", "loss_denominator", "loss_mask", "advantage_mask",
         "importance_sampling_level", "epsilon", "epsilon_high", "beta", "kl_placement",
+        "use_bias_correction_kl",
         "reward_schedules",
     ),
     "critic": (
@@ -67,6 +78,7 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "rollout": (
         "num_generations", "temperature", "step_timeout", "episode_timeout", "group_quorum",
+        "max_fault_share",
         "transformers_generation", "use_vllm", "vllm_mode", "vllm_importance_sampling_mode",
         "max_logprob_drift",
     ),
@@ -76,14 +88,15 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "processes": ("num_processes", "accelerate_config"),
     "the run": (
-        "output_dir", "save_steps", "resume", "dry_run", "sample_steps", "report_to", "push_to_hub",
+        "output_dir", "save_steps", "resume", "overwrite", "dry_run", "sample_steps", "report_to",
+        "push_to_hub",
     ),
 }  # fmt: skip
 """What ``--help`` shows: our own options, and those of TRL's that most runs set."""
 
 
 @dataclass
-class TrainArguments:
+class TrainArguments(ModelArguments):
     """What to train, where, and how it is measured."""
 
     env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to train in.")
@@ -93,13 +106,11 @@ class TrainArguments:
     eval_env_kwargs: str | None = HfArg(
         default=None, help="Those that differ where it is evaluated, as JSON."
     )
-    model: str | None = HfArg(
-        default=None,
-        help="Name or folder of a causal language model; the embedded policy if not given.",
-    )
-    algorithm: str = HfArg(default="grpo", help=f"One of {', '.join(PRESETS)}.")
+    algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
     num_eval_tasks: int = HfArg(
-        default=200, help="Tasks played once before and once after training; 0 for none."
+        default=200,
+        help="Tasks played once before and once after training; 0 for none. Without "
+        "eval_env_kwargs they are held out of training, at most a fifth of all.",
     )
     sample_steps: int = HfArg(
         default=10,
@@ -124,6 +135,9 @@ class TrainArguments:
         default=False,
         help="Go on from the newest checkpoint in output_dir that is whole; begin anew if the run "
         "there was stopped before its first.",
+    )
+    overwrite: bool = HfArg(
+        default=False, help="Delete the run that output_dir holds, and begin anew."
     )
 
 
@@ -159,34 +173,67 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
 
     `requests` tells whether the run is to stop.
     """
-    started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving; ours stays
     options, config = parse_arguments(arguments)
-    title = f"{options.algorithm} on {options.env}"
     if options.dry_run:
         dry_run.prepare(config)
-    else:
-        check_output_folder(config.output_dir, must_exist=options.resume)
-    check_loggers(config)
-    trainer = make_trainer(options, config)
-    if options.dry_run:
+        trainer, _ = make_trainer(options, config)
         given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-        dry_run.dry_run(trainer, title, given)
+        dry_run.dry_run(trainer, f"{options.algorithm} on {options.env}", given)
         return 0
+    folder = Path(config.output_dir)
+    is_main = int(os.environ.get("RANK", "0")) == 0  # the others leave the folder to it
+    if options.resume and not folder.is_dir():
+        raise ConfigurationError(
+            f"--resume: there is no folder {folder}, so no run to go on with. Check --output_dir, "
+            "or leave --resume out to begin anew."
+        )
+    with output_folder.hold(folder) if is_main else contextlib.nullcontext():
+        if is_main:
+            prepare_folder(folder, options, config)
+        return train(options, config, shlex.join([PROGRAM, *arguments]), requests)
+
+
+def prepare_folder(folder: Path, options: TrainArguments, config: StepGRPOConfig) -> None:
+    """Make sure that nothing is lost in the output folder, and keep the run's settings there.
+
+    Raises:
+        ConfigurationError: If another run would be lost, or goes on with other settings.
+    """
+    settings = output_folder.settings_of(environment_settings(options), options, config)
+    given = config.resume_from_checkpoint
+    if options.resume or (given and Path(given).resolve().parent == folder.resolve()):
+        for difference in output_folder.check_same_settings(folder, settings):
+            say(f"Going on with {difference}.")
+    elif options.overwrite:
+        output_folder.clear(folder)
+    else:
+        output_folder.check_unused(folder)
+    output_folder.write_settings(folder, settings)
+
+
+def train(
+    options: TrainArguments, config: StepGRPOConfig, command: str, requests: StopRequests | None
+) -> int:
+    """Train, and leave results in the output folder; return the exit code."""
+    started = time.perf_counter()
+    check_loggers(config)
+    if options.model is not None:
+        say_once(_what_applies(options, config))
+    trainer, evaluated_on = make_trainer(options, config)
     stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
     trainer.add_callback(stop)
-    progress = show_progress(trainer, title)
+    progress = show_progress(trainer, f"{options.algorithm} on {options.env}")
     collector = SampleCollector(trainer, options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
     run = {
-        "env": options.env,
-        "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
-        "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
+        **environment_settings(options),
+        "evaluated_on": evaluated_on,
         "model": options.model or EMBEDDED,
         "algorithm": options.algorithm,
-        "command": shlex.join([PROGRAM, *arguments]),
+        "command": command,
     }
     describe_run(trainer, run, before, {})
     with contextlib.closing(progress):
@@ -203,7 +250,33 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
     if trainer.accelerator.is_main_process:
         seconds = round(time.perf_counter() - started, 2)
         write_results(trainer, collector, results | {"total_seconds": seconds})
+        if options.merge_adapter:
+            say(f"The model with its adapters merged: {write_merged(trainer)}")
     return 0
+
+
+def _what_applies(options: TrainArguments, config: StepGRPOConfig) -> str:
+    """Say by which settings a model is trained that were not given."""
+    device = "the CPU" if config.use_cpu else "the accelerator"
+    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
+    return (
+        f"{options.algorithm} on {device} in {precision}: learning rate {config.learning_rate:g}, "
+        f"{config.generation_batch_size} episodes a batch in groups of {config.num_generations}, "
+        f"{config.max_steps} steps."
+    )
+
+
+def environment_settings(options: TrainArguments) -> dict[str, Any]:
+    """Return which environment is trained in, and by which arguments.
+
+    Raises:
+        ConfigurationError: If arguments are no JSON object.
+    """
+    return {
+        "env": options.env,
+        "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
+        "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
+    }
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
@@ -239,8 +312,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOC
 def make_parser(arguments: Sequence[str]) -> CommandParser:
     """Return the parser of a command line, with its algorithm's options and its file's defaults.
 
-    Without ``--config`` and ``--model``, the file is the recipe ``default``. A file's arguments of
-    an environment are for its own environment only.
+    Without ``--config`` the file is the recipe ``default``; with ``--model`` the one in the model's
+    folder, else ``language_model``. A file's arguments of an environment are for its own
+    environment only.
 
     Raises:
         ConfigurationError: If the file is wrong.
@@ -250,10 +324,11 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     for name in ("config", "model", "env", "algorithm"):
         first.add_argument(f"--{name}")
     given, _ = first.parse_known_args(list(arguments))
-    path, settings = None, {}
-    if given.config is not None or given.model is None:
-        path = find_settings(RECIPES, given.config or "default", kind="--config")
-        settings = read_config(path)
+    recipe = "default" if given.model is None else "language_model"
+    if given.model is not None and (own := Path(given.model) / MODEL_RECIPE).is_file():
+        recipe = str(own)
+    path = find_settings(RECIPES, given.config or recipe, kind="--config")
+    settings = read_config(path)
     if given.env not in (None, settings.get("env", TrainArguments.env)):
         of_another = ("env_kwargs", "eval_env_kwargs")
         settings = {name: settings[name] for name in settings if name not in of_another}
@@ -276,37 +351,41 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     return parser
 
 
-def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> StepGRPOTrainer:
-    """Load the model and set up the trainer.
+def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> tuple[StepGRPOTrainer, str]:
+    """Load the model and set up the trainer; return it, and what tasks it is evaluated on.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.
     """
-    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-    eval_env_kwargs = env_kwargs | json_object(options.eval_env_kwargs, "--eval_env_kwargs")
-    make_eval_env = environment_maker(options.env, eval_env_kwargs)
-    eval_tasks = first_tasks(make_eval_env, options.num_eval_tasks)
-    model = options.model or str(TINY_POLICY)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"--model {model}: no tokenizer could be loaded ({error}). Pass a name on the hub or a "
-            "folder that save_pretrained wrote."
-        ) from error
-    return trainer_class(options.algorithm)(
+    environment = environment_settings(options)
+    model = find_model(options.model or str(TINY_POLICY))
+    tokenizer = load_tokenizer(model)
+    env_kwargs = fit_environment(tokenizer, options.env, environment["env_kwargs"], say_once)
+    make_env = environment_maker(options.env, env_kwargs)
+    make_eval_env = environment_maker(options.env, env_kwargs | environment["eval_env_kwargs"])
+    if environment["eval_env_kwargs"]:
+        tasks = first_tasks(make_eval_env, options.num_eval_tasks)
+        split = Split(None, tasks, json.dumps(environment["eval_env_kwargs"]))
+    else:
+        split = hold_out(make_env, options.num_eval_tasks, config.seed)
+    given = config.model_init_kwargs or {}
+    config.model_init_kwargs = {**options.load_arguments(), **given}
+    trainer = trainer_class(options.algorithm)(
         model=model,
-        env=environment_maker(options.env, env_kwargs),
+        env=make_env,
         eval_env=make_eval_env,
         args=config,
-        eval_dataset=Dataset.from_dict({"task": eval_tasks}) if eval_tasks else None,
+        train_dataset=split.train and Dataset.from_dict({"task": split.train}),
+        eval_dataset=Dataset.from_dict({"task": split.eval}) if split.eval else None,
         processing_class=tokenizer,
+        **options.trainer_arguments(),
     )
+    return trainer, split.words
 
 
 def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, float]:
     """Measure the model before training, or read what was measured before the run was cut off."""
-    path = Path(trainer.args.output_dir) / "evaluation_before.json"
+    path = Path(trainer.args.output_dir) / EVALUATION_FILE
     if is_resumed and path.exists():
         measured: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
         return measured
@@ -318,22 +397,15 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
 
 def say(text: str) -> None:
     """Tell the user something in a line of its own, beside the progress bar."""
-    sys.stderr.write(f"\nagent-r1-train: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        sys.stderr.write(f"\n{PROGRAM}: {text}\n")
+        sys.stderr.flush()
 
 
-def check_output_folder(output_dir: str, *, must_exist: bool) -> None:
-    """Refuse an output folder that will not do, before any work.
-
-    Raises:
-        ConfigurationError: If there is nothing to go on from, or nothing can be written.
-    """
-    if must_exist and not Path(output_dir).is_dir():
-        raise ConfigurationError(
-            f"--resume: there is no folder {output_dir}, so no run to go on with. Check "
-            "--output_dir, or leave --resume out to begin anew."
-        )
-    check_writable(Path(output_dir))
+def say_once(text: str) -> None:
+    """Tell the user something that every process knows."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        say(text)
 
 
 def begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:

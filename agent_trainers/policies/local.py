@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.core.messages import Message
-from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.models import find_model, load_model, load_tokenizer
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
@@ -132,20 +131,20 @@ def transformers_policy(
     )
 
 
-def load_policy(name: str, *, max_new_tokens: int | None = None, **options: Any) -> TokenPolicy:
+def load_policy(
+    name: str, *, dtype: str = "auto", max_new_tokens: int | None = None, **options: Any
+) -> TokenPolicy:
     """Load a model, onto the accelerator if there is one, and make a policy of it.
 
-    `max_new_tokens` is 24 with a vocabulary as small as the embedded policy's, else 512, if not
-    given; `options` are those of `transformers_policy`.
+    `name` and `dtype` are those of `find_model` and `load_model`; `max_new_tokens` is 24 with a
+    vocabulary as small as the embedded policy's, else 512, if not given; `options` are those of
+    `transformers_policy`.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"Model {name}: could not be loaded ({error}).") from error
+    folder = find_model(name)
+    tokenizer, model = load_tokenizer(folder), load_model(folder, dtype)
     model.eval()
     is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
     if not is_tiny and torch.accelerator.is_available():

@@ -77,13 +77,47 @@ class ChatRenderer:
         Raises:
             ConfigurationError: If it renders the same with and without them.
         """
-        question: list[Message] = [{"role": "user", "content": "Hello"}]
-        if tools and self.render(question, tools) == self.render(question, None):
+        if tools and not self.shows_tools(tools):
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ignores tools, so the model "
                 "would never learn which it has. Use a template with tool support, or "
                 'tool_format="tags", which describes the tools in the system prompt.'
             )
+
+    def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Say whether the template renders otherwise with tools than without."""
+        question: list[Message] = [{"role": "user", "content": "Hello"}]
+        return self.render(question, tools) != self.render(question, None)
+
+    def turn_ids(self, text: str) -> list[int]:
+        """Return the tokens of a turn as the model would write it, the end of the turn included."""
+        marked = self.control_tokens.guard(text, self._own_markup)
+        return [*self.control_tokens.encode(clean(text), marked), self._end_of_turn]
+
+    def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
+        """Return the tokens of the last message, a turn of the model, calls apart from its text.
+
+        Raises:
+            ConfigurationError: If the template does not write it after what came before.
+        """
+        guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
+        turns = [self._last_turn(messages, tools), self._last_turn(guarded, schemas)]
+        text, marked = (
+            turn[: next((e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn),
+                        len(turn))]
+            for turn in turns
+        )  # fmt: skip
+        return self.control_tokens.encode(text, marked)
+
+    def _last_turn(self, messages: Sequence[Message], tools: Schemas) -> str:
+        before = self._apply_template(messages[:-1], tools)
+        whole = self._apply_template(messages, tools, add_generation_prompt=False)
+        if not whole.startswith(before):
+            raise ConfigurationError(
+                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn where "
+                "the model would begin it. Write the call into the message's content instead."
+            )
+        return whole[len(before) :]
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         """Return sampled tokens as text, without special tokens."""
@@ -155,6 +189,21 @@ class ChatRenderer:
             )
             for message in messages
         ]
+
+    @functools.cached_property
+    def _end_of_turn(self) -> int:
+        """The token with which the template ends a turn of the model."""
+        told: list[Message] = [
+            {"role": "user", "content": _MARK},
+            {"role": "assistant", "content": f"{_MARK}{_MARK}"},
+        ]
+        text = self._apply_template(told, None, add_generation_prompt=False)
+        _, _, rest = text.partition(f"{_MARK}{_MARK}")
+        id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
+        if id is None or rest[:start].strip():
+            id = self.tokenizer.eos_token_id
+        assert isinstance(id, int)
+        return id
 
     @functools.cached_property
     def _own_markup(self) -> OwnMarkup:

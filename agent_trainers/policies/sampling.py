@@ -5,7 +5,8 @@ from the caller, row by row, so what an episode samples depends neither on which
 share its batch nor on the number of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from agent_trainers.batching.mixture import without_router_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +154,13 @@ def sample(
         repetition_penalty=settings.repetition_penalty,
         disable_compile=True,
     )
-    output = model.generate(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        generation_config=config,
-        logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
-    )
+    with _only(model, config):
+        output = model.generate(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
+            **without_router_loss(model),
+        )
     token_ids = output[:, input_ids.size(1) :].cpu()  # (B, T)
     logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
     completions = []
@@ -165,3 +169,16 @@ def sample(
         length = next(ends, len(ids))
         completions.append(Completion(token_ids=ids[:length], logprobs=logp[:length].copy()))
     return completions
+
+
+@contextmanager
+def _only(model: Any, config: GenerationConfig) -> Iterator[None]:
+    """Generate by `config` alone: what it leaves open, ``generate`` takes from the model's own."""
+    own = model.generation_config
+    # PEFT hands its generation config down to the model inside.
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = inner.generation_config = own

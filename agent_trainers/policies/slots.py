@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from agent_trainers.batching.micro_batch import pack
+from agent_trainers.batching.mixture import without_router_loss
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
 from agent_trainers.policies.streams import GenerationStream, StreamedResult
@@ -300,6 +301,7 @@ class SlotStream(ModelStream):
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **without_router_loss(self._model),
         ).logits
         return logits
 

@@ -8,13 +8,16 @@ from agent_envs.core.lookup import lookup
 
 FOLDER: Final = Path(__file__).parent
 RECIPES: Final[Mapping[str, Path]] = {
-    name: FOLDER / f"{name}.yaml" for name in ("default", "hotpotqa_grpo", "hotpotqa_grpo_server")
+    name: FOLDER / f"{name}.yaml"
+    for name in ("default", "language_model", "hotpotqa_grpo", "hotpotqa_grpo_server")
 }
 """Settings of ``agent-r1-train``."""
 ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {
     name: FOLDER / "accelerate" / f"{name}.yaml" for name in ("ddp", "deepspeed_zero3", "fsdp2")
 }
 """Settings of ``accelerate launch``."""
+MODEL_RECIPE: Final = "recipe.yaml"
+"""File in a model's folder: the settings to train it with, where no others are asked for."""
 
 
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:

@@ -41,6 +41,11 @@ class EpisodePlayer:
         """Play one episode per row of the dataset; see `plan_episodes`."""
         return self.rollouts[mode].collect(self.specs(inputs, mode, step))
 
+    def close(self) -> None:
+        """Close the environments that wait for the next episodes."""
+        for rollout in self.rollouts.values():
+            rollout.close()
+
     def specs(
         self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
     ) -> list[EpisodeSpec]:

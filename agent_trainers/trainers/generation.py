@@ -21,6 +21,7 @@ from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.rollout.episode import TextEnv, template_tools
 from agent_trainers.trainers.distributed import ProcessGroup
+from agent_trainers.trainers.dropout import without_dropout
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 TokensAndLogprobs = tuple[Sequence[Sequence[int]], Sequence[Sequence[float]]]
@@ -195,6 +196,7 @@ def sampler_of(trainer: Any) -> TrainerSampler:
                 gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
             ) as model,
             trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+            without_dropout(model),
         ):
             yield model
 

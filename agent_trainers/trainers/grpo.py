@@ -7,8 +7,9 @@ overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches w
 """
 
 import functools
+import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
@@ -28,6 +30,7 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import TextEnv
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
+from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
 from agent_trainers.trainers.episode_plan import (
     EpisodePlayer,
     MakeEnv,
@@ -44,6 +47,13 @@ from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.scorer import Scorer
 from agent_trainers.trainers.training_log import TrainingLog
 from agent_trainers.trajectory import Trajectory
+
+_TRL_LOGGER: Final = logging.getLogger("trl.trainer.grpo_trainer")
+
+
+def _is_true_here(record: logging.LogRecord) -> bool:
+    """Keep back TRL's advice on GSPO: what a loss is a mean over, `loss_denominator` says here."""
+    return "set `loss_type='grpo'`" not in record.getMessage()
 
 
 class StepGRPOTrainer(ResumableTrainer):
@@ -92,6 +102,7 @@ class StepGRPOTrainer(ResumableTrainer):
             "train_dataset", all_tasks(probe, args) if train_dataset is None else train_dataset
         )
         check_tasks("eval_dataset", eval_dataset)
+        _TRL_LOGGER.addFilter(_is_true_here)
         super().__init__(
             model=model,
             reward_funcs=[environment_reward],
@@ -106,6 +117,8 @@ class StepGRPOTrainer(ResumableTrainer):
         )
         if self._is_vlm:
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
+        if args.disable_dropout:
+            disable_attention_dropout(self.model)
         check_schedules(args, probe)
         self._compose(probe, make_env, None if eval_env is None else env_maker(eval_env))
         probe.close()
@@ -142,11 +155,10 @@ class StepGRPOTrainer(ResumableTrainer):
             means=self.means,
             is_sharded=self.sampler.is_sharded,
             reference=self.ref_model,
-            score_with_aux_loss=self._get_per_token_logps_and_entropies
-            if self.aux_loss_enabled
-            else None,
+            drops_out=drops_out(self.model),
+            balances_experts=self.aux_loss_enabled,
         )
-        self.objective = PolicyObjective(self.args, self.means)
+        self.objective = PolicyObjective(self.args, self.means, drops_out=self.scorer.drops_out)
         pad_token_id = self._tokenizer.pad_token_id
         self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id)
         self.training_log = TrainingLog(
@@ -155,6 +167,7 @@ class StepGRPOTrainer(ResumableTrainer):
             metrics=self._metrics,
             texts=self._logs if self.log_completions else None,
             outcome_terms=getattr(probe.unwrapped, "outcome_terms", frozenset()),
+            faults=FaultWatch(self.args.max_fault_share),
             max_drift=self.sampler.max_drift,
         )
         self.clock = StepClock(self._metrics["train"])
@@ -182,6 +195,21 @@ class StepGRPOTrainer(ResumableTrainer):
         return values
 
     # What is overridden
+
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        """Train, and close the environments. Relies on: called once per run."""
+        try:
+            return super().train(*arguments, **options)
+        finally:
+            self.player.close()
+
+    def evaluate(self, *arguments: Any, **options: Any) -> Any:
+        """Evaluate; close the environments unless training goes on with them."""
+        try:
+            return super().evaluate(*arguments, **options)
+        finally:
+            if not self.is_in_train:
+                self.player.close()
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the column `task`. Relies on: TRL's own are the columns that a row may have."""
@@ -267,15 +295,18 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
         """Return the loss of a micro-batch."""
-        scores = self.scorer.score(model, micro_batch, with_aux_loss=True)
+        scores = self.scorer.score(model, micro_batch, with_routing=True)
         return self._policy_loss(micro_batch, scores)
 
     def _policy_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
-        """Return the policy's loss, and that of a mixture's router, of a micro-batch."""
+        """Return the policy's loss, and that of a mixture's routers, of a micro-batch."""
         loss = self._reduce_loss(self.objective(micro_batch, scores), micro_batch["loss_weights"])
-        if scores.aux_loss is not None:
-            window = self.current_gradient_accumulation_steps if self.model.training else 1
-            loss = loss + self.router_aux_loss_coef * scores.aux_loss / window
+        if scores.routing is not None:
+            weights = micro_batch["router_weights"]
+            imbalance = scores.routing.imbalance(micro_batch["expert_load"][0, 0])
+            imbalance = micro_batch.expand(imbalance)
+            self.means.add_mean("aux_loss", imbalance, weights)
+            loss = loss + self.router_aux_loss_coef * self._reduce_loss(imbalance, weights)
         return loss
 
     def _reduce_loss(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

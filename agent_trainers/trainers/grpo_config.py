@@ -25,6 +25,7 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
+from agent_trainers.trainers.machine import follow_the_machine
 
 # The loss must not change with row splitting, merging, padding, world size or micro-batching. What
 # would break that, or would silently do nothing, is refused here: an option, what it may be, why.
@@ -69,7 +70,7 @@ ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_ad
 Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
 _RANGES: Final[Ranges] = {
     "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam", "token_gamma", "token_lam")),
-    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum",)),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
     "at least 1": (lambda x: x >= 1, ("max_prompt_length", "max_tokens_per_micro_batch")),
     "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout")),
 }
@@ -146,6 +147,13 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "estimate per token), or taken off the 'reward' of each step (sum over its tokens). "
         "Sampled tokens only, either way.",
     )
+    use_bias_correction_kl: bool = HfArg(
+        default=False,
+        help="Whether the divergence in the loss is multiplied by each token's importance ratio, "
+        "at most 3, as in DeepSeek-V3.2 (arXiv 2512.02556): its gradient is then unbiased, also on "
+        "tokens of older weights. Off, unlike in TRL, it is the plain low-variance estimate of "
+        "GRPO and of the Agent-R1 paper.",
+    )
     reward_schedules: str | None = HfArg(
         default=None,
         help='What reward terms are multiplied with over the run, as JSON: \'{"new_gold_passage": '
@@ -189,6 +197,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "and keep their keys and values between turns. 'waves': model.generate, batch after "
         "batch. 'auto': slots where model and settings allow it, else waves.",
     )
+    max_fault_share: float | None = HfArg(
+        default=0.5,
+        help="Largest share of a batch's episodes that may fail through no fault of the model: "
+        "more in three batches running, or all of one, end the run with the first error. None "
+        "only counts them.",
+    )
     max_logprob_drift: float | None = HfArg(
         default=0.2,
         help="Largest mean difference, in nats per token, between the log-probabilities of "
@@ -207,6 +221,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for option in ("advantage_estimator", "loss_type"):
             if callable(given := getattr(self, option)):
                 setattr(self, option, import_path(given, kind=option))
+        follow_the_machine(self)
         super().__post_init__()
         self._check_functions()
         for option, names in _CHOICES.items():
@@ -245,6 +260,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 f"loss_type={' or '.join(map(repr, POLICY_LOSSES))}, or a function of your own."
             )
         _check_arguments("loss_type", find_policy_loss(self.loss_type), LOSS_ARGUMENTS)
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigurationError(
+                "loss_type='cispo' takes epsilon_high as the largest ratio itself: with "
+                f"epsilon_high={self.epsilon_high} every gradient would shrink. Set it to more "
+                "than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
+            )
         estimator = functools.partial(find_estimator(self.advantage_estimator), [])
         given = (*ESTIMATOR_OPTIONS, "scale", "values", "bootstrap_values", "whiten")
         _check_arguments("advantage_estimator", estimator, given)

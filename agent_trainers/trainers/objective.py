@@ -1,5 +1,7 @@
 """What the policy learns from a token: policy gradient, by any policy loss, and KL."""
 
+from typing import Final
+
 import torch
 
 from agent_trainers.algorithms.losses import (
@@ -14,13 +16,19 @@ from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.scorer import note_drift
 
+MAX_KL_RATIO: Final = 3.0
+"""Bound of the importance ratio that the divergence is multiplied with: TRL's of such ratios."""
+
 
 class PolicyObjective:
     """The loss of each token of a micro-batch."""
 
-    def __init__(self, args: StepGRPOConfig, means: RunningMeans) -> None:
-        """Follow the settings in `args`; note in `means` what the loss sees."""
-        self._args, self._means = args, means
+    def __init__(self, args: StepGRPOConfig, means: RunningMeans, *, drops_out: bool) -> None:
+        """Follow the settings in `args`; note in `means` what the loss sees.
+
+        `drops_out` says that log-probabilities differ from those sampled by dropout alone.
+        """
+        self._args, self._means, self._drops_out = args, means, drops_out
         self._epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
         self._policy_loss = find_policy_loss(args.loss_type)
 
@@ -36,7 +44,8 @@ class PolicyObjective:
         old = micro_batch.get("old_per_token_logps")
         if old is None:  # the weights are still those that sampled
             old = logprobs.detach()
-            note_drift(self._means, old, micro_batch)
+            if not self._drops_out:
+                note_drift(self._means, old, micro_batch)
         log_ratio = importance_log_ratio(
             logprobs - old,
             mask,
@@ -62,7 +71,8 @@ class PolicyObjective:
             self._means.add_mean("kl", divergence, actions)
             if self._args.kl_placement == "loss":
                 if self._args.use_bias_correction_kl:
-                    divergence = divergence * log_ratio.exp()
+                    # The token's own ratio: that of a step or an episode is no weight of a token.
+                    divergence = divergence * (logprobs - old).exp().clamp(max=MAX_KL_RATIO)
                 loss = loss + self._args.beta * divergence * actions
         if scores.entropies is not None:
             self._means.add_mean("entropy", micro_batch.expand(scores.entropies), actions)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import TrainerCallback
 
 from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
@@ -31,6 +32,7 @@ from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.trainers.batch_builder import Credit
 from agent_trainers.trainers.critic import CriticModel, ValueHead, before_tokens, body_states
+from agent_trainers.trainers.dropout import without_dropout
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.scorer import body_of
@@ -70,6 +72,7 @@ class StepPPOTrainer(StepGRPOTrainer):
             critic = CriticModel(self.args.critic_model)
         self.critic: nn.Module = self.accelerator.prepare_model(critic)
         self._trained_beside = (self.critic,)
+        self.add_callback(_ClearGradients(self.critic))
         self.builder.assign_credit = self._assign_credit
 
     @torch.no_grad()
@@ -88,7 +91,9 @@ class StepPPOTrainer(StepGRPOTrainer):
             return micro_batch.expand(values)
 
         batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
-        return self.scorer.by_micro_batch(batch, values_of, is_training=self.model.training)
+        is_training = self.model.training
+        with without_dropout(self.model, self.critic):
+            return self.scorer.by_micro_batch(batch, values_of, is_training=is_training)
 
     # Credit
 
@@ -171,18 +176,21 @@ class StepPPOTrainer(StepGRPOTrainer):
         optimizer.add_param_group(
             {
                 "params": list(self.critic.parameters()),
-                "lr": self.args.critic_learning_rate or self.args.learning_rate,
+                "lr": self.args.critic_learning_rate or 10 * self.args.learning_rate,
                 "weight_decay": 0.0,
             }
         )
-        # The trainer clears the gradients of its model, not of all that the optimiser holds.
-        optimizer.register_step_post_hook(lambda *_: self.critic.zero_grad())
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Clip the critic's gradient by itself. Relies on: called before each optimiser step."""
+        """Clip the critic's gradient by itself.
+
+        Relies on: called before each optimiser step; what it does first takes fp16's scale off the
+        gradients of all that the optimiser holds.
+        """
+        norm = super()._clip_grad_norm(model)
         nn.utils.clip_grad_norm_(self.critic.parameters(), self.args.max_grad_norm)
-        return super()._clip_grad_norm(model)
+        return norm
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save the critic beside the policy. Relies on: called wherever the policy is saved."""
@@ -210,7 +218,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         with self._body().register_forward_hook(
             lambda _, __, output: caught.append(output.last_hidden_state)
         ):
-            scores = self.scorer.score(model, micro_batch, with_aux_loss=True)
+            scores = self.scorer.score(model, micro_batch, with_routing=True)
         loss = self._policy_loss(micro_batch, scores)
         if is_warming_up:
             loss = 0.0 * loss
@@ -236,6 +244,18 @@ class StepPPOTrainer(StepGRPOTrainer):
 
     def _body(self) -> Any:
         return body_of(self.accelerator.unwrap_model(self.model))
+
+
+class _ClearGradients(TrainerCallback):  # type: ignore[misc] # transformers is untyped
+    """Clears gradients that the trainer does not: it knows those of its own model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Clear those of `model`."""
+        self._model = model
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Clear them after a step, also one that fp16's scaler left out."""
+        self._model.zero_grad()
 
 
 def _aligned(steps: Sequence[Array], length: int) -> Array:

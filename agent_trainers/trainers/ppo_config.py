@@ -30,7 +30,9 @@ class StepPPOConfig(StepGRPOConfig):
         help="Name or folder of the critic's model. Default: a value head on the policy.",
     )
     critic_learning_rate: float | None = HfArg(
-        default=None, help="The critic's learning rate. Default: learning_rate."
+        default=None,
+        help="The critic's learning rate. Default: ten times learning_rate, as published (1e-5 "
+        "beside 1e-6).",
     )
     critic_warmup_steps: int = HfArg(
         default=0, help="Optimiser steps at the beginning that train the critic alone."

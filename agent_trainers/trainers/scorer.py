@@ -19,6 +19,7 @@ from agent_trainers.batching.micro_batch import (
     select_rows,
     split_into_micro_batches,
 )
+from agent_trainers.batching.mixture import record_router_logits, routing_at
 from agent_trainers.batching.shared_prefix import (
     TokenScores,
     can_share,
@@ -28,6 +29,7 @@ from agent_trainers.batching.shared_prefix import (
 )
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.distributed import ProcessGroup
+from agent_trainers.trainers.dropout import without_dropout
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 Batch = Mapping[str, torch.Tensor]
@@ -51,9 +53,10 @@ class Scorer:
     """Whether weights are gathered in each pass, so that processes must pass in step."""
     reference: Any
     """The reference model, if it is one of its own."""
-    score_with_aux_loss: Callable[..., tuple[Any, Any, Any]] | None
-    """TRL's ``_get_per_token_logps_and_entropies``, if the router of a mixture of experts adds a
-    loss."""
+    drops_out: bool
+    """Whether the pass that trains drops out, so that its log-probabilities show no drift."""
+    balances_experts: bool
+    """Whether the routers of a mixture of experts add a loss."""
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
@@ -68,21 +71,24 @@ class Scorer:
         if self.is_sharded:  # processes must pass through the model together: some without rows
             parts = [*[[]] * (max(self.processes.all_gather(len(parts))) - len(parts)), *parts]
         for rows in parts:
-            # The router's loss looks at all tokens, copies too.
-            yield select_rows(batch, rows, merge_equal=self.score_with_aux_loss is None)
+            yield select_rows(batch, rows)
 
     def score(
-        self, model: Any, micro_batch: MicroBatch, *, with_aux_loss: bool = False
+        self, model: Any, micro_batch: MicroBatch, *, with_routing: bool = False
     ) -> TokenScores:
         """Score the rows of a micro-batch that differ, (U, T), with a gradient.
 
-        `model` is the policy or the reference, wrapped or not; `with_aux_loss` asks for the
-        auxiliary loss, where it has one.
+        `model` is the policy or the reference, wrapped or not; `with_routing` asks for what its
+        routers say, where they add a loss.
         """
-        if with_aux_loss and self.score_with_aux_loss is not None:
-            return self._score_in_trls_layout(model, micro_batch.forwarded)
         with self.accelerator.autocast():
-            return self._score_rows(model, micro_batch.forwarded)
+            if not (with_routing and self.balances_experts):
+                return self._score_rows(model, micro_batch.forwarded)
+            body = body_of(self.accelerator.unwrap_model(model))
+            with record_router_logits(body) as recorded:
+                scores = self._score_rows(model, micro_batch.forwarded)
+            top_k = body.config.get_text_config().num_experts_per_tok
+            return scores._replace(routing=routing_at(recorded[-1], scores.before, top_k))
 
     def logprobs(self, model: Any, batch: Batch, *, is_training: bool) -> torch.Tensor:
         """Return the log-probability of each completion token, (B, T), without a gradient."""
@@ -107,10 +113,14 @@ class Scorer:
     def fixed_logprobs(self, policy: Any, batch: Batch) -> dict[str, torch.Tensor]:
         """Return what the loss compares the policy with while it learns from a batch.
 
+        Nothing is dropped out: a mask of its own would make probabilities differ at equal weights.
+
         Returns:
             ``old_per_token_logps`` where the policy that trains is not the one that sampled,
             ``importance_sampling_ratio`` where its probabilities differ, ``ref_per_token_logps``
-            where there is a reference; each (B, T).
+            where there is a reference; each (B, T). Of a mixture of experts ``router_weights``,
+            those of tokens in the routers' loss, (B, T), and in every row ``expert_load``, (B, 1,
+            E): see `agent_trainers.batching.mixture`.
         """
         args, fixed, is_training = self.args, {}, policy.training
         is_other_engine = args.use_vllm or args.use_transformers_continuous_batching
@@ -118,11 +128,15 @@ class Scorer:
         # whether some steps on a batch begin with other weights than those that sampled it
         generate_every = args.steps_per_generation * args.num_iterations
         is_trained_again = args.gradient_accumulation_steps % generate_every != 0
-        with disable_gradient_checkpointing(policy, args.gradient_checkpointing_kwargs):
-            if needs_correction or is_trained_again:
+        with (
+            without_dropout(policy),
+            disable_gradient_checkpointing(policy, args.gradient_checkpointing_kwargs),
+        ):
+            if needs_correction or is_trained_again or self.drops_out:
                 old = self.logprobs(policy, batch, is_training=is_training)
                 note_drift(self.means, old, batch)
-                fixed["old_per_token_logps"] = old
+                if needs_correction or is_trained_again:
+                    fixed["old_per_token_logps"] = old
                 if needs_correction:
                     fixed["importance_sampling_ratio"] = self._importance_ratio(old, batch)
             if args.beta != 0.0:
@@ -130,16 +144,23 @@ class Scorer:
                     fixed["ref_per_token_logps"] = self.logprobs(
                         reference, batch, is_training=is_training
                     )
+            if self.balances_experts:
+                weights = self.processes.normalise(batch["tool_mask"].float())
+                load = self._expert_load(
+                    policy, {**batch, "router_weights": weights}, is_training=is_training
+                )
+                fixed["router_weights"] = weights
+                fixed["expert_load"] = load.repeat(len(weights), 1, 1)
         return fixed
 
     def look(self, policy: Any, batch: Batch) -> torch.Tensor:
         """Return log-probabilities under the policy as it is now, (B, T), and change nothing."""
-        device = self.accelerator.device
+        is_training = policy.training
         with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),  # dropout draws
+            without_dropout(policy),
             disable_gradient_checkpointing(policy, self.args.gradient_checkpointing_kwargs),
         ):
-            return self.logprobs(policy, batch, is_training=policy.training)
+            return self.logprobs(policy, batch, is_training=is_training)
 
     def _score_rows(self, model: Any, rows: Batch) -> TokenScores:
         unwrapped = self.accelerator.unwrap_model(model)
@@ -151,20 +172,16 @@ class Scorer:
             return forward_rows(model, rows)
         return forward_shared(model, body_of(unwrapped), rows, groups)
 
-    def _score_in_trls_layout(self, model: Any, rows: Batch) -> TokenScores:
-        """Score rows flush right, which the auxiliary loss needs: it counts padding unmasked."""
-        assert self.score_with_aux_loss is not None
-        prompt_width, width = rows["prompt_ids"].size(1), rows["completion_ids"].size(1)
-        logprobs, entropies, aux_loss = self.score_with_aux_loss(
-            model,
-            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),  # (B, P + T)
-            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
-            width,
-            compute_entropy=True,
-            compute_aux_loss=True,
-        )
-        places = torch.arange(width, device=logprobs.device) + prompt_width - 1
-        return TokenScores(logprobs, entropies, places.expand(len(logprobs), width), aux_loss)
+    @torch.no_grad()
+    def _expert_load(self, policy: Any, batch: Batch, *, is_training: bool) -> torch.Tensor:
+        """Return the share of the batch's trained tokens that each expert is chosen for, (E,)."""
+        load = torch.zeros(1, device=self.accelerator.device)
+        for micro_batch in self.micro_batches(batch, is_training=is_training):
+            routing = self.score(policy, micro_batch, with_routing=True).routing
+            assert routing is not None
+            choices = micro_batch.expand(routing.choices)
+            load = load + (choices * micro_batch["router_weights"][..., None]).sum(dim=(0, 1))
+        return self.processes.all_reduce(load)
 
     def _importance_ratio(self, old: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return training over sampling probability of each token, shape (B, T), as TRL does.

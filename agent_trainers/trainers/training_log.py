@@ -9,7 +9,7 @@ import numpy as np
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
-from agent_trainers.monitoring.faults import count_faults
+from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.distributed import ProcessGroup
@@ -31,13 +31,19 @@ class TrainingLog:
     """TRL's queues of what completions were; None if they are not logged."""
     outcome_terms: frozenset[str]
     """Reward terms that are outcomes."""
+    faults: FaultWatch
+    """What ends a run in which most episodes fail."""
     max_drift: float | None
     """Largest mean difference of log-probabilities that is accepted, in nats per token."""
 
     def add_batch(
         self, mode: str, batch: BuiltBatch, factors: Mapping[str, float], num_tokens_seen: float
     ) -> None:
-        """Log the statistics of a whole batch, and the factors of its reward terms; collective."""
+        """Log the statistics of a whole batch, and the factors of its reward terms; collective.
+
+        Raises:
+            RolloutError: If most episodes fail.
+        """
         trajectories, advantages = batch.record.trajectories, batch.credit.advantages
         metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
@@ -48,6 +54,13 @@ class TrainingLog:
         self.metrics[mode]["num_tokens"] = [num_tokens_seen]
         if self.texts is not None:
             self._add_texts(self.texts, batch)
+        failed = [
+            (EPISODE_FAULTS[t.stop_reason], t.error)
+            for t in trajectories
+            if t.stop_reason in EPISODE_FAULTS
+        ]
+        num_episodes = len(batch.episodes)
+        self.faults.check(mode, num_episodes, self.processes.all_gather_objects(failed))
 
     def add_work(self, micro_batches: Sequence[MicroBatch], seconds: float, staleness: int) -> None:
         """Note what share of what went through the model was of use, how fast it went, and its age.

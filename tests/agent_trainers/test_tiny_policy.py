@@ -1,11 +1,23 @@
+import functools
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from agent_envs.envs.synthetic.world import VARIANTS
-from agent_trainers.make_tiny_policy import ROUNDS, demonstrations, encode, make_tokenizer
+from agent_trainers.batching.rows import Row
+from agent_trainers.cli import train
+from agent_trainers.make_tiny_policy import own
+from agent_trainers.make_tiny_policy.embedded import (
+    ROUNDS,
+    demonstrations,
+    encode,
+    make_model,
+    make_tokenizer,
+)
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.evaluation import evaluate_policy
@@ -77,3 +89,41 @@ def test_success_before_training_is_low_but_not_nothing(model, tokenizer):
     assert 0.02 <= evaluation.metrics["success"] <= 0.15
     greedy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=0.0)
     assert evaluate_policy(make_env, greedy, range(100)).metrics["success"] <= 0.15
+
+
+def test_a_policy_for_an_own_environment_knows_its_words_and_brings_its_recipe(tmp_path):
+    make_env = functools.partial(gym.make, "AgentR1/SyntheticArithmetic-v0")
+    reached = own.make(
+        "AgentR1/SyntheticArithmetic-v0", make_env, tmp_path / "tiny",
+        seed=0, num_tasks=16, num_steps=2, success=0.4,
+    )  # fmt: skip
+    assert 0.0 <= reached <= 1.0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    env = make_env()
+    _, info = env.reset(seed=12345)
+    for text in (info["messages"][-1]["content"], *env.unwrapped.reference_actions(), "Zürich 漢"):
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    options, config = train.parse_arguments(["--model", str(tmp_path / "tiny")])
+    assert (options.algorithm, config.learning_rate) == ("grpo_step", 1e-3)
+    assert config.max_completion_length > 8
+
+
+def test_the_weights_kept_solve_no_more_than_asked_for_and_something(monkeypatch):
+    """Looks at 0, 30, 90 %: those of the second are kept; at 0 and 90 %, those of the third."""
+    monkeypatch.setattr(own, "STEPS_PER_LOOK", 1)
+    rows = [Row(0, [1], [2, 3], [0, 0], [True, True], [True, True], [0.0, 0.0])] * 2000
+
+    def kept(*looks):
+        torch.manual_seed(0)
+        model = make_model(make_tokenizer())
+        weights, left = [], iter(looks)
+
+        def measure():
+            weights.append(model.lm_head.weight.clone())
+            return next(left)
+
+        reached = own.train(model, rows, 0, measure, np.random.default_rng(0), len(looks), 0.4)
+        return reached, [torch.equal(model.lm_head.weight, w) for w in weights]
+
+    assert kept(0.0, 0.3, 0.9) == (0.3, [False, True, False])
+    assert kept(0.0, 0.9) == (0.9, [False, True])

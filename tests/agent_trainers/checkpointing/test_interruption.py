@@ -68,9 +68,9 @@ def test_killed_and_interrupted_a_run_ends_where_the_whole_run_ends(tmp_path, wh
     process.communicate(timeout=60)
     process = start(tmp_path, "--resume")
     wait_for_step(tmp_path, process, 8)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)  # the terminal was closed
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.returncode == 129
     checkpoint = find_checkpoint(tmp_path).checkpoint
     assert f"which is saved in {checkpoint}" in errors
     assert "--resume goes on from there" in errors

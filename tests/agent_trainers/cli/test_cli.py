@@ -3,13 +3,17 @@ import json
 import subprocess
 import sys
 
+import gymnasium as gym
 import pytest
 import yaml
 
 from agent_envs import ConfigurationError, DataError, UnknownNameError
+from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.records import read_records
+from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli import evaluate, train
+from agent_trainers.cli.environments import environment_maker, hold_out
 from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
@@ -18,6 +22,7 @@ from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.presets import PRESETS
 from agent_trainers.trajectory import load_trajectories
+from tests.agent_trainers.real_models import save_model
 
 SHORT = ["--max_steps", "2", "--num_eval_tasks", "4", "--per_device_train_batch_size", "8",
          "--num_generations", "4", "--per_device_eval_batch_size", "4"]  # fmt: skip
@@ -134,6 +139,78 @@ def test_resuming_a_run_that_is_over_gives_its_results_again(tmp_path, capsys):
     assert f"Going on from {tmp_path / 'run' / 'checkpoint-2'}." in capsys.readouterr().err
     for name in ("success_before", "success_after", "return_after", "steps"):
         assert again[name] == first[name]
+
+
+def test_a_finished_run_is_kept_until_it_is_told_to_go(tmp_path):
+    run_train(tmp_path, "--num_eval_tasks", "0")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigurationError, match="holds a finished run"):
+        run_train(tmp_path, "--num_eval_tasks", "0", "--seed", "1")
+    with pytest.raises(ConfigurationError, match=r"began with other settings \(seed: 42 -> 1\)"):
+        run_train(tmp_path, "--num_eval_tasks", "0", "--seed", "1", "--resume")
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    run_train(tmp_path, "--num_eval_tasks", "0", "--seed", "1", "--overwrite")
+    assert (tmp_path / "model.safetensors").read_bytes() != before
+
+
+class AlwaysFails(gym.Env):
+    """An environment whose steps raise."""
+
+    def reset(self, *, seed=None, options=None):
+        return "Go.", {"messages": [{"role": "user", "content": "search"}]}
+
+    def step(self, action):
+        raise RuntimeError("the database is down")
+
+
+def test_a_run_in_which_everything_fails_says_so_and_trains_nothing(tmp_path):
+    gym.register("Own/AlwaysFails-v0", AlwaysFails, disable_env_checker=True)
+    with pytest.raises(RolloutError, match=r"(?s)4 of 4 episodes failed.*the database is down"):
+        run_train(tmp_path, "--env", "Own/AlwaysFails-v0")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_an_environment_whose_words_the_model_does_not_know_is_refused(tmp_path, hotpot_file):
+    kwargs = json.dumps({"data": str(hotpot_file)})
+    with pytest.raises(ConfigurationError, match=r"of its first states are unknown.*tiny_policy"):
+        run_train(tmp_path, "--env", "AgentR1/HotpotQA-v0", "--env_kwargs", kwargs)
+
+
+def test_tasks_of_evaluation_are_held_out_where_no_others_are_named(tmp_path):
+    make = environment_maker("AgentR1/SyntheticMultiHop-v0", {})
+    assert min(hold_out(make, 5, seed=0).eval) == ENDLESS - 5
+    rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(20)]
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make = environment_maker("AgentR1/GSM8K-v0", {"data": str(data)})
+    split = hold_out(make, 200, seed=0)
+    assert split.words == "4 of 20 tasks, held out of training"
+    assert sorted([*split.train, *split.eval]) == list(range(20))
+    assert len(split.eval) == 4
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    assert hold_out(make, 200, seed=0).words.startswith("training tasks")
+
+
+def test_a_template_without_tools_gets_a_format_in_words(tmp_path, capsys):
+    folder = save_model(tmp_path / "model", "qwen2_5")
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n"
+    )
+    output = tmp_path / "eval.json"
+    evaluate.run(["--model", folder, "--num_tasks", "1", "--max_completion_length", "4",
+                  "--output", str(output)])  # fmt: skip
+    assert "tool_format='tags'" in capsys.readouterr().err
+    assert json.loads(output.read_text())["env_kwargs"]["tool_format"] == "tags"
+
+
+def test_a_language_model_keeps_credit_per_step_and_is_told_what_applies(tmp_path):
+    options, config = train.parse_arguments(["--model", "some/model"])
+    assert options.algorithm == "grpo_step"
+    assert config.advantage_estimator == "grpo_step"
+    assert config.learning_rate == 1e-6
+    assert "64 episodes a batch in groups of 8" in train._what_applies(options, config)
 
 
 def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):

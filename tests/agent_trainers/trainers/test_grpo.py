@@ -42,6 +42,7 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
         advantage_estimator="grpo_step",
         loss_denominator=denominator,
         loss_type=loss_type,
+        epsilon_high=5.0 if loss_type == "cispo" else None,
         beta=beta,
     )
     merged = micro_batches(trainer, played, merge_steps=True)
@@ -240,6 +241,105 @@ def test_trls_settings_stay_usable(make_trainer, changes):
         )
 
 
+def test_what_a_models_generation_config_says_beside_does_not_reach_sampling(make_trainer, model):
+    model.generation_config.no_repeat_ngram_size = 1
+    trainer = make_trainer(model=model, transformers_generation="waves")
+    trainer.train()
+    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
+    assert trainer.model.generation_config.no_repeat_ngram_size == 1
+
+
+def test_environments_are_closed_after_training_and_after_evaluation(make_trainer):
+    is_open = []
+
+    class Watched(gym.Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            is_open.append(self)
+
+        def close(self):
+            is_open.remove(self)
+            super().close()
+
+    tasks = Dataset.from_dict({"task": [0, 1]})
+    trainer = make_trainer(env=lambda: Watched(gym.make(ID)), eval_dataset=tasks)
+    trainer.train()
+    assert not is_open
+    trainer.evaluate()
+    assert not is_open
+
+
+def test_gspo_gets_no_advice_that_would_be_refused(make_trainer, caplog):
+    with caplog.at_level("WARNING", logger="trl"):
+        make_trainer(importance_sampling_level="sequence", loss_denominator="trajectory")
+    assert "loss_type" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["adapter", "attention"])
+@pytest.mark.parametrize("generation", ["slots", "waves"])
+def test_dropout_is_off_wherever_a_probability_is_noted(make_trainer, model, kind, generation):
+    settings = {"transformers_generation": generation, "num_iterations": 2, "beta": 0.1}
+    if kind == "adapter":
+        lora = LoraConfig(
+            r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0.5,
+            init_lora_weights=False,
+        )  # fmt: skip
+        trainer = make_trainer(peft_config=lora, max_steps=2, learning_rate=0.0, **settings)
+    else:
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        trainer = make_trainer(model=model, max_steps=2, learning_rate=0.0, **settings)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(e["sampling/sampling_logp_difference/max"] < 1e-4 for e in logged[:1])
+    one, two = trainer.current_logprobs(), trainer.current_logprobs()
+    assert (one == two).all()
+    assert trainer.model.training
+    # The pass that trains drops out, as TRL's does: other tokens each time, at learning rate 0.
+    assert logged[0]["entropy"] != logged[1]["entropy"]
+
+
+def test_drift_is_measured_without_dropout_where_a_batch_is_trained_once(make_trainer, model):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    trainer = make_trainer(model=model)
+    trainer.train()
+    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-4
+    assert logged["clip_ratio/region_mean"] == 0
+
+
+def test_disable_dropout_switches_off_that_of_attention_too(make_trainer, model):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    trainer = make_trainer(model=model, disable_dropout=True)
+    assert {m.self_attn.attention_dropout for m in trainer.model.model.layers} == {0.0}
+
+
+@pytest.mark.parametrize("level", ["token", "step", "product"])
+def test_divergence_is_weighed_with_the_tokens_own_bounded_ratio(make_trainer, played, level):
+    settings = {"beta": 0.1, "num_iterations": 2, "importance_sampling_level": level}
+    trainer = make_trainer(use_bias_correction_kl=True, **settings)
+    (batch,) = micro_batches(trainer, played)
+    mask = batch["action_mask"]
+    batch["advantages"] = torch.zeros_like(batch["advantages"])  # what is left is the divergence
+    drift = 0.03 + 0.5 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+    batch["old_per_token_logps"] = batch["sampling_per_token_logps"] - 3 * drift
+    batch["ref_per_token_logps"] = batch["sampling_per_token_logps"] - drift
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.compute_loss(trainer.model, batch)
+    ratio = torch.exp(3 * drift).clamp(max=3.0)
+    divergence = torch.exp(-drift) + drift - 1
+    expected = 0.1 * (divergence * ratio * mask * batch["loss_weights"]).sum()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
+    trainer.args.use_bias_correction_kl = False
+    plain = 0.1 * (divergence * mask * batch["loss_weights"]).sum()
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(
+        plain.item(), rel=1e-3
+    )
+
+
 def test_an_adapter_is_trained_and_the_model_left_alone(make_trainer):
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     trainer = make_trainer(peft_config=config, beta=0.1, max_steps=2)
@@ -321,6 +421,8 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
     ("changes", "name"),
     [
         ({"loss_type": "grpo"}, "loss_type"),
+        ({"loss_type": "cispo"}, "epsilon_high"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
         ({"loss_type": "bnpo"}, "loss_type"),
         ({"loss_type": "dr_grpo"}, "loss_type"),
         (

@@ -140,6 +140,60 @@ def test_the_critic_has_its_own_learning_rate(make_trainer):
     assert set(rates[:-1]) == {1e-3}
 
 
+def test_the_critic_learns_ten_times_as_fast_as_the_policy_unless_told(make_trainer):
+    trainer = make_trainer()
+    trainer.create_optimizer()
+    *policy, critic = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert critic == pytest.approx(10 * policy[0])
+
+
+@pytest.fixture
+def make_fp16_trainer(make_trainer, monkeypatch):
+    """A trainer with fp16's gradient scaler, whose first step overflows."""
+
+    def make(**changes):
+        trainer = make_trainer(**changes)
+        monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
+        monkeypatch.setattr(trainer.accelerator, "native_amp", True)
+        trainer.accelerator.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=2.0**127, backoff_factor=2.0**-117
+        )
+        return trainer
+
+    return make
+
+
+def test_after_an_overflow_of_fp16_policy_and_critic_go_on(make_fp16_trainer):
+    trainer = make_fp16_trainer(max_steps=4)
+    scales, biases, kept = [], [], []
+
+    class Note(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            scales.append(trainer.accelerator.scaler.get_scale())
+            biases.append(trainer.critic.linear.bias.item())
+            kept.extend(p.grad for p in trainer.critic.parameters() if p.grad is not None)
+
+    trainer.add_callback(Note())
+    trainer.train()
+    assert scales == [2.0**10] * 4  # one step was left out, none after it
+    assert biases[0] == 0.0
+    assert len(set(biases)) == 4
+    assert not kept  # those of the step left out would be stepped with later
+
+
+def test_gradients_of_fp16_are_clipped_without_their_scale(make_fp16_trainer):
+    norms = []
+
+    class NoteNorm(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, **__):
+            norms.append(torch.stack([p.grad.norm() for p in trainer.critic.parameters()]).norm())
+
+    trainer = make_fp16_trainer(max_grad_norm=1e-3, max_steps=2)
+    trainer.add_callback(NoteNorm())
+    trainer.train()
+    assert norms[1].item() == pytest.approx(1e-3, rel=0.01)
+
+
 def test_weights_of_the_critic_do_not_decay(make_trainer):
     trainer = make_trainer(weight_decay=0.1)
     trainer.create_optimizer()

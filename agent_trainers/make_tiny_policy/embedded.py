@@ -1,4 +1,4 @@
-"""Make the embedded policy from nothing: ``python -m agent_trainers.make_tiny_policy``.
+"""The embedded policy, made from nothing.
 
 A word-level tokenizer, a Qwen3-type model of about 0.2 million parameters, and two rounds of
 supervised training on demonstrations in training worlds of `AgentR1/SyntheticMultiHop-v0`: clean
@@ -7,7 +7,6 @@ and answer too early. What is left is a policy that can do the task but rarely d
 reinforcement learning to mend.
 """
 
-import argparse
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,6 @@ from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.evaluation import evaluate_policy
-from agent_trainers.tiny_policy import TINY_POLICY
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
@@ -110,7 +108,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, max_position_embeddings: int = 1024
+) -> Qwen3ForCausalLM:
     """Return the model with random weights from torch's generator."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -120,7 +120,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=16,
-        max_position_embeddings=1024,
+        max_position_embeddings=max_position_embeddings,
         initializer_range=0.1,  # 0.02 suits wide models; at this width copying is never learned
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
@@ -251,27 +251,19 @@ temperature 1, {greedy:.1%} greedy.
     )
 
 
-def main() -> None:
+def make(output: Path, seed: int) -> None:
     """Make the policy, measure it, and save it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=TINY_POLICY, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
+    torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    train(model, tokenizer, np.random.default_rng(options.seed))
+    train(model, tokenizer, np.random.default_rng(seed))
     model.eval()
     sampled = measure(model, tokenizer, temperature=1.0)
     greedy = measure(model, tokenizer, temperature=0.0)
-    model.save_pretrained(options.output)
-    tokenizer.save_pretrained(options.output)
-    write_card(options.output, model, sampled, greedy)
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    write_card(output, model, sampled, greedy)
     tqdm.write(
-        f"{options.output}: {model.num_parameters():,} parameters, success {sampled:.1%} sampled, "
+        f"{output}: {model.num_parameters():,} parameters, success {sampled:.1%} sampled, "
         f"{greedy:.1%} greedy"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,156 @@
+"""``agent-r1-collect``: play tasks and keep the best episodes, to learn from them (`agent-r1-sft`).
+
+Rejection sampling: several episodes of each task by any model or server, of which those that
+succeed, or the best of them, are kept. Tasks are played in portions, each kept as a file of its own
+as soon as it is done; the same command goes on after the last.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+from tqdm.auto import tqdm
+from transformers.hf_argparser import HfArg
+
+from agent_envs.data.files import write_json
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.cli.arguments import parse
+from agent_trainers.cli.environments import first_tasks
+from agent_trainers.cli.policies import (
+    PolicyArguments,
+    check_policy,
+    fitting_environment,
+    open_policy,
+)
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
+
+PROGRAM: Final = "agent-r1-collect"
+_MAY_CHANGE: Final = ("base_url", "api_key_env", "max_concurrency", "request_timeout", "batch_size")
+
+
+@dataclass
+class CollectArguments(PolicyArguments):
+    """What to play, and what to keep."""
+
+    num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
+    samples_per_task: int = HfArg(default=4, help="Episodes of each task.")
+    keep: int = HfArg(default=1, help="Episodes of a task that are kept at most, the best ones.")
+    keep_failures: bool = HfArg(
+        default=False, help="Keep the best episodes of a task even if none succeeds."
+    )
+    tasks_at_once: int = HfArg(default=16, help="Tasks of a portion.")
+    seed: int = HfArg(default=0, help="Seed of every draw.")
+    output: str = HfArg(
+        default="collected.jsonl.gz", help="File of the kept episodes: .jsonl, .jsonl.gz, .parquet."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    try:
+        run(list(sys.argv[1:] if arguments is None else arguments))
+    except (AgentEnvsError, gym.error.Error) as error:
+        sys.exit(f"{PROGRAM}: {error}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Play, keep the best, and write them to one file."""
+    options = parse(
+        arguments, CollectArguments, program=PROGRAM, description="Play tasks and keep the best."
+    )
+    for name in ("num_tasks", "samples_per_task", "keep", "tasks_at_once"):
+        if (value := getattr(options, name)) < 1:
+            raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
+    check_policy(options)
+    output = Path(options.output)
+    if output.exists():
+        raise ConfigurationError(f"--output {output} is there already. Choose another name.")
+    parts = output.with_name(f"{output.name}.parts")
+    _check_same(parts / "settings.json", options)
+    env_kwargs, make_env = fitting_environment(options, say)
+    tasks = first_tasks(make_env, options.num_tasks)
+    portions = [
+        tasks[i : i + options.tasks_at_once] for i in range(0, len(tasks), options.tasks_at_once)
+    ]
+    num_solved = num_played = 0
+    kept: list[Trajectory] = []
+    with open_policy(options, make_env) as policy, tqdm(total=len(tasks), unit="task") as bar:
+        for number, portion in enumerate(portions):
+            part = parts / f"{number:06d}.jsonl.gz"
+            if not part.exists():
+                rollout = Rollout(make_env, policy)
+                played = rollout.collect(_specs(portion, options))
+                rollout.close()
+                save_trajectories(part, _best(played, options))
+            best = load_trajectories(part)
+            kept += best
+            num_played += len(portion)
+            num_solved += len({t.group_id for t in best if t.success})
+            bar.update(len(portion))
+            bar.set_postfix(solved=f"{num_solved / num_played:.2f}")
+    save_trajectories(output, kept)
+    for path in parts.iterdir():
+        path.unlink()
+    parts.rmdir()
+    say(f"{len(kept)} episodes of {num_played} tasks, {num_solved} of them solved: {output}")
+    hint = f" --env {options.env}" if "tool_format" not in env_kwargs else ""
+    say(f"Learn from them with: agent-r1-sft --trajectories {output}{hint}")
+
+
+def _specs(tasks: Sequence[int], options: CollectArguments) -> list[EpisodeSpec]:
+    return [
+        EpisodeSpec(
+            task=task,
+            seed=task,
+            group_id=str(task),
+            rng=np.random.default_rng([options.seed, task, sample]),
+        )
+        for task in tasks
+        for sample in range(options.samples_per_task)
+    ]
+
+
+def _best(played: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:
+    """Return the best episodes of each task: the highest return, of those the shortest."""
+    by_task: dict[str, list[Trajectory]] = {}
+    for trajectory in played:
+        if trajectory.is_scorable and (trajectory.success or options.keep_failures):
+            by_task.setdefault(trajectory.group_id, []).append(trajectory)
+    return [
+        trajectory
+        for group in by_task.values()
+        for trajectory in sorted(group, key=lambda t: (-t.success, -t.return_, len(t.transitions)))[
+            : options.keep
+        ]
+    ]
+
+
+def _check_same(path: Path, options: CollectArguments) -> None:
+    """Keep the settings; refuse to go on with others, for portions would not belong together."""
+    settings: dict[str, Any] = {k: v for k, v in asdict(options).items() if k not in _MAY_CHANGE}
+    if not path.exists():
+        write_json(path, settings)
+        return
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if differing := [
+        f"{k}: {kept.get(k)!r} -> {v!r}" for k, v in settings.items() if kept.get(k) != v
+    ]:
+        raise ConfigurationError(
+            f"{path.parent} was begun with other settings ({'; '.join(differing)}). Give the same "
+            "again, choose another --output, or delete that folder."
+        )
+
+
+def say(text: str) -> None:
+    """Tell the user something in a line of its own."""
+    sys.stderr.write(f"{PROGRAM}: {text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""A tiny policy for any environment that has reference actions.
+
+Its words are those of the environment's own texts and references, and pieces of words where it
+meets others; its weights come from supervised training on references, which stops while there is
+something left to learn by reward. So an author sees in minutes whether an environment can be
+learned at all.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.data.files import write_text
+from agent_envs.errors import ConfigurationError
+from agent_trainers.batching.rows import Row, make_rows
+from agent_trainers.make_tiny_policy.embedded import (
+    CHAT_TEMPLATE,
+    END,
+    PAD,
+    RESPONSE_TEMPLATE,
+    START,
+    make_model,
+)
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.recipes import MODEL_RECIPE, RECIPES
+from agent_trainers.rollout.demonstrations import play_reference
+from agent_trainers.rollout.episode import TextEnv
+from agent_trainers.rollout.evaluation import evaluate_policy
+
+VOCABULARY: Final = 2000
+MAX_CONTEXT: Final = 4096
+LEARNING_RATE: Final = 3e-3
+WARMUP_STEPS: Final = 40
+TOKENS_PER_STEP: Final = 6000
+STEPS_PER_LOOK: Final = 40
+NUM_TESTED: Final = 48
+ROOM: Final = 1.5
+"""How much longer than the longest reference a turn may be."""
+
+
+def make(
+    env_id: str,
+    make_env: Callable[[], TextEnv],
+    output: Path,
+    *,
+    seed: int,
+    num_tasks: int,
+    num_steps: int,
+    success: float,
+) -> float:
+    """Make a policy for an environment, measure it, and save it with the recipe that trains it.
+
+    Args:
+        env_id: The environment's id, for what is written.
+        make_env: Makes the environment.
+        output: The folder.
+        seed: Of the weights and the order of demonstrations.
+        num_tasks: References that are shown, at most.
+        num_steps: Updates of supervised training, at most.
+        success: Share of held-out tasks that may be solved when it stops.
+
+    Returns:
+        The share of held-out tasks that it solves, sampled at temperature 1.
+
+    Raises:
+        ConfigurationError: If no reference succeeds.
+    """
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    shown, tested = _tasks(make_env, num_tasks, rng)
+    tokenizer = make_tokenizer(_texts(make_env, shown))
+    renderer = ChatRenderer(tokenizer)
+    told = [t for t in play_reference(make_env, renderer, shown) if t.metrics.get("success", 1) > 0]
+    rows = [row for number, trajectory in enumerate(told) for row in make_rows(trajectory, number)]
+    rows = [row for row in rows if len(row.prompt_ids) + len(row.completion_ids) <= MAX_CONTEXT]
+    if not rows:
+        raise ConfigurationError(
+            f"None of the {len(shown)} references of {env_id} ends in success within {MAX_CONTEXT} "
+            "tokens. Check its reference_actions() with python -m agent_envs.check."
+        )
+    turn = int(ROOM * max(len(t.completion_ids) for played in told for t in played.transitions))
+    model = make_model(tokenizer, max_position_embeddings=MAX_CONTEXT + turn)
+
+    def measure() -> float:
+        policy = transformers_policy(model, tokenizer, max_new_tokens=turn)
+        return evaluate_policy(make_env, policy, tested).metrics.get("success", 0.0)
+
+    reached = train(model, rows, tokenizer.pad_token_id, measure, rng, num_steps, success)
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    write_recipe(output / MODEL_RECIPE, turn)
+    _write_card(output, env_id, model, reached, len(tested))
+    return reached
+
+
+def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose words are those of `texts`; any other word is made of pieces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=[PAD, START, END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        padding_side="left",
+        model_max_length=MAX_CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.response_template = RESPONSE_TEMPLATE
+    return fast
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    rows: Sequence[Row],
+    pad_token_id: int,
+    measure: Callable[[], float],
+    rng: np.random.Generator,
+    num_steps: int,
+    success: float,
+) -> float:
+    """Train until more than `success` of the tasks would be solved; return what share is.
+
+    The weights are then those of the last look before; the first that solve more if those before
+    solved nothing.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
+    warm_up = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS)
+    )
+    batches = _batches(rows, rng)
+    kept, reached = copy.deepcopy(model.state_dict()), 0.0
+    progress = tqdm(range(1, num_steps + 1), desc="learning from references", unit="step")
+    for step in progress:
+        model.train()
+        loss = _loss(model, next(batches), pad_token_id)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warm_up.step()
+        optimizer.zero_grad()
+        if step % STEPS_PER_LOOK and step < num_steps:
+            continue
+        model.eval()
+        solved = measure()
+        progress.set_postfix(loss=f"{loss.item():.3f}", success=f"{solved:.0%}")
+        if solved <= success or reached == 0.0:
+            kept, reached = copy.deepcopy(model.state_dict()), solved
+        if solved > success:
+            break
+    progress.close()
+    model.load_state_dict(kept)
+    model.eval()
+    return reached
+
+
+def write_recipe(path: Path, max_completion_length: int) -> None:
+    """Write the settings that `agent-r1-train` takes with the policy: those of the default run."""
+    settings = yaml.safe_load(RECIPES["default"].read_text(encoding="utf-8"))
+    of_its_own = ("env", "eval_env_kwargs", "num_eval_tasks", "output_dir")
+    kept = {name: value for name, value in settings.items() if name not in of_its_own}
+    kept |= {
+        "learning_rate": 1e-3,  # its weights are younger than the embedded policy's
+        "max_completion_length": max_completion_length,
+        "per_device_eval_batch_size": 64,
+        "num_eval_tasks": 100,
+        "output_dir": "runs/own_environment",
+    }
+    write_text(path, yaml.safe_dump(kept, sort_keys=False))
+
+
+def _tasks(
+    make_env: Callable[[], TextEnv], count: int, rng: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Return tasks whose reference is shown, and others that are played to measure."""
+    env = make_env()
+    num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
+    env.close()
+    if num_tasks is None:
+        drawn = rng.integers(ENDLESS, size=count + NUM_TESTED).tolist()
+        return drawn[:count], drawn[count:]
+    order = rng.permutation(num_tasks).tolist()
+    num_tested = min(NUM_TESTED, num_tasks // 5)
+    if num_tested == 0:
+        return order, order
+    return order[num_tested:][:count], order[:num_tested]
+
+
+def _texts(make_env: Callable[[], TextEnv], tasks: Sequence[int]) -> Iterator[str]:
+    """Yield what is said while references are played: by the environment, and by its reference."""
+    env = make_env()
+    try:
+        for task in tasks:
+            _, info = env.reset(seed=task, options={"task": task})
+            for action in getattr(env.unwrapped, "reference_actions", list)():
+                yield action
+                *_, terminated, truncated, info = env.step(action)
+                yield from (m["content"] for m in info["messages"] if m["role"] != "system")
+                if terminated or truncated:
+                    break
+    finally:
+        env.close()
+
+
+def _batches(rows: Sequence[Row], rng: np.random.Generator) -> Iterator[list[Row]]:
+    """Yield batches of about as many tokens, epoch after epoch."""
+    batch: list[Row] = []
+    num_tokens = 0
+    while True:
+        for i in rng.permutation(len(rows)).tolist():
+            batch.append(rows[i])
+            num_tokens += len(rows[i].prompt_ids) + len(rows[i].completion_ids)
+            if num_tokens >= TOKENS_PER_STEP:
+                yield batch
+                batch, num_tokens = [], 0
+
+
+def _loss(model: Any, rows: Sequence[Row], pad_token_id: int) -> torch.Tensor:
+    tokens = [torch.tensor([*row.prompt_ids, *row.completion_ids]) for row in rows]
+    labels = [
+        torch.tensor(
+            [-100] * len(row.prompt_ids)
+            + [t if a else -100 for t, a in zip(row.completion_ids, row.is_action, strict=True)]
+        )
+        for row in rows
+    ]
+    ids = pad_sequence(tokens, True, pad_token_id)
+    loss: torch.Tensor = model(input_ids=ids, labels=pad_sequence(labels, True, -100)).loss
+    return loss
+
+
+def _write_card(output: Path, env_id: str, model: Any, reached: float, num_tested: int) -> None:
+    write_text(
+        output / "README.md",
+        f"""# A tiny policy for {env_id}
+
+A Qwen3-type model of {model.num_parameters():,} parameters, made from nothing by
+`python -m agent_trainers.make_tiny_policy --env {env_id}`: its words are those of the environment's
+texts, its weights come from supervised training on reference actions. Success before any
+reinforcement learning, sampled at temperature 1: {reached:.0%} of {num_tested} tasks that it was
+not shown.
+
+Train it with `agent-r1-train --env {env_id} --model {output}`, which takes its settings from
+`{MODEL_RECIPE}` here.
+""",
+    )

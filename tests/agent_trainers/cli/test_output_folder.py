@@ -1,0 +1,127 @@
+import dataclasses
+import json
+
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_trainers import StepPPOConfig
+from agent_trainers.cli import output_folder
+from agent_trainers.cli.output_folder import (
+    check_same_settings,
+    check_unused,
+    clear,
+    hold,
+    settings_of,
+    write_settings,
+)
+from agent_trainers.cli.train import TrainArguments
+
+
+def make_run(folder, *names):
+    folder.mkdir(exist_ok=True)
+    for name in ("run.json", *names):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["results.json", "model.safetensors"], "a finished run"),
+        (["checkpoint-20/model.safetensors"], "a run that was stopped"),
+    ],
+)
+def test_what_a_run_left_is_not_touched_by_another(tmp_path, names, found):
+    folder = make_run(tmp_path / "run", *names)
+    with pytest.raises(ConfigurationError, match=rf"{found}.*--resume .*--overwrite"):
+        check_unused(folder)
+    check_unused(make_run(tmp_path / "other"))  # stopped before its first checkpoint
+
+
+def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
+    folder = make_run(
+        tmp_path / "run", "results.json", "model.safetensors", "checkpoint-2/model.safetensors",
+        "metrics.jsonl", "trajectories/step_000001.parquet", "adapter_model.safetensors",
+        "notes.txt", "data/mine.jsonl",
+    )  # fmt: skip
+    clear(folder)
+    check_unused(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "notes.txt"]
+
+
+def test_a_model_that_no_run_wrote_is_never_replaced(tmp_path):
+    (tmp_path / "model-00001-of-00002.safetensors").write_text("x")
+    for refuse in (check_unused, clear):
+        with pytest.raises(ConfigurationError, match="Choose another folder"):
+            refuse(tmp_path)
+    assert (tmp_path / "model-00001-of-00002.safetensors").exists()
+
+
+def test_a_second_run_at_the_same_time_is_refused(tmp_path):
+    with (
+        hold(tmp_path / "run"),
+        pytest.raises(ConfigurationError, match="another run writes there now"),
+        hold(tmp_path / "run"),
+    ):
+        pass
+    with hold(tmp_path / "run"):  # once the first is over
+        pass
+
+
+@dataclasses.dataclass
+class Settings:
+    model: str = "embedded policy"
+    algorithm: str = "grpo_step"
+    learning_rate: float = 1e-3
+    seed: int = 42
+    max_steps: int = 60
+    output_dir: str = "runs/default"
+    save_steps: int = 20
+
+
+def settings(env_kwargs=None, **changes):
+    environment = {"env": "AgentR1/X-v0", "env_kwargs": env_kwargs or {}, "eval_env_kwargs": {}}
+    return settings_of(environment, Settings(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"learning_rate": 1e-4}, r"learning_rate: 0\.001 -> 0\.0001"),
+        ({"seed": 1}, "seed: 42 -> 1"),
+        ({"model": "other"}, 'model: "embedded policy" -> "other"'),
+        ({"algorithm": "gigpo"}, 'algorithm: "grpo_step" -> "gigpo"'),
+        ({"env_kwargs": {"hops": 3}}, r'env_kwargs: \{\} -> \{"hops": 3\}'),
+    ],
+)
+def test_resuming_with_other_settings_names_them(tmp_path, changes, difference):
+    write_settings(tmp_path, settings())
+    with pytest.raises(ConfigurationError, match=difference):
+        check_same_settings(tmp_path, settings(**changes))
+
+
+def test_resuming_with_a_file_of_tasks_that_has_changed_is_refused(tmp_path):
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("one\n")
+    kwargs = {"data": str(data)}
+    write_settings(tmp_path, settings(env_kwargs=kwargs))
+    assert check_same_settings(tmp_path, settings(env_kwargs=kwargs)) == []
+    data.write_text("another\n")
+    with pytest.raises(ConfigurationError, match="data of env_kwargs"):
+        check_same_settings(tmp_path, settings(env_kwargs=kwargs))
+
+
+def test_where_a_run_writes_may_change_and_how_long_it_is_is_said(tmp_path):
+    assert check_same_settings(tmp_path, settings()) == []  # begun by an earlier version
+    write_settings(tmp_path, settings())
+    assert check_same_settings(tmp_path, settings(output_dir="elsewhere", save_steps=1)) == []
+    longer = check_same_settings(tmp_path, settings(max_steps=120))
+    assert longer == ["max_steps: 60 -> 120"]
+
+
+def test_settings_that_may_change_are_settings():
+    kinds = (StepPPOConfig, TrainArguments)
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert known >= output_folder._MAY_CHANGE
+    json.dumps(settings())

@@ -1,0 +1,122 @@
+import functools
+import json
+
+import gymnasium as gym
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agent_envs.errors import ConfigurationError, DataError
+from agent_trainers.batching.collate import collate
+from agent_trainers.batching.rows import make_rows
+from agent_trainers.batching.shared_prefix import forward_rows
+from agent_trainers.cli import collect, evaluate, sft
+from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.rollout.demonstrations import play_reference
+from agent_trainers.trainers.supervised import supervised_dataset
+from agent_trainers.trajectory import load_trajectories
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.fixture
+def told(tokenizer):
+    return list(play_reference(functools.partial(gym.make, ID), ChatRenderer(tokenizer), range(6)))
+
+
+def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
+    told, tokenizer, tiny_policy, tmp_path
+):
+    from trl import SFTTrainer
+
+    from agent_trainers.trainers.supervised import WarmStartConfig
+
+    dataset, _ = supervised_dataset(told, None)
+    config = WarmStartConfig(str(tmp_path), report_to="none", per_device_train_batch_size=6)
+    trainer = SFTTrainer(
+        tiny_policy, args=config, train_dataset=dataset, processing_class=tokenizer
+    )
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(dataset))])
+    theirs = trainer.compute_loss(trainer.model, dict(batch)).item()
+
+    rows = [row for i, t in enumerate(told) for row in make_rows(t, i)]
+    tensors = collate(rows, tokenizer.pad_token_id)
+    ours = -(forward_rows(trainer.model, tensors).logprobs * tensors["tool_mask"]).sum()
+    ours = (ours / tensors["tool_mask"].sum()).item()
+    assert theirs == pytest.approx(ours, abs=1e-6)
+
+
+def test_rows_that_are_too_long_are_left_out_whole_and_counted(told):
+    lengths = [len(row["input_ids"]) for row in supervised_dataset(told, None)[0]]
+    told[0].transitions.pop()  # a shorter one
+    dataset, num_too_long = supervised_dataset(told, min(lengths) - 1)
+    assert (len(dataset), num_too_long) == (1, 5)
+    with pytest.raises(DataError, match="nothing to learn from"):
+        supervised_dataset(told, 3)
+
+
+def train(output, *arguments):
+    sft.run(["--num_tasks", "6", "--per_device_train_batch_size", "3", "--output_dir", str(output),
+             "--disable_tqdm", "true", *arguments])  # fmt: skip
+
+
+def test_a_warm_start_from_an_environments_reference_can_be_gone_on_with(tmp_path, capsys):
+    train(tmp_path / "warm")
+    said = capsys.readouterr().err
+    assert "6 of 6 demonstrations, 6 rows" in said
+    assert "agent-r1-train --model" in said
+    with pytest.raises(ConfigurationError, match="--overwrite"):
+        train(tmp_path / "warm")
+    evaluate.run(["--model", str(tmp_path / "warm"), "--num_tasks", "2"])
+
+
+def test_adapters_are_trained_alone_and_merged(tmp_path, tiny_policy):
+    train(tmp_path / "lora", "--lora_r", "2", "--lora_target_modules", "q_proj", "--merge_adapter",
+          "true", "--learning_rate", "0.01")  # fmt: skip
+    assert not (tmp_path / "lora" / "model.safetensors").exists()
+    adapters = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    assert all("lora" in name for name in adapters)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "lora" / "merged").state_dict()
+    base = AutoModelForCausalLM.from_pretrained(tiny_policy).state_dict()
+    changed = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert changed
+    assert all("q_proj" in name for name in changed)
+
+
+def test_the_best_episodes_are_collected_portion_by_portion_and_learned_from(
+    tmp_path, capsys, monkeypatch
+):
+    command = ["--num_tasks", "24", "--samples_per_task", "4", "--tasks_at_once", "8",
+               "--output", str(tmp_path / "best.jsonl.gz")]  # fmt: skip
+    save, saved = collect.save_trajectories, []
+
+    def save_two(path, trajectories):
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(path)
+        save(path, trajectories)
+
+    monkeypatch.setattr(collect, "save_trajectories", save_two)
+    with pytest.raises(KeyboardInterrupt):
+        collect.run(command)
+    monkeypatch.setattr(collect, "save_trajectories", save)
+    with pytest.raises(ConfigurationError, match="seed: 0 -> 1"):
+        collect.run([*command, "--seed", "1"])
+    collect.run(command)  # goes on after the second portion
+    cut = load_trajectories(tmp_path / "best.jsonl.gz")
+    collect.run([*command[:-1], str(tmp_path / "whole.jsonl.gz")])
+    whole = load_trajectories(tmp_path / "whole.jsonl.gz")
+    assert [t.transitions for t in cut] == [t.transitions for t in whole]
+    assert all(t.success for t in cut)
+    assert len({t.group_id for t in cut}) == len(cut)
+    train(tmp_path / "warm", "--trajectories", str(tmp_path / "best.jsonl.gz"), "--env", ID)
+    assert f"{len(cut)} of {len(cut)} demonstrations" in capsys.readouterr().err
+
+
+def test_conversations_are_learned_from(tmp_path, capsys):
+    messages = [{"role": "user", "content": "user"}, {"role": "assistant", "content": "search"}]
+    path = tmp_path / "told.jsonl"
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    train(tmp_path / "warm", "--conversations", str(path))
+    assert "1 of 1 demonstrations" in capsys.readouterr().err
