@@ -7,8 +7,14 @@ from gymnasium.envs.registration import EnvSpec
 
 
 def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
-    entry_point = f"agent_envs.envs.{entry_point}"
-    return EnvSpec(f"AgentR1/{name}-v0", entry_point, max_episode_steps=turns, kwargs=kwargs)
+    id = f"AgentR1/{name}-v0"
+    return EnvSpec(
+        id,
+        f"agent_envs.envs.{entry_point}",
+        vector_entry_point=f"agent_envs.core.vector_env:{id}",
+        max_episode_steps=turns,
+        kwargs=kwargs,
+    )
 
 
 ENVIRONMENTS: Final = (

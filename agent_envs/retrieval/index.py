@@ -13,7 +13,7 @@ import bisect
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
@@ -81,7 +81,7 @@ def _write(passages: Sequence[Passage], folder: Path) -> None:
     postings = build_postings(map(words_of, passages))
     for name in _ARRAYS:
         np.save(folder / f"{name}.npy", getattr(postings, name))
-    _write_strings(folder, "words", sorted(postings.words))
+    _write_strings(folder, "words", postings.words)
     _write_strings(folder, "texts", (part for p in passages for part in (p.title, p.text)))
     files = sorted(folder.iterdir())
     description = {**_KIND, "bytes": {path.name: path.stat().st_size for path in files}}
@@ -136,9 +136,9 @@ class _Strings(Sequence[bytes]):
 
     def __init__(self, folder: Path, name: str) -> None:
         path = folder / f"{name}.bin"
-        data = np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
-        self._data = memoryview(data)
-        self._starts = memoryview(_array(folder / f"{name}.npy"))
+        data: Any = np.memmap(path, mode="r") if path.stat().st_size else b""
+        starts: Any = _array(folder / f"{name}.npy")
+        self._data, self._starts = memoryview(data), memoryview(starts)  # quick to slice
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -156,6 +156,9 @@ class _Strings(Sequence[bytes]):
 class _SortedWords:
     def __init__(self, words: _Strings) -> None:
         self._words = words
+
+    def __iter__(self) -> Iterator[str]:
+        return (word.decode(*_CODEC) for word in self._words)
 
     def get(self, word: str, /) -> int | None:
         encoded = word.encode(*_CODEC)  # UTF-8 sorts as its code points do

@@ -8,7 +8,7 @@ it. All weights are computed when the index is built, so that a query only adds 
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,10 +20,13 @@ B: Final = 0.75
 
 
 class Numbering(Protocol):
-    """Gives each word its number, from 0."""
+    """The distinct words in order of their code points; the first has number 0."""
 
     def get(self, word: str, /) -> int | None:
         """Return the number of `word`; None if no passage holds it."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class Postings:
     """The index. Arrays may be memory-mapped; nothing is written after building."""
 
     words: Numbering
-    """The distinct words, numbered in order of their code points."""
+    """The number of each word."""
     starts: npt.NDArray[np.int64]
     """Where the postings of each word begin, and the end; shape (number of words + 1,)."""
     passages: npt.NDArray[np.int32]
