@@ -9,6 +9,8 @@ one from a function::
         return a + b
 """
 
+import functools
+import importlib
 import inspect
 import json
 import typing
@@ -101,6 +103,15 @@ class Tool:
         self._arguments = _arguments_model(self.name, function, texts)
         self.parameters: dict[str, Any] = _strip_titles(self._arguments.model_json_schema())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, or else by what it was made of: where another process can import that."""
+        function = inspect.unwrap(self.function)
+        path = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+        if _at(*path) is self:  # decorated in place
+            return _at, path
+        options = (self.name, self.description, self.timeout, self.max_result_chars)
+        return _make_tool, (self.function, *options)
+
     @property
     def schema(self) -> dict[str, Any]:
         """The function schema in the OpenAI format."""
@@ -177,6 +188,31 @@ def tool(
     if function is not None:
         return Tool(function)
     return lambda decorated: Tool(decorated, **options)
+
+
+def _at(module: str, name: str) -> Any:
+    """Return what has a name at the top level of a module; None if nothing has."""
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def _make_tool(
+    function: Callable[..., Any],
+    name: str,
+    description: str,
+    timeout: float | None,
+    max_result_chars: int,
+) -> Tool:
+    """Unpickle a tool."""
+    return Tool(
+        function,
+        name=name,
+        description=description,
+        timeout=timeout,
+        max_result_chars=max_result_chars,
+    )
 
 
 def _arguments_model(

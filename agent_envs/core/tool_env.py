@@ -7,44 +7,32 @@ next state, the reward term by term, and whether the episode is over. A subclass
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 
-from agent_envs.core.contexts import (
-    ContextPolicy,
-    History,
-    TokenCounter,
-    View,
-    estimate_tokens,
-    make_context,
-)
+from agent_envs.core.contexts import ContextPolicy, TokenCounter, estimate_tokens, make_context
+from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
-from agent_envs.core.rewards import RewardFunction, Rewards, StepEvent, choose_terms, format_term
+from agent_envs.core.rewards import Rewards, StepEvent, choose_terms
 from agent_envs.core.spaces import UnicodeText
-from agent_envs.core.tasks import Task
+from agent_envs.core.step_info import describe_state, describe_step
+from agent_envs.core.task_family import TaskFamily
+from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 from agent_envs.core.transcript import Transcript
-from agent_envs.core.turn_limit import find_turn_limit
+from agent_envs.core.turn_limit import TurnLimit
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
-ENDLESS = 2**31
-"""Tasks are drawn from this many where a family has no end."""
+__all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
 
 
-@dataclass(frozen=True, slots=True)
-class NewConversation:
-    """What `ToolEnv.on_answer` returns to ask on without what has been said before."""
-
-    question: str
-    """The first message of the user."""
-
-
-class ToolEnv(gym.Env[str, str]):
+class ToolEnv(TaskFamily):
     """Base of every environment with tools: `get_task` is all that a subclass must provide.
+
+    What else it may provide, and declare, stands in `TaskFamily`.
 
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
     context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
@@ -58,20 +46,12 @@ class ToolEnv(gym.Env[str, str]):
         "render_modes": ["ansi", "human"],
         "render_fps": 4,  # Gymnasium asks for it; nothing moves here
     }
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
-    default_rewards: ClassVar[Mapping[str, float]] = {}
-    outcome_terms: ClassVar[frozenset[str]] = frozenset()
-    default_system_prompt: ClassVar[str] = ""
-    tool_signatures: ClassVar[tuple[str, ...]] = ()
-    """The tools it has without further arguments, for the list of environments."""
-    optional_tool_names: ClassVar[tuple[str, ...]] = ()
-    """What ``tools=`` takes by name, for the same list."""
-    metric_names: ClassVar[tuple[str, ...]] = ("num_turns", "num_tool_calls", "num_invalid_actions")
-    """What `metrics` measures, for the same list."""
-    data_source: ClassVar[str] = "generated, endless"
-    """Where its tasks come from, for the same list."""
-    computes_only: ClassVar[bool] = False
-    """Whether what the family itself does in a step waits for nothing outside of the process."""
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
+        {
+            "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
+            "_system_prompt", "_count_tokens", "_turn_limit",
+        }
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -125,70 +105,13 @@ class ToolEnv(gym.Env[str, str]):
         self._count_tokens: TokenCounter = estimate_tokens
         self.max_turns: int | None = None
         """The turn limit that Gymnasium keeps around this environment; known from `reset` on."""
+        self._turn_limit = TurnLimit()
         self._task: Task | None = None
+        self.task_index: int | None = None
+        """The number of the current task; None before the first reset."""
         self._is_over = True
         self.render_mode = render_mode
-        self._transcript = Transcript(render_mode)
-
-    # What a subclass provides
-
-    @property
-    def num_tasks(self) -> int | None:
-        """How many tasks there are, at least 1; None, as here, where they are endless."""
-        return None
-
-    def get_task(self, index: int) -> Task:
-        """Return task `index`, from 0; `index` is valid."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define get_task(self, index) and return a Task: an id, "
-            "the question that the model is asked, and the right answers."
-        )
-
-    def reference_actions(self) -> list[str]:
-        """Return actions that solve the current task, where the data allow it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define reference_actions(self): actions that solve "
-            "the current task, written with write_call and write_answer."
-        )
-
-    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a tool call brought about; the step is rewarded afterwards."""
-
-    def on_answer(self, answer: str) -> str | NewConversation | None:
-        """Judge an answer, and say whether the episode goes on; the step is rewarded afterwards.
-
-        Returns:
-            None, as here, to end the episode. A text to go on: the user's reply, in the same
-            conversation. A `NewConversation` to go on with a question of its own, where what was
-            said before is not part of the state.
-        """
-        return None
-
-    def is_finished(self) -> bool:
-        """Return whether what a tool did has ended the task, as in a game that is won."""
-        return False
-
-    def pinned_text(self) -> str:
-        """Return what every state shows below the question; empty, as here, for nothing.
-
-        Whatever a context policy drops, this stays. When it changes, states no longer extend each
-        other.
-        """
-        return ""
-
-    def begin_episode(self) -> None:
-        """Forget the last episode; `task` is already the new one."""
-
-    def begin_step(self) -> None:
-        """Forget what the last step earned; called at reset and before each action."""
-
-    def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
-        return {
-            "num_turns": float(self.num_turns),
-            "num_tool_calls": float(self.num_tool_calls),
-            "num_invalid_actions": float(self.num_invalid_actions),
-        }
+        self._conversation, self._transcript = Conversation(), Transcript()
 
     # Gymnasium's interface
 
@@ -208,8 +131,10 @@ class ToolEnv(gym.Env[str, str]):
             ConfigurationError: If an option is unknown or the task does not exist.
         """
         super().reset(seed=seed)
-        self.max_turns = find_turn_limit(self)
-        self._task = self.get_task(self._task_index(options or {}))
+        self._turn_limit.find(self)
+        self.max_turns = self._turn_limit.turns
+        self.task_index = self._task_index(options or {})
+        self._task = self.get_task(self.task_index)
         self._is_over = False
         self.noted: dict[str, float] = {}
         """What this step has earned so far, for the terms that `noted_terms` makes."""
@@ -217,8 +142,8 @@ class ToolEnv(gym.Env[str, str]):
         self.answer: str | None = None
         self.begin_episode()
         self.begin_step()
-        self._begin_conversation(self._task.question)
-        self._transcript.begin(self._task.question)
+        self._conversation.begin(self._system_prompt, self._task.question)
+        self._transcript.begin(self.render_mode, self._task.question)
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -241,21 +166,24 @@ class ToolEnv(gym.Env[str, str]):
             )
         if self._is_over:
             raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
+        if not self._turn_limit.is_known:
+            self._turn_limit.resume(self, self.num_turns)
+            self.max_turns = self._turn_limit.turns
         self.num_turns += 1
         self.noted = {}
         self.begin_step()
         parsed = self._format.parse(action, self._tools)
         reply, result = self._act(parsed)
         self._is_over = reply is None or self.is_finished()
-        is_last = self._is_over or self.num_turns == self.max_turns
+        is_last = self._is_over or self._turn_limit.is_last()
         event = StepEvent(action=parsed, result=result, is_last=is_last)
         terms = {
             name: weight * float(function(self, event))
             for name, (function, weight) in self._terms.items()
         }
         observation = self._continue(action, reply)
-        info = self._info(parsed, result, terms)
-        self._transcript.add_step(action, observation, info, is_last=is_last)
+        info = self._info() | describe_step(parsed, result, terms, self.metrics())
+        self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
         return observation, float(sum(terms.values())), self._is_over, False, info
 
     def render(self) -> str | None:
@@ -319,27 +247,8 @@ class ToolEnv(gym.Env[str, str]):
         return f"{self.default_system_prompt}\n{instructions}".strip()
 
     def _task_index(self, options: Mapping[str, Any]) -> int:
-        if unknown := sorted(set(options) - {"task"}):
-            raise ConfigurationError(f"reset() knows the option 'task' only, not {unknown}.")
-        limit = ENDLESS if self.num_tasks is None else self.num_tasks
-        if limit < 1:
-            raise ConfigurationError(
-                f"{type(self).__name__}.num_tasks is {limit}, so there is nothing to play. Return "
-                "at least 1, or None where tasks are endless."
-            )
-        if (index := options.get("task")) is None:
-            return int(self.np_random.integers(limit))
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise ConfigurationError(f"options['task'] must be an integer, not {index!r}.")
-        if not 0 <= index < limit:
-            raise ConfigurationError(f"There is no task {index}: tasks are 0 to {limit - 1}.")
-        return int(index)
-
-    def _begin_conversation(self, question: str) -> None:
-        prompt = self._system_prompt
-        system = [Message(role="system", content=prompt)] if prompt else []
-        self._initial = (*system, Message(role="user", content=question))
-        self._turns: list[tuple[Message, ...]] = []
+        family = type(self).__name__
+        return choose_task(options, self.num_tasks, self.np_random, family=family)
 
     def _act(
         self, parsed: ParsedAction
@@ -368,57 +277,36 @@ class ToolEnv(gym.Env[str, str]):
     def _continue(self, action: str, reply: Message | NewConversation | None) -> str:
         """Make a turn part of the conversation; return what the environment says to it."""
         if isinstance(reply, NewConversation):
-            self._begin_conversation(reply.question)
+            self._conversation.begin(self._system_prompt, reply.question)
             return reply.question
-        said = () if reply is None else (reply,)
-        self._turns.append((Message(role="assistant", content=action), *said))
+        self._conversation.add_turn(action, () if reply is None else (reply,))
         return "" if reply is None else reply["content"]
 
-    def _info(
-        self,
-        parsed: ParsedAction | None = None,
-        result: ToolResult | None = None,
-        terms: dict[str, float] | None = None,
-    ) -> dict[str, Any]:
-        view = self._view()
-        info: dict[str, Any] = {
-            "messages": [message.copy() for message in view.messages],
+    def _info(self) -> dict[str, Any]:
+        """Return what `info` always holds."""
+        view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
+        return {
+            **describe_state(view),
             "tools": json.loads(self._tools_json),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
         }
-        if view.reason is not None:
-            shown = ("num_dropped", "num_shortened", "reason")
-            info["context"] = {name: getattr(view, name) for name in shown}
-        if parsed is not None and terms is not None:
-            info["action"] = parsed.as_info()
-            if result is not None and result.error is not None:
-                info["action"] |= {"error": result.error, "message": result.content}
-            if result is not None and result.exception is not None:
-                info["action"]["exception"] = result.exception
-            if result is not None and result.num_cut_chars:
-                info["action"]["num_cut_chars"] = result.num_cut_chars
-            info["tool_result"] = None if result is None else result.content
-            info["reward_terms"] = terms
-            info["metrics"] = self.metrics()
-        return info
 
-    def _view(self) -> View:
-        history = History(self._first_messages(), tuple(self._turns), self._count_tokens)
-        view = self._context(history)
-        if isinstance(view, View):
-            return view
-        messages = list(view)
-        num_dropped = max(0, len(history.messages) - len(messages))
-        is_same = messages == history.messages
-        return View(messages, num_dropped, reason=None if is_same else "custom context")
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the environment; see `RestorableEnv`. The tokenizer it counts with is shared."""
+        env = super().__deepcopy__(memo)
+        env._count_tokens = self._count_tokens
+        return env
 
-    def _first_messages(self) -> tuple[Message, ...]:
-        if not (pinned := self.pinned_text()):
-            return self._initial
-        *system, question = self._initial
-        return (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
+    def _tools_with_state(self) -> list[Tool]:
+        optional = (tool for tools in self.optional_tools.values() for tool in tools)
+        return [*self._tools.values(), *optional]
+
+    def _resume(self, *, is_restored: bool) -> None:
+        self._turn_limit = TurnLimit(is_restored=is_restored)
+        if self._task is not None:
+            self.on_restore()
 
 
 def _chosen(

@@ -69,6 +69,7 @@ class RetrievalQAEnv(ToolEnv):
     """How an answer is compared with the gold ones, word by word."""
     retriever: Retriever
     """Where `search` looks."""
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"retriever"})
 
     def answer_f1(self) -> float:
         """Return the F1 of the answer by the data set's own rule; 0 without an answer."""
