@@ -5,6 +5,7 @@ It is what ``gym.make_vec(id, num_envs=64)`` makes. Everything that can be seen 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -70,14 +71,14 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all members, or those of ``options["reset_mask"]``; see `SyncVectorEnv`."""
         self._require_open()
-        everyone = np.ones(self.num_envs, np.bool_)
-        mask = (options or {}).get("reset_mask", everyone)
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
         seeds = _seeds(seed, self.num_envs)
-        if len(seeds) == len(everyone) == len(mask):  # else SyncVectorEnv says what is wrong
-            rest = options and {name: options[name] for name in options if name != "reset_mask"}
-            for member, one, is_chosen in zip(self.envs, seeds, mask, strict=True):
-                if is_chosen:
-                    member.begin_reset(one, rest)
+        rest = options and {name: options[name] for name in options if name != "reset_mask"}
+        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
+        if is_mask and mask.shape == (self.num_envs,) and len(seeds) == self.num_envs:
+            for member, one in itertools.compress(zip(self.envs, seeds, strict=True), mask):
+                member.begin_reset(one, rest)
+        # It says what is wrong with arguments for which nothing has begun.
         return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

@@ -41,6 +41,7 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         """
         self._number, self._make, self._timeout = number, make, timeout
         self._begun: deque[Future[Any]] = deque()
+        self._seconds: float | None = None
         self._deadline: float | None = None
         self._seed: int | None = None
         self._replacement_seed: int | None = None
@@ -151,8 +152,8 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
 
     def _begin(self, work: Callable[[], Any], timeout: float | None = None) -> "Future[Any]":
         self._begun.clear()  # what an exception kept from being asked for
-        seconds = self._timeout if timeout is None else timeout
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._seconds = self._timeout if timeout is None else timeout
+        self._deadline = None if self._seconds is None else time.monotonic() + self._seconds
         self._begun.append(self._thread.submit(work))
         return self._begun[0]
 
@@ -163,7 +164,7 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         try:
             error = work.exception(left)
         except TimeoutError:
-            return None, TimeoutError(f"no result within {self._timeout:g} seconds")
+            return None, TimeoutError(f"no result within {self._seconds:g} seconds")
         return (None, error) if error is not None else (work.result(), None)
 
     def _replace(self, error: BaseException, seed: int | None = None) -> dict[str, str]:

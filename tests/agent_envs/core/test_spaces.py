@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs.core.spaces import SharedTexts, UnicodeText
@@ -30,6 +30,7 @@ def test_gymnasiums_asynchronous_environment_works_with_its_defaults():
         envs.close()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), TEXTS)))
 def test_a_shared_text_is_the_last_that_was_written(written):
     shared, expected = SharedTexts(4, 50), [""] * 4

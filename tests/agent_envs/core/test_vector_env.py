@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs import ENVIRONMENTS, Task, ToolEnv, tool
@@ -254,8 +254,12 @@ def test_what_the_caller_did_wrong_is_raised_and_nothing_is_replaced(release):
         envs.reset(seed=[1, 2])
     with pytest.raises(ValueError, match="must have shape"):
         envs.reset(options={"reset_mask": np.array([True])})
-    members = [member.unwrapped for member in envs.envs]
     first, _ = envs.reset(seed=3)
+    for mask in ([True] * 3, 5, np.array([1, 0, 0]), np.zeros(3, bool)):
+        with pytest.raises((TypeError, ValueError), match="reset_mask"):
+            envs.reset(seed=4, options={"reset_mask": mask})
+    assert envs.get_attr("np_random_seed") == (3, 4, 5)
+    members = [member.unwrapped for member in envs.envs]
     with pytest.raises(ActionTypeError):
         envs.step(["x", 5, "x"])
     with pytest.raises(ValueError, match="2 actions for 3"):
@@ -289,11 +293,11 @@ def test_closing_waits_for_nobody_for_long(release, monkeypatch, caplog):
             self.release.wait(60)
 
     monkeypatch.setattr("agent_envs.core.vector_env.CLOSE_TIMEOUT_SECONDS", 0.2)
-    envs = ThreadVectorEnv([FragileEnv, lambda: Clinging(release)])
+    envs = ThreadVectorEnv([FragileEnv, lambda: Clinging(release)], step_timeout=None)
     envs.reset(seed=0)
     envs.close()
     assert envs.closed
-    assert "Member 1 was not closed" in caplog.text
+    assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
 
 
 def test_attributes_and_methods_are_those_of_the_members():
@@ -336,6 +340,7 @@ REGULAR_INFOS = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(REGULAR_INFOS, min_size=1, max_size=4))
 def test_infos_of_one_kind_are_batched_as_gymnasium_does(infos):
     theirs, ours = {}, {}
@@ -367,6 +372,7 @@ def at(column, number):
     }
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("pq"), VALUES), min_size=1, max_size=4))
 def test_infos_of_any_kind_come_back_as_they_went_in(infos):
     batched = {}

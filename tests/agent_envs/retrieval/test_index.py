@@ -4,7 +4,7 @@ import shutil
 
 import gymnasium as gym
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError, DataError
@@ -28,6 +28,7 @@ def folder(tmp_path):
 TEXTS = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["a b", "red", "red sea"])
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=12), TEXTS, st.integers(1, 5))
 def test_a_saved_index_finds_what_one_in_memory_does(tmp_path_factory, pairs, query, top_k):
     corpus = Corpus(Passage(title, text) for title, text in pairs)

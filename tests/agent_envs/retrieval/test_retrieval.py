@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.data.records import read_records
 from agent_envs.retrieval import RETRIEVERS, Corpus, Passage, build_retriever, load_passages
 from agent_envs.retrieval.bm25 import BM25Retriever
+from agent_envs.retrieval.postings import build_postings
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway."),
@@ -131,6 +133,21 @@ def test_results_do_not_depend_on_the_hash_seed():
     one, *others = outputs[0].splitlines()
     assert one != "[]"
     assert others == [one] * (len(RETRIEVERS) - 1)
+
+
+def test_a_query_of_one_word_many_times_looks_at_the_word_once():
+    looked_up = []
+
+    class Words(dict):
+        def get(self, word):
+            looked_up.append(word)
+            return super().get(word)
+
+    postings = build_postings([["a", "b"], ["a"]])
+    postings = dataclasses.replace(postings, words=Words(postings.words))
+    scores = postings(["a"] * 1000)
+    assert looked_up == ["a"]
+    assert scores == pytest.approx(1000 * postings(["a"]))
 
 
 def test_building_an_index_says_nothing(caplog, capfd):

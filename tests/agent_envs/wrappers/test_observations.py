@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError
@@ -28,6 +28,7 @@ def observe_bytes(env):
     )
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_messages_can_be_read_back_whatever_they_say(messages):
     text = render_messages(messages)
