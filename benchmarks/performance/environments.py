@@ -5,7 +5,8 @@
     python -m venv peers && peers/bin/pip install gem-llm skyrl-gym openenv-core
     python -m benchmarks.performance.environments --peers peers/bin/python --data passages_folder
 
-A peer that is not installed is marked as such. Writes a table and the figures behind it.
+A peer that is not installed is marked as such. Writes a table, and the figures behind it beside it;
+``--parts`` measures some parts anew and keeps the others of that file.
 """
 
 import argparse
@@ -161,16 +162,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measures = {
         "overhead": measure_overhead, "vectors": measure_vectors, "retrieval": measure_retrieval
     }  # fmt: skip
-    results: dict[str, Any] = {
+    figures = options.output and options.output.with_suffix(".json")
+    results: dict[str, Any] = (
+        json.loads(figures.read_text()) if figures and figures.exists() else {}
+    )
+    results |= {
         "machine": f"{platform.machine()}, Python {platform.python_version()}, "
         f"Gymnasium {gym.__version__}",
         "members": options.members,
     } | {part: measures[part](options) for part in options.parts}
     page = describe(results, "python -m benchmarks.performance.environments")
     sys.stdout.write(page + "\n")
-    if options.output is not None:
+    if figures:
         write_text(options.output, page)
-        write_json(options.output.with_suffix(".json"), results)
+        write_json(figures, results)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
 import argparse
+import json
 from itertools import islice
 
 from agent_envs.retrieval import Passage
-from benchmarks.performance.environments import describe, measure_overhead, measure_vectors
+from benchmarks.performance.environments import describe, main, measure_vectors
 from benchmarks.performance.retrieval import pad
 
 
-def test_steps_are_timed_and_peers_that_are_not_installed_are_marked():
-    results = {
-        "machine": "m",
-        "overhead": measure_overhead(argparse.Namespace(rounds=1, peers=None)),
-    }
+def test_parts_are_measured_anew_and_peers_that_are_not_installed_are_marked(tmp_path, capsys):
+    vectors = {"kept": {"steps per second": 7.0}}
+    (tmp_path / "table.json").write_text(json.dumps({"vectors": vectors, "overhead": "old"}))
+    output = str(tmp_path / "table.md")
+    main(["--parts", "overhead", "--rounds", "1", "--output", output])
+    results = json.loads((tmp_path / "table.json").read_text())
+    assert results["vectors"] == vectors
     assert results["overhead"]["ours"]["turn 1000"] > 0
-    page = describe(results, "command")
+    page = (tmp_path / "table.md").read_text()
+    assert capsys.readouterr().out == page + "\n"
     assert "| environment | reset | turn 1 | turn 10 | turn 100 | turn 1000 |" in page
     assert page.count("| not installed | not installed |") == 2 * 3
+    assert "| kept | 7 |" in page
 
 
 def test_members_whose_tools_wait_together_are_faster_than_one_by_one():
