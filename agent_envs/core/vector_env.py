@@ -32,8 +32,8 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     from the member's own. What the caller did wrong (an action that is no text, a task that does
     not exist) is raised, as everywhere.
 
-    A thread cannot be killed: a member that hangs is left to itself. One that computes without end
-    takes its share of the processor until the process ends.
+    A thread cannot be killed. In one that hangs, `SystemExit` is raised: it ends a loop of Python
+    code, but what hangs outside of Python is left to itself.
     """
 
     envs: list[Member]  # type: ignore[assignment]

@@ -4,6 +4,7 @@ A member is played in two halves: `begin_step` or `begin_reset` hands the work t
 `step` or `reset`, called afterwards, waits for what came of it.
 """
 
+import ctypes
 import logging
 import queue
 import threading
@@ -69,9 +70,10 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         env = self.env
         played = self._begin(lambda: env.step(action))
         if mode == AutoresetMode.SAME_STEP:
-            self._begun.append(
-                self._thread.submit(lambda: env.reset() if _is_over(played.result()) else None)
+            self._work = self._thread.submit(
+                lambda: env.reset() if _is_over(played.result()) else None
             )
+            self._begun.append(self._work)
         return None
 
     def begin_call(self, name: str, *args: Any, **kwargs: Any) -> None:
@@ -154,8 +156,9 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         self._begun.clear()  # what an exception kept from being asked for
         self._seconds = self._timeout if timeout is None else timeout
         self._deadline = None if self._seconds is None else time.monotonic() + self._seconds
-        self._begun.append(self._thread.submit(work))
-        return self._begun[0]
+        self._work = self._thread.submit(work)
+        self._begun.append(self._work)
+        return self._work
 
     def _finish(self) -> tuple[Any, BaseException | None]:
         """Return what the oldest work that has begun returned, or why it failed."""
@@ -176,6 +179,8 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
             Exception: If no other can be made.
         """
         self._begun.clear()
+        if not self._work.done():
+            self._thread.interrupt()
         self._thread.submit(self.env.close)  # once it returns, if it ever does
         self._thread.stop()
         self._thread = _Thread()
@@ -200,7 +205,8 @@ class _Thread:
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
         self._work = queue.SimpleQueue()
-        threading.Thread(target=_do, args=(self._work,), daemon=True, name="member").start()
+        self._thread = threading.Thread(target=_do, args=(self._work,), daemon=True, name="member")
+        self._thread.start()
         weakref.finalize(self, self._work.put, None)
 
     def submit(self, function: Callable[[], Any]) -> "Future[Any]":
@@ -210,6 +216,11 @@ class _Thread:
 
     def stop(self) -> None:
         self._work.put(None)
+
+    def interrupt(self) -> None:
+        """Raise `SystemExit` in the thread, as soon as it is in Python code again."""
+        ident = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
 
 
 def _do(work: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
