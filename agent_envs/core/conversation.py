@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_envs.core.contexts import ContextPolicy, History, TokenCounter, View, full
+from agent_envs.core.contexts import (
+    ContextPolicy,
+    History,
+    TokenCounter,
+    View,
+    full,
+    make_view,
+)
 from agent_envs.core.messages import Message, StateMessages
 
 
@@ -49,13 +56,7 @@ class Conversation:
             messages = StateMessages(first)
             messages += self._said  # copied once, which is all that grows with the turns
             return View(messages)
-        history = History(first, tuple(self._turns), count_tokens)
-        view = policy(history)
-        if isinstance(view, View):
-            return view
-        shown, everything = list(view), history.messages
-        num_dropped = max(0, len(everything) - len(shown))
-        return View(shown, num_dropped, reason=None if shown == everything else "custom context")
+        return make_view(policy, History(first, tuple(self._turns), count_tokens, self._initial))
 
     def _first_messages(self, pinned: str) -> tuple[Message, ...]:
         if not pinned:

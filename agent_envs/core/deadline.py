@@ -5,10 +5,8 @@ which keeps neither the caller nor the end of the process waiting. Threads whose
 the next one: to start a thread costs more than most calls.
 """
 
-import asyncio
 import contextlib
 import contextvars
-import inspect
 import math
 import os
 import queue
@@ -17,6 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
+
+from agent_envs.core.event_loop import resolve
 
 MAX_IDLE_WORKERS: Final = 128
 """So many threads wait for calls at most; more end with theirs."""
@@ -164,19 +164,10 @@ def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> An
         Exception: Whatever `function` raised.
     """
     if timeout is None:
-        return _resolve(function)
+        return resolve(function())
     session = CallSession()
-    session.submit(0, lambda: _resolve(function), timeout)
+    session.submit(0, lambda: resolve(function(), timeout), timeout)
     (outcome,) = session.wait(math.inf)
     if outcome.error is not None:
         raise outcome.error
     return outcome.value
-
-
-def _resolve(function: Callable[[], Any]) -> Any:
-    result = function()
-    return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
-
-
-async def _await(awaitable: Any) -> Any:
-    return await awaitable

@@ -83,18 +83,18 @@ class RestorableEnv(gym.Env[str, str]):
         _check_same(snapshot, *self._description)
         self._load(snapshot.state, is_restored=True)
 
-    def _tools_with_state(self) -> list[Tool]:
-        """Return the tools whose state is part of the environment's."""
-        return []
+    def _callables_with_state(self) -> Mapping[str, Any]:
+        """Return the tools and functions whose state is part of the environment's, by name."""
+        return {}
 
     def _resume(self, *, is_restored: bool) -> None:
         """Bring back what a snapshot leaves out; not `is_restored` in a pickle or a copy."""
 
     def _dump(self) -> bytes:
-        return dump_state(self, self._tools_with_state())
+        return dump_state(self, self._callables_with_state())
 
     def _load(self, state: bytes, *, is_restored: bool) -> None:
-        load_state(self, self._tools_with_state(), state)
+        load_state(self, self._callables_with_state(), state)
         self._resume(is_restored=is_restored)
 
     @functools.cached_property

@@ -58,7 +58,10 @@ class TaskFamily(RestorableEnv):
         )
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a tool call brought about; the step is rewarded afterwards."""
+        """Note what a tool call brought about; the step is rewarded afterwards.
+
+        Called for each call of a turn, in order. What several put into `noted` is added up.
+        """
 
     def on_answer(self, answer: str) -> str | NewConversation | None:
         """Judge an answer, and say whether the episode goes on; the step is rewarded afterwards.
@@ -69,6 +72,17 @@ class TaskFamily(RestorableEnv):
             said before is not part of the state.
         """
         return None
+
+    def on_message(self, message: str) -> str | NewConversation | None:
+        """Reply to what the model says without a call or an answer, as a user would.
+
+        An environment that has this method is a dialogue: plain text is said to the user. In any
+        other, it is a mistake.
+
+        Returns:
+            As `on_answer`: a text is the user's reply, None ends the episode.
+        """
+        raise NotImplementedError
 
     def is_finished(self) -> bool:
         """Return whether what a tool did has ended the task, as in a game that is won."""

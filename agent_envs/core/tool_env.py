@@ -7,26 +7,43 @@ next state, the reward term by term, and whether the episode is over. A subclass
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import gymnasium as gym
 
-from agent_envs.core.contexts import ContextPolicy, TokenCounter, estimate_tokens, make_context
+from agent_envs.core.contexts import (
+    ContextChoice,
+    TokenCounter,
+    estimate_tokens,
+    make_context,
+    only_computes,
+    stateful_policies,
+)
 from agent_envs.core.conversation import Conversation, NewConversation
+from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
-from agent_envs.core.rewards import Rewards, StepEvent, choose_terms
+from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.step_info import describe_state, describe_step
 from agent_envs.core.task_family import TaskFamily
 from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.core.tool_calls import OVER_TEXT, Call, reply_to_calls, run_calls
 from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import TurnLimit
+from agent_envs.core.turn_reading import without_thoughts
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 __all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
+
+SEVERAL_CALLS_TEXT: Final = (
+    "Calls that do not need each other's results may stand in one turn: they run side by side and "
+    "are answered in order."
+)
+ONE_CALL_TEXT: Final = "Make one call per turn."
+USER_TEXT: Final = "Whatever else you write is said to the user, who replies."
 
 
 class ToolEnv(TaskFamily):
@@ -37,8 +54,9 @@ class ToolEnv(TaskFamily):
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
     context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
     ``is_native_format`` (whether a chat template is to describe the tools) and ``task_id``; after a
-    step also ``action`` (what was understood: tool and arguments, the answer, or the mistake),
-    ``tool_result``, ``reward_terms`` (name -> weighted contribution; they sum to the reward) and
+    step also ``action`` (what was understood: tool and arguments, the answer, or the mistake; of
+    several calls ``calls``), ``tool_result`` (what the tools returned; of several calls each in
+    ``tool_results``), ``reward_terms`` (name -> weighted contribution; they sum to the reward) and
     ``metrics``; and ``context`` where the state leaves something out.
     """
 
@@ -49,7 +67,7 @@ class ToolEnv(TaskFamily):
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
-            "_system_prompt", "_count_tokens", "_turn_limit",
+            "_system_prompt", "_count_tokens", "_turn_limit", "_has_user", "_parallel_calls",
         }
     )  # fmt: skip
 
@@ -60,10 +78,11 @@ class ToolEnv(TaskFamily):
         optional_tools: Mapping[str, Sequence[Tool]] | None = None,
         tools: Sequence[Tool | str] | None = None,
         tool_format: str | ToolFormat = "hermes",
-        context: str | Mapping[str, Any] | ContextPolicy = "full",
+        context: ContextChoice = "full",
         rewards: Rewards | None = None,
         system_prompt: str | None = None,
         render_mode: str | None = None,
+        parallel_calls: bool = True,
     ) -> None:
         """Set up what all episodes share.
 
@@ -81,6 +100,8 @@ class ToolEnv(TaskFamily):
             system_prompt: Instead of the default one; ``""`` for none.
             render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
                 ``"human"``: it is printed as it goes on.
+            parallel_calls: Whether a turn may hold several calls, at most 16, which run side by
+                side; else a second call is a mistake.
 
         Raises:
             UnknownNameError: If a tool format, a context, a reward term or the name of an optional
@@ -98,6 +119,10 @@ class ToolEnv(TaskFamily):
             if isinstance(tool_format, ToolFormat)
             else lookup(TOOL_FORMATS, tool_format, kind="tool format")
         )
+        self._has_user = type(self).on_message is not ToolEnv.on_message
+        if self._has_user:
+            self._format = self._format.for_dialogue()
+        self._parallel_calls = parallel_calls
         self._context = make_context(context)
         chosen = self.default_rewards if rewards is None else rewards
         self._terms = choose_terms(chosen, self.reward_functions)
@@ -172,17 +197,16 @@ class ToolEnv(TaskFamily):
         self.num_turns += 1
         self.noted = {}
         self.begin_step()
-        parsed = self._format.parse(action, self._tools)
-        reply, result = self._act(parsed)
-        self._is_over = reply is None or self.is_finished()
+        parsed = self._understand(action)
+        calls = self._carry_out(parsed.each_call)
+        said = self._reply(parsed, calls)
+        self._is_over = said is None or self.is_finished()
         is_last = self._is_over or self._turn_limit.is_last()
-        event = StepEvent(action=parsed, result=result, is_last=is_last)
-        terms = {
-            name: weight * float(function(self, event))
-            for name, (function, weight) in self._terms.items()
-        }
-        observation = self._continue(action, reply)
-        info = self._info() | describe_step(parsed, result, terms, self.metrics())
+        result = next((call.result for call in calls if call.result is not None), None)
+        event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls)
+        terms = earned(self, event, self._terms)
+        observation = self._continue(action, said)
+        info = self._info() | describe_step(parsed, calls, terms, self.metrics())
         self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
         return observation, float(sum(terms.values())), self._is_over, False, info
 
@@ -211,7 +235,8 @@ class ToolEnv(TaskFamily):
     @property
     def is_immediate(self) -> bool:
         """Whether a step only computes and returns at once; a thread for it would cost more."""
-        return self.computes_only and all(tool.timeout is None for tool in self._tools.values())
+        has_no_limits = all(tool.timeout is None for tool in self._tools.values())
+        return self.computes_only and has_no_limits and only_computes(self._context)
 
     @property
     def tool_format(self) -> str:
@@ -243,44 +268,85 @@ class ToolEnv(TaskFamily):
     # Insides
 
     def _full_prompt(self) -> str:
-        instructions = self._format.instructions(list(self._tools.values()))
-        return f"{self.default_system_prompt}\n{instructions}".strip()
+        instructions = [self._format.instructions(list(self._tools.values()))]
+        if self._has_user:
+            instructions.append(USER_TEXT)
+        if self._tools:
+            instructions.append(SEVERAL_CALLS_TEXT if self._parallel_calls else ONE_CALL_TEXT)
+        return f"{self.default_system_prompt}\n{' '.join(instructions)}".strip()
 
     def _task_index(self, options: Mapping[str, Any]) -> int:
         family = type(self).__name__
         return choose_task(options, self.num_tasks, self.np_random, family=family)
 
-    def _act(
-        self, parsed: ParsedAction
-    ) -> tuple[Message | NewConversation | None, ToolResult | None]:
-        """Carry an action out; return what follows it (None: the end), and the tool's result."""
+    def _understand(self, action: str) -> ParsedAction:
+        parsed = self._format.parse(action, self._tools)
+        if parsed.calls and not self._parallel_calls:
+            parsed = self._format.only_one(len(parsed.calls), self._tools)
+        text = without_thoughts(action).strip() if self._has_user else ""
+        if parsed.error == "no_action" and text:
+            return ParsedAction(kind="message", text=text)
+        return parsed
+
+    def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Call]:
+        """Carry the calls of a turn out; return each with its result, mistakes without one."""
+        results = run_calls([call for call in calls if call.kind == "tool_call"], self._tools)
+        on_result: Callable[..., Any] = self.on_result  # may be async
+        done: list[Call] = []
+        has_run = False
+        for call in calls:
+            if call.kind == "invalid":
+                done.append(Call(call, None))
+                continue
+            if has_run and self.is_finished():
+                done.append(Call(call, ToolResult(OVER_TEXT, error="not_carried_out")))
+                continue
+            noted, self.noted = self.noted, {}  # each call begins anew, also if its tool notes
+            result, has_run = next(results), True
+            self.num_tool_calls += 1
+            resolve(on_result(call, result))
+            for name, value in self.noted.items():
+                noted[name] = noted[name] + value if name in noted else value
+            self.noted = noted
+            done.append(Call(call, result))
+        return done
+
+    def _reply(
+        self, parsed: ParsedAction, calls: Sequence[Call]
+    ) -> Sequence[Message] | NewConversation | None:
+        """Return what follows an action, whose calls were carried out; None: the end."""
+        self.num_invalid_actions += not parsed.is_faultless
         if parsed.kind == "answer":
             self.answer = parsed.answer or ""
-            said = self.on_answer(self.answer)
-            if said is None or isinstance(said, NewConversation):
-                return said, None
-            if not isinstance(said, str):
-                raise TypeError(
-                    f"{type(self).__name__}.on_answer returned {said!r}; it returns None to end "
-                    "the episode, a text to reply with, or a NewConversation."
-                )
-            return Message(role="user", content=said), None
+            return self._said("on_answer", self.on_answer(self.answer))
+        if parsed.kind == "message":
+            return self._said("on_message", self.on_message(parsed.text or ""))
+        if parsed.calls:
+            return reply_to_calls(calls, self._format)
         if parsed.kind == "invalid":
-            self.num_invalid_actions += 1
-            return Message(role="user", content=parsed.message or ""), None
-        name = parsed.name or ""
-        self.num_tool_calls += 1
-        result = self._tools[name].run(**(parsed.arguments or {}))
-        self.on_result(parsed, result)
-        return self._format.result_message(name, result.content), result
+            return [Message(role="user", content=parsed.message or "")]
+        ((call, result),) = calls
+        return [self._format.result_message(call.name or "", result.content if result else "")]
 
-    def _continue(self, action: str, reply: Message | NewConversation | None) -> str:
+    def _said(self, hook: str, said: Any) -> Sequence[Message] | NewConversation | None:
+        said = resolve(said)
+        if said is None or isinstance(said, NewConversation):
+            return said
+        if not isinstance(said, str):
+            raise TypeError(
+                f"{type(self).__name__}.{hook} returned {said!r}; it returns None to end "
+                "the episode, a text to reply with, or a NewConversation."
+            )
+        return [Message(role="user", content=said)]
+
+    def _continue(self, action: str, said: Sequence[Message] | NewConversation | None) -> str:
         """Make a turn part of the conversation; return what the environment says to it."""
-        if isinstance(reply, NewConversation):
-            self._conversation.begin(self._system_prompt, reply.question)
-            return reply.question
-        self._conversation.add_turn(action, () if reply is None else (reply,))
-        return "" if reply is None else reply["content"]
+        if isinstance(said, NewConversation):
+            self._conversation.begin(self._system_prompt, said.question)
+            return said.question
+        replies = said or ()
+        self._conversation.add_turn(action, replies)
+        return "\n\n".join(reply["content"] for reply in replies)
 
     def _info(self) -> dict[str, Any]:
         """Return what `info` always holds."""
@@ -299,9 +365,10 @@ class ToolEnv(TaskFamily):
         env._count_tokens = self._count_tokens
         return env
 
-    def _tools_with_state(self) -> list[Tool]:
+    def _callables_with_state(self) -> Mapping[str, Any]:
         optional = (tool for tools in self.optional_tools.values() for tool in tools)
-        return [*self._tools.values(), *optional]
+        tools = {f"the tool {t.name!r}": t for t in (*optional, *self._tools.values())}
+        return tools | stateful_policies(self._context)
 
     def _resume(self, *, is_restored: bool) -> None:
         self._turn_limit = TurnLimit(is_restored=is_restored)

@@ -24,20 +24,20 @@ _WAYS_OUT: Final = (
 )
 
 
-def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
-    """Pickle the state of `env` and of its tools.
+def dump_state(env: Any, callables: Mapping[str, Any]) -> bytes:
+    """Pickle the state of `env` and of what it calls: its tools, and others, by their names.
 
     Raises:
         SnapshotError: If something cannot be pickled; names the attribute or the tool.
     """
-    parts = _Parts(env, tools)
+    parts = _Parts(env, callables)
     place = ""
     try:
         states: dict[str, Any] = {}
         for place, holder in parts.holders.items():
             states[place] = _get_state(holder)
         for place, cells in parts.cells.items():
-            states[place] = {name: cell.cell_contents for name, cell in cells.items()}
+            states[place] = {name: _contents(cell) for name, cell in cells.items()}
         return parts.dump(states)
     except Exception as error:
         for name, state in states.items():
@@ -50,23 +50,29 @@ def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
         ) from error
 
 
-def load_state(env: Any, tools: Iterable[Tool], state: bytes) -> None:
-    """Put what `dump_state` returned into `env` and its tools.
+def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> None:
+    """Put what `dump_state` returned into `env` and what it calls.
 
     Raises:
         SnapshotError: If it cannot be unpickled here.
     """
-    parts = _Parts(env, tools)
+    parts = _Parts(env, callables)
     try:
         states = parts.load(state)
     except Exception as error:
         name = type(env).__name__
         raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error
+    if unknown := parts.holders.keys() ^ (states.keys() - parts.cells.keys()):
+        raise SnapshotError(
+            f"{type(env).__name__}: the snapshot is of an environment with other tools; the state "
+            f"of {', '.join(sorted(unknown))} is there or here only."
+        )
     for place, holder in parts.holders.items():
         _set_state(holder, states[place])
     for place, cells in parts.cells.items():
-        for name, value in states[place].items():
-            cells[name].cell_contents = value
+        for name, value in states.get(place, {}).items():
+            if name in cells:
+                _set_contents(cells[name], value)
 
 
 def copy_tools(tools: Iterable[Any]) -> list[Any]:
@@ -101,14 +107,13 @@ def find_culprit(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Any]:
 class _Parts:
     """What of an environment holds state, and what a state only refers to."""
 
-    def __init__(self, env: Any, tools: Iterable[Tool]) -> None:
+    def __init__(self, env: Any, callables: Mapping[str, Any]) -> None:
         self.holders: dict[str, Any] = {_ENVIRONMENT: env}
         self.cells: dict[str, dict[str, types.CellType]] = {}
         self._known = {id(env)}
-        self._live: dict[str, Any] = {}
-        for tool in tools:
-            self._live[f"tool {tool.name}"] = tool
-            self._add(tool.function, f"the tool {tool.name!r}")
+        for place, called in callables.items():
+            self._add(called.function if isinstance(called, Tool) else called, place)
+        self._live = {f"{place} itself": called for place, called in callables.items()}
         self._live |= self.holders
         for place, holder in self.holders.items():
             attributes = getattr(holder, "__dict__", {})
@@ -133,11 +138,13 @@ class _Parts:
         if not isinstance(holder, types.FunctionType):
             self.holders[place] = holder
             return
+        variables = self.cells[f"the variables of {place}"] = {}
         for name, cell in _cells(holder):
-            if isinstance(cell.cell_contents, types.FunctionType | types.MethodType):
-                self._add(cell.cell_contents, f"{place}, in {name!r},")
-            elif not isinstance(cell.cell_contents, type | types.ModuleType):
-                self.cells.setdefault(f"the variables of {place}", {})[name] = cell
+            content = _contents(cell)
+            if isinstance(content, types.FunctionType | types.MethodType):
+                self._add(content, f"{place}, in {name!r},")
+            elif content is _Unset or not isinstance(content, type | types.ModuleType):
+                variables[name] = cell
 
 
 class _Pickler(pickle.Pickler):
@@ -169,7 +176,11 @@ def _live(place: str) -> Any:
 
 def _left_out(kind: type) -> frozenset[str]:
     """Return what `kind` and its bases name in ``not_in_snapshots``."""
-    return frozenset().union(*(vars(base).get("not_in_snapshots", ()) for base in kind.__mro__))
+    names: set[str] = set()
+    for base in kind.__mro__:
+        declared = vars(base).get("not_in_snapshots", ())
+        names |= {declared} if isinstance(declared, str) else set(declared)
+    return frozenset(names)
 
 
 def _has_own_state(holder: Any) -> bool:
@@ -203,15 +214,27 @@ def _set_state(holder: Any, state: Any) -> None:
         object.__setattr__(holder, name, value)
 
 
+class _Unset:
+    """Stands for a variable without a value."""
+
+
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    """Yield the variables that a function closes over and that have a value."""
-    names, cells = function.__code__.co_freevars, function.__closure__ or ()
-    for name, cell in zip(names, cells, strict=True):
-        try:
-            _ = cell.cell_contents
-        except ValueError:
-            continue
-        yield name, cell
+    """Yield the variables that a function closes over."""
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _Unset
+
+
+def _set_contents(cell: types.CellType, value: Any) -> None:
+    if value is not _Unset:
+        cell.cell_contents = value
+    elif _contents(cell) is not _Unset:
+        del cell.cell_contents
 
 
 def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
@@ -236,11 +259,10 @@ def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
         tuple(cells),
     )
     copied.__kwdefaults__ = function.__kwdefaults__
-    again = dict(zip(map(id, function.__closure__), cells, strict=True))
-    for _, cell in _cells(function):
-        content = cell.cell_contents
+    for cell, again in zip(function.__closure__, cells, strict=True):
+        content = _contents(cell)
         is_code = isinstance(content, types.FunctionType | types.MethodType)
-        again[id(cell)].cell_contents = _copy_function(content, memo) if is_code else content
+        _set_contents(again, _copy_function(content, memo) if is_code else content)
     return copied
 
 

@@ -60,21 +60,23 @@ def text_messages(
 def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
     """Return a state with the API's own calls and results.
 
-    The API asks for a result to each call, so whatever the environment says after a turn with calls
-    (a result, or what was wrong) is the result of each of them. A call that is no JSON object goes
-    back as the text it is: many servers would fail on it.
+    The API asks for a result to each call, so what the environment says after a turn with calls is
+    theirs: one for each, or else the one thing that was wrong for all of them. A call that is no
+    JSON object goes back as the text it is: many servers would fail on it.
     """
     converted: list[ApiMessage] = []
     pending: list[str] = []  # ids of calls without a result
-    for message in messages:
+    for place, message in enumerate(messages):
         content = _clean(message["content"])
         if message["role"] == "assistant":
             converted += [_result(call_id, "") for call_id in pending]
             converted.append(_assistant(content, len(converted)))
             pending = [call["id"] for call in converted[-1].get("tool_calls", ())]
         elif pending:
-            converted += [_result(call_id, content) for call_id in pending]
-            pending = []
+            is_last = place + 1 == len(messages) or messages[place + 1]["role"] != "tool"
+            answered = pending if is_last else pending[:1]
+            converted += [_result(call_id, content) for call_id in answered]
+            pending = pending[len(answered) :]
         else:  # a result to a call that went back as text, or that the context dropped
             role = "user" if message["role"] == "tool" else message["role"]
             converted.append({"role": role, "content": content})

@@ -12,6 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs import ConfigurationError, DataError, MissingExtraError
+from agent_envs.testing import run_checks
 from tests.agent_envs.test_catalogue import check_declarations
 
 ID = "AgentR1/WebShop-v0"
@@ -83,6 +84,11 @@ def do(env, name, argument):
     key = "keywords" if name == "search" else "button"
     observation, *_, info = env.step(env.unwrapped.write_call(name, **{key: argument}))
     return observation, info
+
+
+def test_an_episode_goes_on_from_a_snapshot(base_url):
+    results = {r.name: r for r in run_checks(ID, kwargs={"base_url": base_url, "split": "test"})}
+    assert {results[name].status for name in ("snapshots", "processes")} == {"ok"}
 
 
 def test_what_fits_is_searched_chosen_and_bought(env):
