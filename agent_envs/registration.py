@@ -7,12 +7,13 @@ from gymnasium.envs.registration import EnvSpec
 
 
 def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
-    entry_point = f"agent_envs.envs.{entry_point}"
+    id = f"AgentR1/{name}-v0"
     # Gymnasium's wrappers for these two want a reset first, but an episode may also begin with
     # `restore`. ToolEnv enforces the order itself, and the kit checks more than the checker.
     return EnvSpec(
-        f"AgentR1/{name}-v0",
-        entry_point,
+        id,
+        f"agent_envs.envs.{entry_point}",
+        vector_entry_point=f"agent_envs.core.vector_env:{id}",
         max_episode_steps=turns,
         order_enforce=False,
         disable_env_checker=True,

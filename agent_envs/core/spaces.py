@@ -1,11 +1,22 @@
-"""A Gymnasium space of Unicode text."""
+"""A Gymnasium space of Unicode text, and what `gymnasium.vector.AsyncVectorEnv` needs for it."""
 
-from typing import Any, Final
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, overload
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector.utils import (
+    create_shared_memory,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
 
 MAX_LENGTH: Final = 10_000_000
+_LENGTH_BYTES: Final = 8
 _SAMPLE_CHARACTERS: Final = np.array([chr(code) for code in range(32, 127)])
 
 
@@ -56,3 +67,77 @@ class UnicodeText(Space[str]):
     def __hash__(self) -> int:
         """Hash by length cap."""
         return hash((UnicodeText, self.max_length))
+
+
+class SharedTexts(Sequence[str]):
+    """One text for each member of a vector environment, shared by processes through a file.
+
+    A text may be of any length: each member has a range of the file to itself, as long as the
+    longest text, of which the disk holds only what is written. It is a view, as the arrays of
+    numeric spaces are: it shows what was written last, and a deep copy of it is a tuple.
+    """
+
+    def __init__(self, num_texts: int, max_length: int) -> None:
+        """Begin with empty texts."""
+        self._num_texts = num_texts
+        self._stride = _LENGTH_BYTES + 4 * max_length  # UTF-8 takes four bytes at most
+        descriptor, name = tempfile.mkstemp(prefix="agent-envs-texts-")
+        os.close(descriptor)
+        self._path = Path(name)
+        weakref.finalize(self, _remove, self._path, os.getpid())
+
+    def write(self, index: int, text: str) -> None:
+        """Replace a text.
+
+        Raises:
+            ValueError: If it is longer than the space allows.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) > self._stride - _LENGTH_BYTES:
+            raise ValueError(f"A text of {len(text):,} characters is longer than its space allows.")
+        with self._path.open("r+b") as file:
+            file.seek(index * self._stride)
+            file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return self._num_texts
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        """Read a text, or several."""
+        chosen = range(self._num_texts)[index]
+        return self._read(chosen) if isinstance(chosen, int) else tuple(map(self._read, chosen))
+
+    def _read(self, index: int) -> str:
+        with self._path.open("rb") as file:
+            file.seek(index * self._stride)
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            return file.read(length).decode("utf-8", "surrogatepass")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        """Return the texts as they are now."""
+        return self[:]
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a process forked from it
+        path.unlink(missing_ok=True)
+
+
+@create_shared_memory.register(UnicodeText)
+def _create(space: UnicodeText, n: int = 1, ctx: Any = None) -> SharedTexts:
+    return SharedTexts(n, space.max_length)
+
+
+@read_from_shared_memory.register(UnicodeText)
+def _read(space: UnicodeText, shared_memory: SharedTexts, n: int = 1) -> SharedTexts:
+    return shared_memory
+
+
+@write_to_shared_memory.register(UnicodeText)
+def _write(space: UnicodeText, index: int, value: str, shared_memory: SharedTexts) -> None:
+    shared_memory.write(index, value)

@@ -80,7 +80,7 @@ def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True, width:
 
     console = Console(
         file=io.StringIO(), force_terminal=is_coloured, no_color=not is_coloured, width=width,
-        highlight=False, legacy_windows=False,
+        highlight=False, legacy_windows=False, force_jupyter=False,  # which would show, not return
     )  # fmt: skip
     with console.capture() as capture:
         for entry in entries:

@@ -1,8 +1,8 @@
-"""BM25: through ``rank-bm25`` for small corpora and through ``bm25s`` for large ones.
+"""BM25 over passages.
 
-Both score by BM25 (Robertson and Zaragoza, 2009; k1 = 1.5, b = 0.75) over the same words and with
-the same inverse document frequencies (Lucene's), so they find the same passages. ``rank-bm25`` is
-indexed at once but looks at every passage for every query; ``bm25s`` is the other way round.
+The engine is our own inverted index (`agent_envs.retrieval.postings`). ``rank-bm25`` and ``bm25s``
+can take its place, for comparisons: all three score by the same formula over the same words, so
+they find the same passages.
 """
 
 import functools
@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,13 +18,8 @@ import numpy.typing as npt
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_envs.retrieval.corpus import Corpus, Hit, Retriever
-
-K1: Final = 1.5
-B: Final = 0.75
-
-SMALL_CORPUS: Final = 1_000
-"""Up to this many passages ``"auto"`` takes ``rank_bm25``."""
+from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever
+from agent_envs.retrieval.postings import K1, B, build_postings
 
 STOP_WORDS: Final = frozenset(
     """
@@ -43,19 +38,22 @@ def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
 
     Args:
         corpus: What to search.
-        backend: ``"rank_bm25"``, ``"bm25s"``, or ``"auto"``: the first up to `SMALL_CORPUS`
-            passages, the second above.
+        backend: ``"bm25"``, our own engine, which ``"auto"`` means, too; ``"rank_bm25"`` or
+            ``"bm25s"``: the same through the library of that name.
 
     Raises:
         UnknownNameError: If there is no such backend.
     """
-    if backend == "auto":
-        backend = "rank_bm25" if len(corpus) <= SMALL_CORPUS else "bm25s"
-    index = lookup(RETRIEVERS, backend, kind="retriever")
-    documents = [tokenize(f"{passage.title} {passage.text}") for passage in corpus.passages]
-    if not any(documents):  # which neither engine can index
-        return BM25Retriever(corpus, lambda words: np.zeros(len(documents)))
-    return BM25Retriever(corpus, index(documents))
+    index = lookup(RETRIEVERS, "bm25" if backend == "auto" else backend, kind="retriever")
+    documents = list(map(words_of, corpus.passages))
+    if not any(documents):  # which the libraries cannot index
+        index = build_postings
+    return BM25Retriever(corpus.passages, index(documents))
+
+
+def words_of(passage: Passage) -> list[str]:
+    """Return the words by which a passage is found: those of its title and of its text."""
+    return tokenize(f"{passage.title} {passage.text}")
 
 
 def tokenize(text: str) -> list[str]:
@@ -75,9 +73,9 @@ Scores = Callable[[list[str]], npt.NDArray[np.float64]]
 class BM25Retriever:
     """Finds the passages with the highest scores."""
 
-    def __init__(self, corpus: Corpus, score: Scores) -> None:
-        """Search `corpus` by `score`, which gives one score per passage for the query's words."""
-        self._corpus = corpus
+    def __init__(self, passages: Sequence[Passage], score: Scores) -> None:
+        """Search `passages` by `score`, which gives one score for each of them."""
+        self._passages = passages
         self._score = score
 
     def search(self, query: str, top_k: int) -> list[Hit]:
@@ -85,23 +83,20 @@ class BM25Retriever:
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
         words = query_words(query)
-        if not words or not len(self._corpus):
+        if not words or not len(self._passages):
             return []
-        # Rounded, so that the last bits, which differ between the engines, decide no order.
-        scores = np.round(self._score(words), 4)
-        passages = self._corpus.passages
-        return [Hit(passages[i], i, float(scores[i])) for i in _best(scores, top_k)]
+        return [Hit(self._passages[i], i, value) for i, value in _best(self._score(words), top_k)]
 
 
-def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[int]:
-    """Return the numbers of the highest scores above 0; equal scores in order of number."""
-    found = np.flatnonzero(scores > 0)
-    if len(found) > top_k:
-        threshold = np.partition(scores[found], -top_k)[-top_k]
-        found = found[scores[found] >= threshold]
-    order = np.argsort(-scores[found], kind="stable")[:top_k]
-    best: list[int] = found[order].tolist()
-    return best
+def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[tuple[int, float]]:
+    """Return number and score of the highest scores above 0; equal ones in order of number."""
+    found = np.flatnonzero(scores)
+    # Rounded, so that the last bits, which differ between the engines, decide no order.
+    values = np.round(scores[found], 4)
+    threshold = np.partition(values, -top_k)[-top_k] if len(found) > top_k else 0.0
+    chosen = np.flatnonzero((values >= threshold) & (values > 0))
+    order = chosen[np.argsort(-values[chosen], kind="stable")[:top_k]]
+    return list(zip(found[order].tolist(), values[order].tolist(), strict=True))
 
 
 def _rank_bm25(documents: list[list[str]]) -> Scores:
@@ -152,6 +147,7 @@ def _bm25s(documents: list[list[str]]) -> Scores:
 
 
 RETRIEVERS: Final[Mapping[str, Callable[[list[list[str]]], Scores]]] = {
+    "bm25": build_postings,
     "rank_bm25": _rank_bm25,
     "bm25s": _bm25s,
 }

@@ -1,1 +1,16 @@
 """Gymnasium wrappers."""
+
+from agent_envs.wrappers.observations import (
+    ConversationObservation,
+    TokenObservation,
+    render_messages,
+)
+from agent_envs.wrappers.potential_shaping import PotentialShaping, found_gold
+
+__all__ = [
+    "ConversationObservation",
+    "PotentialShaping",
+    "TokenObservation",
+    "found_gold",
+    "render_messages",
+]

@@ -3,10 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from agent_envs.core.tasks import Task
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
-from agent_envs.retrieval import Corpus, Page, Retriever, build_retriever, load_passages
+from agent_envs.retrieval import (
+    Corpus,
+    Page,
+    Retriever,
+    SavedIndex,
+    build_retriever,
+    load_passages,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +64,7 @@ def load_library(
 def load_index(
     dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...], backend: str
 ) -> Retriever:
-    """Index the passages of a library, once per process; see `build_retriever`."""
+    """Index the passages of a library, once per process, or open the index in a folder."""
+    if Path(backend).is_dir():
+        return SavedIndex(backend)
     return build_retriever(load_library(dataset, source, files).corpus, backend)

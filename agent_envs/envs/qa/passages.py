@@ -81,8 +81,8 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             corpus: Files of more passages (title, text) to search.
             top_k: How many passages a search returns at most.
             retriever: The search engine over all passages (see
-                `agent_envs.retrieval.build_retriever`), or a `Retriever` of your own, which finds
-                what it likes.
+                `agent_envs.retrieval.build_retriever`), the folder of a saved index, or a
+                `Retriever` of your own; the last two find what they like.
             variant: ``"default"``, or ``"injected"``: passages hold planted instructions, forged
                 answers and results, and role markers; see `agent_envs.envs.qa.injection`.
             shared: What every environment over a data set takes; see `DatasetEnv`.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
+from agent_envs.core.deadline import call_with_deadline
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
@@ -200,12 +201,14 @@ class WebShopEnv(ToolEnv):
     def _fetch(self, page: _Page) -> _Shown:
         import httpx
 
-        try:
-            response = self._client.get(page.path(self._session))
-            response.raise_for_status()
-        except httpx.HTTPError as error:
+        def get(path: str = page.path(self._session)) -> str:
+            return self._client.get(path).raise_for_status().text
+
+        try:  # httpx limits the wait for each piece only, and a shop may send one after the other
+            html = call_with_deadline(get, _SECONDS)
+        except (httpx.HTTPError, TimeoutError) as error:
             raise ToolError(f"the shop did not answer: {type(error).__name__}") from None
-        return _read_page(response.text, page)
+        return _read_page(html, page)
 
 
 def _follow(page: _Page, button: str) -> _Page | None:

@@ -1,6 +1,7 @@
 """WebShop against a small server that speaks the same protocol."""
 
 import ast
+import contextlib
 import importlib.util
 import threading
 import time
@@ -150,6 +151,25 @@ def test_giving_up_scores_nothing(env):
     assert terminated
     assert reward == 0.0
     assert info["metrics"]["score"] == 0.0
+
+
+def test_a_shop_that_sends_its_page_piece_by_piece_is_not_waited_for(env, monkeypatch):
+    released = threading.Event()
+
+    def drip(self):
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # nobody listens any more
+            while not released.wait(0.05):
+                self.wfile.write(b" ")  # each within httpx's own limit, which is for single reads
+
+    monkeypatch.setattr(Shop, "do_GET", drip)
+    monkeypatch.setattr("agent_envs.envs.web.web_shop._SECONDS", 0.3)
+    text, info = do(env, "search", "mug")
+    released.set()
+    assert "did not answer: TimeoutError" in text
+    assert info["action"]["error"] == "tool_error"
+    assert env.unwrapped.is_finished() is False
 
 
 def test_it_is_a_gymnasium_environment(base_url):

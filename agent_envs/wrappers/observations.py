@@ -1,0 +1,143 @@
+"""Observe the whole state, for libraries that read observations and nothing else.
+
+The observation of a `ToolEnv` is what it says now; the state stands in ``info["messages"]``. With
+`ConversationObservation` the observation is the state, as text, and with `TokenObservation` around
+that it is an array of token ids. To a library that knows neither messages nor text the task is then
+a Markov decision process all the same::
+
+    env = gym.make("AgentR1/SyntheticMultiHop-v0")
+    env = TokenObservation(ConversationObservation(env), tokenizer, max_length=1024)
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.utils import RecordConstructorArgs
+
+from agent_envs.core.messages import Message
+from agent_envs.core.spaces import UnicodeText
+from agent_envs.errors import ConfigurationError
+
+Render = Callable[[Sequence[Message]], str]
+Tokens = npt.NDArray[np.int64]
+
+
+def render_messages(messages: Sequence[Message]) -> str:
+    r"""Write messages as JSON, one a line: ``{"role": "user", "content": "..."}``.
+
+    No content can be taken for another message, since JSON writes a line break as ``\n``.
+    """
+    return "\n".join(json.dumps(message, ensure_ascii=False) for message in messages)
+
+
+class ConversationObservation(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Makes ``info["messages"]``, the state as the context policy made it, the observation."""
+
+    def __init__(self, env: gym.Env[str, str], render: Render = render_messages) -> None:
+        """Observe the conversation of `env`.
+
+        Args:
+            env: An environment whose info holds ``messages``, as each of this package does.
+            render: Writes messages as one text.
+        """
+        RecordConstructorArgs.__init__(self, render=render)
+        super().__init__(env)
+        self.observation_space = UnicodeText()
+        self._render = render
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; see `ToolEnv.reset`."""
+        _, info = self.env.reset(seed=seed, options=options)
+        return self._observe(info), info
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        """Take one model turn; see `ToolEnv.step`."""
+        _, reward, terminated, truncated, info = self.env.step(action)
+        return self._observe(info), reward, terminated, truncated, info
+
+    def _observe(self, info: dict[str, Any]) -> str:
+        if "messages" not in info:
+            raise ConfigurationError(
+                f"{self.unwrapped} has no conversation to observe: its info holds "
+                f"{', '.join(info) or 'nothing'}, and no 'messages'."
+            )
+        return self._render(info["messages"])
+
+
+class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
+    """Turns observations that are text into token ids, in an array of a fixed length.
+
+    Shorter ones are filled up at the end. Of longer ones the last tokens are kept, and
+    ``info["num_cut_tokens"]`` says how many are missing: the observation is the state no more, so
+    choose `max_length` for the longest episode, or a ``context`` that stays below it.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[str, str],
+        encode: Callable[[str], Sequence[int]],
+        *,
+        max_length: int,
+        num_tokens: int | None = None,
+        pad_id: int = 0,
+    ) -> None:
+        """Observe tokens of `env`.
+
+        Args:
+            env: An environment whose observations are text.
+            encode: Turns a text into token ids. Also a tokenizer of ``transformers``: it is asked
+                for no special tokens, and to take none in the text for one of its own.
+            max_length: Length of an observation, in tokens.
+            num_tokens: How many ids there are; the tokenizer's number if not given.
+            pad_id: What fills an observation up.
+
+        Raises:
+            ConfigurationError: If a number is out of range, or the number of tokens is not known.
+        """
+        RecordConstructorArgs.__init__(
+            self, encode=encode, max_length=max_length, num_tokens=num_tokens, pad_id=pad_id
+        )
+        super().__init__(env)
+        tokenizer: Any = encode
+        self._encode, self._is_tokenizer = tokenizer, hasattr(encode, "split_special_tokens")
+        if num_tokens is None and not self._is_tokenizer:
+            raise ConfigurationError("num_tokens is missing: a function does not say it.")
+        size = len(tokenizer) if num_tokens is None else num_tokens
+        if max_length < 1 or not 0 <= pad_id < size:
+            raise ConfigurationError(
+                f"max_length must be at least 1, not {max_length}, and pad_id from 0 to "
+                f"{size - 1}, not {pad_id}."
+            )
+        self._max_length, self._pad_id = max_length, pad_id
+        self.observation_space = gym.spaces.Box(0, size - 1, (max_length,), np.int64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tokens, dict[str, Any]]:
+        """Begin an episode; see `ToolEnv.reset`."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._tokens(observation, info), info
+
+    def step(self, action: str) -> tuple[Tokens, Any, bool, bool, dict[str, Any]]:
+        """Take one model turn; see `ToolEnv.step`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._tokens(observation, info), reward, terminated, truncated, info
+
+    def _tokens(self, text: str, info: dict[str, Any]) -> Tokens:
+        if self._is_tokenizer:
+            options = {"add_special_tokens": False, "split_special_tokens": True}
+            ids = self._encode(text, **options)["input_ids"]
+        else:
+            ids = list(self._encode(text))
+        tokens = np.full(self._max_length, self._pad_id, np.int64)
+        kept = np.asarray(ids, np.int64)[-self._max_length :]
+        tokens[: len(kept)] = kept
+        if num_cut := len(ids) - len(kept):
+            info["num_cut_tokens"] = num_cut
+        return tokens

@@ -1,0 +1,410 @@
+import copy
+import logging
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_envs import ENVIRONMENTS, Task, ToolEnv, tool
+from agent_envs.core.vector_env import ThreadVectorEnv
+from agent_envs.core.vector_infos import add_info
+from agent_envs.errors import ActionTypeError, ConfigurationError
+
+DISABLED = AutoresetMode.DISABLED
+NAME = "AgentR1/SyntheticMultiHop-v0"
+ACTIONS = [
+    '<tool_call>{"name": "search", "arguments": {"query": "film star"}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {}}</tool_call>',
+    "<answer>nobody</answer>",
+    "no action",
+]
+
+
+class FragileEnv(ToolEnv):
+    """Does what its action says."""
+
+    def __init__(self, release=None, **shared):
+        super().__init__(**shared)
+        self.release, self.threads = release, {threading.get_ident()}
+
+    def get_task(self, index):
+        return Task(id=str(index), question=f"task {index}", answers=("x",))
+
+    def reset(self, *, seed=None, options=None):
+        self.threads.add(threading.get_ident())
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.threads.add(threading.get_ident())
+        if action == "hang":
+            self.release.wait(60)
+        if action == "raise":
+            raise RuntimeError("broken")
+        if action == "exit":
+            raise SystemExit
+        return super().step(action)
+
+
+@pytest.fixture
+def release():
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def fragile(release, num_envs=3, **kwargs):
+    make = lambda: gym.wrappers.TimeLimit(FragileEnv(release), 3)  # noqa: E731
+    return ThreadVectorEnv([make] * num_envs, **{"step_timeout": 0.3, **kwargs})
+
+
+def compare_with_sync(threaded, sync, actions, resets):
+    """Play both alike; `resets` are the arguments of a reset before the step of that number."""
+    over = np.zeros(sync.num_envs, bool)
+    for number, batch in enumerate(actions):
+        reset = resets.get(number)
+        if reset is None and over.any() and sync.metadata["autoreset_mode"] == DISABLED:
+            reset = {"options": {"reset_mask": over}}
+        results = []
+        for envs in (threaded, sync):
+            first = envs.reset(**copy.deepcopy(reset)) if reset else None
+            results.append((first, envs.step(batch)))
+        assert data_equivalence(*results, exact=True)
+        assert threaded.np_random_seed == sync.np_random_seed
+        _, (_, _, terminated, truncated, _) = results[1]
+        over = terminated | truncated
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_every_step_is_that_of_gymnasiums_own_vector_environment(mode):
+    rng = np.random.default_rng(0)
+    with_mode = {"autoreset_mode": mode}
+    threaded = gym.make_vec(NAME, 4, **with_mode)
+    sync = gym.make_vec(NAME, 4, vectorization_mode="sync", vector_kwargs=with_mode)
+    assert isinstance(threaded, ThreadVectorEnv)
+    assert threaded.metadata == sync.metadata
+    assert threaded.observation_space == sync.observation_space
+    actions = [tuple(rng.choice(ACTIONS, 4)) for _ in range(25)]
+    again = {"seed": [3, None, 1, 9], "options": {"task": 7}}
+    compare_with_sync(threaded, sync, actions, {0: {"seed": 5}, 11: again})
+    threaded.close()
+    sync.close()
+
+
+def test_other_environments_and_spaces_are_batched_as_by_gymnasium():
+    make = lambda: gym.make("CartPole-v1", max_episode_steps=9)  # noqa: E731
+    rng = np.random.default_rng(0)
+    actions = [rng.integers(2, size=3) for _ in range(30)]
+    threaded, sync = (kind([make] * 3) for kind in (ThreadVectorEnv, SyncVectorEnv))
+    compare_with_sync(threaded, sync, actions, {0: {"seed": 1}})
+    threaded.close()
+
+
+def test_every_id_brings_it_along_and_specs_stay_savable():
+    for spec in ENVIRONMENTS:
+        assert spec.vector_entry_point == f"agent_envs.core.vector_env:{spec.id}"
+    envs = gym.make_vec(NAME, num_envs=2, max_episode_steps=1)
+    assert gym.envs.registration.EnvSpec.from_json(envs.spec.to_json()) == envs.spec
+    again = gym.make_vec(envs.spec)
+    assert isinstance(again, ThreadVectorEnv)
+    assert again.num_envs == 2
+    again.reset(seed=0)
+    assert again.step(["x", "y"])[3].all()  # the turn limit
+    envs.close()
+    again.close()
+
+
+def test_an_id_of_ones_own_can_use_it():
+    entry_point = "agent_envs.core.vector_env:Tests/Fragile-v0"
+    gym.register("Tests/Fragile-v0", FragileEnv, vector_entry_point=entry_point)
+    try:
+        wrap = lambda env: gym.wrappers.TransformReward(env, lambda reward: 7.0)  # noqa: E731
+        envs = gym.make_vec("Tests/Fragile-v0", num_envs=2, member_wrappers=[wrap])
+        envs.reset(seed=0)
+        assert envs.step(["x", "x"])[1].tolist() == [7.0, 7.0]
+        envs.close()
+    finally:
+        del gym.registry["Tests/Fragile-v0"]
+    with pytest.raises(AttributeError):
+        gym.envs.registration.load_env_creator("agent_envs.core.vector_env:No/Such-v0")
+
+
+def test_members_wait_for_their_tools_at_the_same_time():
+    together = threading.Barrier(16, timeout=20)
+
+    @tool
+    def meet() -> str:
+        """Wait until all are here."""
+        together.wait()
+        return "met"
+
+    envs = gym.make_vec(NAME, num_envs=16, tools=[meet])
+    envs.reset(seed=0)
+    observations, *_ = envs.step(['<tool_call>{"name": "meet", "arguments": {}}</tool_call>'] * 16)
+    assert all("met" in text for text in observations)
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("hang", "no result within 0.3 seconds"),
+        ("raise", "RuntimeError: broken"),
+        ("exit", "SystemExit: "),
+    ],
+)
+def test_a_member_that_fails_is_reported_and_replaced(release, caplog, mode, failure, reason):
+    envs = fragile(release, autoreset_mode=mode)
+    observations, _ = envs.reset(seed=10)
+    failed = envs.envs[1].unwrapped
+    second, rewards, terminated, truncated, infos = envs.step(["x", failure, "x"])
+    assert (rewards[1], terminated.tolist(), truncated.tolist()) == (
+        0,
+        [False] * 3,
+        [False, True, False],
+    )
+    told = infos["final_info"] if mode == AutoresetMode.SAME_STEP else infos
+    assert told["_member_error"].tolist() == [False, True, False]
+    seed = int(np.random.SeedSequence((11, 1)).generate_state(1)[0])
+    text = f"{reason}; a fresh environment takes its place, with seed {seed}"
+    assert told["member_error"][1] == text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert envs.envs[1].unwrapped is not failed
+    expected = gym.wrappers.TimeLimit(FragileEnv(), 3).reset(seed=seed)[0]
+    if mode == AutoresetMode.SAME_STEP:
+        assert infos["final_obs"][1] == observations[1]
+        assert second[1] == expected
+    else:
+        assert second[1] == observations[1]
+        if mode == AutoresetMode.NEXT_STEP:
+            second = envs.step(["x", "ignored", "x"])[0]
+        else:
+            second = envs.reset(options={"reset_mask": truncated})[0]
+        assert second[1] == expected
+    assert "member_error" not in envs.step(["x"] * 3)[-1]
+    envs.close()
+
+
+def test_a_loop_without_end_is_ended_and_the_environment_closed():
+    events = []
+
+    class Endless(FragileEnv):
+        def step(self, action):
+            until = time.monotonic() + 60
+            try:
+                while time.monotonic() < until:
+                    pass
+            finally:
+                events.append(time.monotonic() < until)
+
+        def close(self):
+            events.append("closed")
+
+    envs = ThreadVectorEnv([Endless], step_timeout=0.2)
+    envs.reset(seed=0)
+    assert envs.step(["x"])[3].all()
+    until = time.monotonic() + 10
+    while len(events) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert events == [True, "closed"]
+    envs.close()
+
+
+def test_many_that_hang_cost_one_deadline(release):
+    envs = fragile(release, num_envs=30)
+    envs.reset(seed=0)
+    started = time.monotonic()
+    *_, truncated, _ = envs.step(["hang"] * 30)
+    assert truncated.all()
+    assert time.monotonic() - started < 5  # 30 deadlines would be 9
+    envs.close()
+
+
+def test_what_failed_before_plays_no_part_in_the_seeds_after_a_seeded_reset(release):
+    envs = fragile(release)
+    infos = []
+    for _ in range(2):
+        envs.reset(seed=4)
+        infos.append(envs.step(["x", "raise", "raise"])[-1]["member_error"].tolist())
+    assert infos[0] == infos[1]
+    assert infos[0][1] != infos[0][2]
+    envs.close()
+
+
+def test_a_reset_that_fails_gets_a_second_environment():
+    made = []
+
+    class BreaksFirst(FragileEnv):
+        def reset(self, *, seed=None, options=None):
+            made.append(self)
+            if made.index(self) == 0:
+                raise OSError("out of order")
+            return super().reset(seed=seed, options=options)
+
+    envs = ThreadVectorEnv([BreaksFirst] * 2)
+    observations, infos = envs.reset(seed=2)
+    text = "OSError: out of order; a fresh environment takes its place, with seed"
+    assert [text in str(error) for error in infos["member_error"]].count(True) == 1
+    again, infos = envs.reset(seed=2)
+    assert observations == again
+    assert "member_error" not in infos
+    envs.close()
+
+
+def test_a_reset_that_fails_twice_is_raised_and_names_the_member():
+    class Broken(FragileEnv):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("out of order")
+
+    envs = ThreadVectorEnv([FragileEnv, Broken])
+    with pytest.raises(OSError, match="out of order") as caught:
+        envs.reset(seed=0)
+    assert "Member 1" in caught.value.__notes__[0]
+    envs.close()
+
+
+def test_what_the_caller_did_wrong_is_raised_and_nothing_is_replaced(release):
+    envs = fragile(release)
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.step(["x"] * 3)
+    with pytest.raises(ConfigurationError, match="knows the option"):
+        envs.reset(options={"tsak": 1})
+    with pytest.raises(ValueError, match="length must match num_envs"):
+        envs.reset(seed=[1, 2])
+    with pytest.raises(ValueError, match="must have shape"):
+        envs.reset(options={"reset_mask": np.array([True])})
+    first, _ = envs.reset(seed=3)
+    for mask in ([True] * 3, 5, np.array([1, 0, 0]), np.zeros(3, bool)):
+        with pytest.raises((TypeError, ValueError), match="reset_mask"):
+            envs.reset(seed=4, options={"reset_mask": mask})
+    assert envs.get_attr("np_random_seed") == (3, 4, 5)
+    members = [member.unwrapped for member in envs.envs]
+    with pytest.raises(ActionTypeError):
+        envs.step(["x", 5, "x"])
+    with pytest.raises(ValueError, match="2 actions for 3"):
+        envs.step(["x", "x"])
+    assert [member.unwrapped for member in envs.envs] == members
+    assert envs.reset(seed=3)[0] == first
+    envs.close()
+    with pytest.raises(gym.error.ClosedEnvironmentError):
+        envs.reset()
+
+
+def test_a_member_is_made_played_and_closed_in_one_thread():
+    closed = []
+
+    class Closing(FragileEnv):
+        def close(self):
+            closed.append((self.threads, threading.get_ident()))
+
+    envs = ThreadVectorEnv([Closing] * 3)
+    envs.reset(seed=0)
+    envs.step(["x"] * 3)
+    assert all(len(threads) == 1 for threads in envs.get_attr("threads"))
+    envs.close()
+    assert len(closed) == 3
+    assert all(threads == {last} and last != threading.get_ident() for threads, last in closed)
+
+
+def test_closing_waits_for_nobody_for_long(release, monkeypatch, caplog):
+    class Clinging(FragileEnv):
+        def close(self):
+            self.release.wait(60)
+
+    monkeypatch.setattr("agent_envs.core.vector_env.CLOSE_TIMEOUT_SECONDS", 0.2)
+    envs = ThreadVectorEnv([FragileEnv, lambda: Clinging(release)], step_timeout=None)
+    envs.reset(seed=0)
+    envs.close()
+    assert envs.closed
+    assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
+
+
+def test_attributes_and_methods_are_those_of_the_members():
+    envs = gym.make_vec(NAME, num_envs=2, render_mode="ansi")
+    envs.reset(seed=0)
+    sync = gym.make_vec(NAME, num_envs=2, render_mode="ansi", vectorization_mode="sync")
+    sync.reset(seed=0)
+    assert envs.render() == sync.render() != ("", "")
+    assert envs.call("reference_actions") == sync.call("reference_actions")
+    envs.set_attr("num_turns", [3, 4])
+    assert envs.get_attr("num_turns") == (3, 4)
+    assert [member.unwrapped.num_turns for member in envs.envs] == [3, 4]
+    with pytest.raises(AttributeError):
+        envs.get_attr("nothing")
+    envs.close()
+
+
+def test_threads_end_with_the_environments():
+    before = threading.active_count()
+    envs = fragile(None)
+    assert threading.active_count() == before + 3
+    envs.close()
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+REGULAR = st.fixed_dictionaries(
+    {}, optional={"a": st.integers(-9, 9), "b": st.text(max_size=2), "c": st.floats(-1, 1)}
+)
+REGULAR_INFOS = st.fixed_dictionaries(
+    {"x": st.floats(-1, 1)},
+    optional={
+        "y": REGULAR,
+        "z": st.just(np.arange(3)),
+        "final_obs": st.text(),
+        "final_info": REGULAR,
+    },
+)
+
+
+@settings(deadline=None)
+@given(st.lists(REGULAR_INFOS, min_size=1, max_size=4))
+def test_infos_of_one_kind_are_batched_as_gymnasium_does(infos):
+    theirs, ours = {}, {}
+    vector = gym.vector.VectorEnv()
+    vector.num_envs = len(infos)
+    for number, info in enumerate(infos):
+        theirs = vector._add_info(theirs, info, number)
+        ours = add_info(ours, info, number, len(infos))
+    assert data_equivalence(theirs, ours, exact=True)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=2)
+    | st.just(10**30) | st.lists(st.integers(), max_size=2)
+    | st.sampled_from([np.zeros(2), np.zeros(3), np.float32(1), np.int64(1)]),
+    lambda values: st.dictionaries(st.sampled_from(["a", "b", "_a", "__b"]), values, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def at(column, number):
+    """Return what a batched info holds for a member."""
+    if not isinstance(column, dict):
+        return column[number]
+    return {
+        name: at(column[name], number)
+        for name in column
+        if not name.startswith("_") and column[f"_{name}"][number]
+    }
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("pq"), VALUES), min_size=1, max_size=4))
+def test_infos_of_any_kind_come_back_as_they_went_in(infos):
+    batched = {}
+    for number, info in enumerate(infos):
+        batched = add_info(batched, info, number, len(infos))
+    for number, info in enumerate(infos):
+        found = at(batched, number)
+        assert found.keys() == info.keys()
+        for name, value in info.items():
+            np.testing.assert_equal(found[name], value)

@@ -1,0 +1,114 @@
+import json
+import pickle
+import shutil
+
+import gymnasium as gym
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError, DataError
+from agent_envs.retrieval import Corpus, Passage, SavedIndex, build_retriever, save_index
+from agent_envs.retrieval.__main__ import main
+
+PASSAGES = [
+    Passage("Oslo", "Oslo is the capital of Norway."),
+    Passage("Bergen", "Bergen is a city in Norway."),
+    Passage("Café \ud800", "Serves coffee, 東京 and half a pair \udfff."),
+    Passage("", ""),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_index(Corpus(PASSAGES), tmp_path / "index")
+    return tmp_path / "index"
+
+
+TEXTS = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["a b", "red", "red sea"])
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=12), TEXTS, st.integers(1, 5))
+def test_a_saved_index_finds_what_one_in_memory_does(tmp_path_factory, pairs, query, top_k):
+    corpus = Corpus(Passage(title, text) for title, text in pairs)
+    path = tmp_path_factory.mktemp("saved") / "index"
+    save_index(corpus, path)
+    saved = SavedIndex(path)
+    assert tuple(saved.passages) == corpus.passages
+    for words in (query, *(title for title, _ in pairs)):
+        assert saved.search(words, top_k) == build_retriever(corpus).search(words, top_k)
+
+
+def test_a_pickle_opens_the_same_folder(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    index = SavedIndex("index")
+    monkeypatch.chdir("/")
+    data = pickle.dumps(index)
+    assert len(data) < 500
+    assert pickle.loads(data).search("norway", 5) == index.search("norway", 5) != []
+
+
+def test_an_index_never_takes_the_place_of_another_thing(folder):
+    before = sorted(path.name for path in folder.parent.iterdir())
+    with pytest.raises(ConfigurationError, match="exists already"):
+        save_index(Corpus([]), folder)
+    assert SavedIndex(folder).search("oslo", 1)
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path):
+    def passages():
+        yield Passage("Oslo", "Oslo")
+        yield Passage(None, "a title that cannot be written")
+
+    with pytest.raises(AttributeError):
+        save_index(Corpus(passages()), tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_damaged_file_is_named(folder):
+    whole = {path: path.read_bytes() for path in folder.iterdir()}
+    assert len(whole) == 8
+    for path, data in whole.items():
+        for damaged in (None, b"", data[:-1], data + b"x", b"[]"):
+            shutil.rmtree(folder)
+            folder.mkdir()
+            for other, content in whole.items():
+                other.write_bytes(content)
+            if damaged is None:
+                path.unlink()
+            else:
+                path.write_bytes(damaged)
+            with pytest.raises(DataError, match=f"{path.name}.*python -m agent_envs.retrieval"):
+                SavedIndex(folder)
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"k1": 0.9}, {"format": "a picture"}])
+def test_an_index_of_another_kind_is_refused(folder, change):
+    description = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(description | change))
+    with pytest.raises(DataError, match="of another kind"):
+        SavedIndex(folder)
+
+
+def test_a_folder_that_is_no_index_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(DataError, match="is no index"):
+            SavedIndex(path)
+
+
+def test_the_command_writes_what_an_environment_opens(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"title": p.title, "text": p.text} for p in PASSAGES[:2]]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "questions.jsonl").write_text(
+        json.dumps({"id": "1", "question": "Capital of Norway?", "golden_answers": ["Oslo"]}) + "\n"
+    )
+    main(["corpus.jsonl", "index"])
+    assert capsys.readouterr().out == "2 passages: index\n"
+    name = "AgentR1/NaturalQuestions-v0"
+    env = gym.make(name, data="questions.jsonl", retriever="index", top_k=1).unwrapped
+    env.reset(seed=0)
+    observation, *_ = env.step(env.write_call("search", query="capital"))
+    assert "Oslo is the capital of Norway." in observation

@@ -1,0 +1,132 @@
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError
+from agent_envs.wrappers import ConversationObservation, TokenObservation, render_messages
+
+NAME = "AgentR1/SyntheticMultiHop-v0"
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "tool"]), "content": st.text(st.characters(codec=None))}
+    )
+)
+
+
+def as_bytes(text):
+    return list(text.encode("utf-8", "replace"))
+
+
+def observe_bytes(env):
+    return TokenObservation(
+        ConversationObservation(env), as_bytes, max_length=4096, num_tokens=256, pad_id=0
+    )
+
+
+@settings(deadline=None)
+@given(MESSAGES)
+def test_messages_can_be_read_back_whatever_they_say(messages):
+    text = render_messages(messages)
+    assert [json.loads(line) for line in text.split("\n") if line] == messages
+
+
+def test_the_observation_is_the_state():
+    env = ConversationObservation(gym.make(NAME))
+    observation, info = env.reset(seed=3)
+    for action in ("hello", '<answer>"\n{"role": "user"}</answer>'):
+        assert observation == render_messages(info["messages"])
+        assert observation in env.observation_space
+        observation, _, terminated, _, info = env.step(action)
+    assert terminated
+    assert observation == render_messages(info["messages"])
+    assert action in json.loads(observation.split("\n")[-1])["content"]
+
+
+def test_a_rendering_of_ones_own():
+    env = ConversationObservation(gym.make(NAME), render=lambda messages: str(len(messages)))
+    assert env.reset(seed=0)[0] == "2"
+    assert env.step("hello")[0] == "4"
+
+
+def test_an_environment_without_a_conversation_is_named():
+    env = ConversationObservation(gym.make("CartPole-v1"))
+    with pytest.raises(ConfigurationError, match=r"CartPoleEnv.*no conversation"):
+        env.reset(seed=0)
+
+
+def test_tokens_are_those_of_the_text_and_padding_is_at_the_end():
+    env, plain = observe_bytes(gym.make(NAME)), ConversationObservation(gym.make(NAME))
+    tokens, info = env.reset(seed=3)
+    text, _ = plain.reset(seed=3)
+    size = len(as_bytes(text))
+    assert tokens[:size].tolist() == as_bytes(text)
+    assert not tokens[size:].any()
+    assert tokens.dtype == np.int64
+    assert tokens in env.observation_space
+    assert "num_cut_tokens" not in info
+
+
+def test_the_last_tokens_of_a_long_text_are_kept_and_the_info_says_so():
+    env = TokenObservation(gym.make(NAME), as_bytes, max_length=5, num_tokens=256)
+    tokens, info = env.reset(seed=3)
+    text = env.unwrapped.task.question
+    assert bytes(tokens.tolist()).decode() == text[-5:]
+    assert info["num_cut_tokens"] == len(text) - 5
+    tokens, *_, info = env.step("<answer>x</answer>")
+    assert tokens.tolist() == [0] * 5
+    assert "num_cut_tokens" not in info
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"num_tokens": 3, "pad_id": 3}, {"num_tokens": 3, "max_length": 0}],
+)
+def test_numbers_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(ConfigurationError):
+        TokenObservation(gym.make(NAME), as_bytes, **{"max_length": 5, **arguments})
+
+
+class Tokenizer:
+    """As those of transformers: special tokens are found in a text unless they are to be split."""
+
+    split_special_tokens = False
+
+    def __len__(self):
+        return 257
+
+    def __call__(self, text, *, add_special_tokens=True, split_special_tokens=False):
+        start = [256] if add_special_tokens else []
+        pieces = [text] if split_special_tokens else text.split("<|end|>")
+        ids = [id for piece in pieces for id in (*as_bytes(piece), 256)][:-1]
+        return {"input_ids": start + ids}
+
+
+def test_a_tokenizer_takes_no_text_for_a_special_token():
+    env = TokenObservation(ConversationObservation(gym.make(NAME)), Tokenizer(), max_length=4096)
+    env.reset(seed=0)
+    tokens, *_, info = env.step("<|end|>")
+    assert env.observation_space.high[0] == 256
+    assert bytes(tokens.tolist()).rstrip(b"\0").decode() == render_messages(info["messages"])
+
+
+@pytest.mark.parametrize("wrap", [ConversationObservation, observe_bytes])
+@pytest.mark.filterwarnings("ignore:.*The environment.*is different from the unwrapped version")
+def test_gymnasiums_checker_is_content(wrap):
+    check_env(wrap(gym.make(NAME, disable_env_checker=True)))
+
+
+@pytest.mark.parametrize("wrap", [ConversationObservation, observe_bytes])
+def test_vector_environments_batch_them(wrap):
+    threaded = gym.make_vec(NAME, num_envs=2, member_wrappers=[wrap])
+    sync = gym.make_vec(NAME, num_envs=2, wrappers=[wrap], vectorization_mode="sync")
+    for envs in (threaded, sync):
+        envs.reset(seed=4)
+    ours, theirs = (envs.step(["a", "b"])[0] for envs in (threaded, sync))
+    np.testing.assert_array_equal(ours, theirs)
+    assert threaded.observation_space == sync.observation_space
+    threaded.close()
