@@ -11,6 +11,7 @@ Importing the package registers the ids of `agent_envs.registration.ENVIRONMENTS
 from agent_envs.core.actions import ParsedAction, ToolFormat
 from agent_envs.core.contexts import History, View
 from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
+from agent_envs.core.snapshots import Snapshot
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult, tool
 from agent_envs.core.tool_env import NewConversation, ToolEnv
@@ -21,6 +22,7 @@ from agent_envs.errors import (
     ConfigurationError,
     DataError,
     MissingExtraError,
+    SnapshotError,
     UnknownNameError,
 )
 from agent_envs.registration import ENVIRONMENTS, register_all
@@ -38,6 +40,8 @@ __all__ = [
     "NewConversation",
     "ParsedAction",
     "RewardFunction",
+    "Snapshot",
+    "SnapshotError",
     "StepEvent",
     "Task",
     "Tool",

@@ -10,6 +10,7 @@
     ├── MissingExtraError (ImportError)  an optional library that is not installed
     ├── ActionTypeError (TypeError)      an action that is not text
     ├── ConformanceError (AssertionError)  an environment that breaks the contract; from the kit
+    ├── SnapshotError (ValueError)       a state that cannot be saved, or restored here
     ├── ServerError (RuntimeError)       a model's server that failed, after all retries
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
         └── SandboxUnavailableError      a level of isolation that this machine does not offer
@@ -53,6 +54,10 @@ class ActionTypeError(AgentEnvsError, TypeError):
 
 class ConformanceError(AgentEnvsError, AssertionError):
     """An environment that does not keep the contract; one line for each check that failed."""
+
+
+class SnapshotError(AgentEnvsError, ValueError):
+    """A state that cannot be saved, or not be restored here; names the attribute or argument."""
 
 
 class ServerError(AgentEnvsError, RuntimeError):

@@ -1,19 +1,20 @@
 """What a model's turn is understood as, and what the formats that read it have in common.
 
 Whatever is not an action is a `ParsedAction` of kind ``invalid`` with a short code and a sentence
-for the model. What stands inside ``<think>…</think>`` is never an action.
+for the model. Feedback has a length, however long the mistake was.
 """
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
 
 ANSWER_PLACEHOLDER: Final = "your answer"
+ANSWER_EXAMPLE: Final = f"<answer>{ANSWER_PLACEHOLDER}</answer>"
 NO_ACTION_TEXT: Final = "Your turn held neither a tool call nor an answer. {examples}"
 MULTIPLE_ACTIONS_TEXT: Final = (
     "Your turn held {count} actions; write exactly one tool call, or one answer, and then stop. "
@@ -30,34 +31,61 @@ EMPTY_ANSWER_TEXT: Final = "The answer is empty. {examples}"
 UNCLOSED_TEXT: Final = "The tag <{tag}> is not closed. {examples}"
 CALL_EXAMPLE_TEXT: Final = "To call a tool, write {call}. "
 ANSWER_EXAMPLE_TEXT: Final = "To answer, write {answer}."
+TOO_MANY_CALLS_TEXT: Final = (
+    "Your turn held more than {limit} tool calls; write at most {limit}, and then stop. {examples}"
+)
+
+MAX_CALLS: Final = 16
+"""Calls in one turn."""
+MAX_REASON_CHARS: Final = 500
+"""What a model reads of its own text, and of what is wrong with it."""
+MAX_EXAMPLE_CHARS: Final = 2_000
+"""Examples of calls in a feedback; further tools are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
     """What was understood of one model turn."""
 
-    kind: Literal["tool_call", "answer", "invalid"]
-    """Whether the turn calls a tool, answers, or is a mistake."""
+    kind: Literal["tool_call", "answer", "message", "invalid"]
+    """Whether the turn calls a tool, answers, speaks to a user, or is a mistake."""
     name: str | None = None
     """The tool, for a call."""
     arguments: Mapping[str, Any] | None = None
     """Validated arguments, for a call."""
     answer: str | None = None
     """The answer's text without surrounding white space, for an answer."""
+    text: str | None = None
+    """What is said to the user, for a message; only where an environment has a user."""
     error: str | None = None
     """The short code of a mistake: ``no_action``, ``multiple_actions``, ``bad_json``, ``bad_call``,
     ``unknown_tool``, ``bad_arguments``, ``bad_answer``, or one of a format of one's own."""
     message: str | None = None
     """The sentence that tells the model what was wrong and how to write it right."""
+    calls: tuple["ParsedAction", ...] = ()
+    """Every call of a turn with several, in order, mistakes among them too; the members above are
+    those of the first one that is none. Empty for any other turn."""
+
+    @property
+    def each_call(self) -> tuple["ParsedAction", ...]:
+        """The calls of the turn, be it one or several."""
+        return self.calls or ((self,) if self.kind == "tool_call" else ())
+
+    @property
+    def is_faultless(self) -> bool:
+        """Whether nothing in the turn is a mistake."""
+        return self.kind != "invalid" and all(call.kind == "tool_call" for call in self.calls)
 
     def as_info(self) -> dict[str, Any]:
         """Return the members that say something, for ``info["action"]``."""
         members: dict[str, Any] = {"kind": self.kind}
-        for key in ("name", "answer", "error", "message"):
+        for key in ("name", "answer", "text", "error", "message"):
             if (value := getattr(self, key)) is not None:
                 members[key] = value
         if self.arguments is not None:
             members["arguments"] = dict(self.arguments)
+        if self.calls:
+            members["calls"] = [call.as_info() for call in self.calls]
         return members
 
 
@@ -94,22 +122,42 @@ class ToolFormat(ABC):
         """Wrap the result of tool `name`: here as a ``tool`` message, which templates mark."""
         return {"role": "tool", "name": name, "content": content}
 
+    def for_dialogue(self) -> "ToolFormat":
+        """Return the format for environments with a user, where plain text is said to the user."""
+        return self
+
     def examples(self, tools: Mapping[str, Tool]) -> str:
         """Show how to write each call and an answer; part of every feedback."""
-        calls = [self.write_call(tool.name, example_arguments(tool)) for tool in tools.values()]
+        calls: list[str] = []
+        for tool in tools.values():
+            calls.append(self.write_call(tool.name, example_arguments(tool)))
+            if sum(map(len, calls)) > MAX_EXAMPLE_CHARS and len(calls) > 1:
+                del calls[-1]
+                break
         text = CALL_EXAMPLE_TEXT.format(call=" or ".join(calls)) if calls else ""
         return text + ANSWER_EXAMPLE_TEXT.format(answer=self.write_answer(ANSWER_PLACEHOLDER))
 
-    def only_action(
-        self, actions: Sequence[ParsedAction], tools: Mapping[str, Tool]
-    ) -> ParsedAction:
-        """Return the one action of a turn; a mistake if there is none, or several."""
+    def turn(self, actions: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return the action of a turn that held `actions`: an answer, a call, or several calls.
+
+        A mistake if there are none, or an answer among others. Of more than `MAX_CALLS` calls
+        none counts.
+        """
         if not actions:
             return self.invalid("no_action", NO_ACTION_TEXT, tools)
-        if len(actions) > 1:
-            count = len(actions)
-            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
-        return actions[0]
+        if len(actions) == 1:
+            return actions[0]
+        if any(action.kind == "answer" or action.error == "bad_answer" for action in actions):
+            is_counted = len(actions) <= MAX_CALLS
+            return self.only_one(len(actions) if is_counted else f"over {MAX_CALLS}", tools)
+        if len(actions) > MAX_CALLS:
+            return self.invalid("multiple_actions", TOO_MANY_CALLS_TEXT, tools, limit=MAX_CALLS)
+        first = next((a for a in actions if a.kind == "tool_call"), actions[0])
+        return replace(first, calls=tuple(actions))
+
+    def only_one(self, count: int | str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return the mistake of a turn with `count` actions where one was to be."""
+        return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
 
     def checked_call(self, name: Any, arguments: Any, tools: Mapping[str, Tool]) -> ParsedAction:
         """Return a call whose arguments fit its tool, or the mistake in it, whatever was read."""
@@ -120,7 +168,7 @@ class ToolFormat(ABC):
         try:
             valid = tools[name].validate(arguments)
         except ValueError as error:
-            fields = {"name": name, "reason": error}
+            fields = {"name": name, "reason": shortened(str(error))}
             return self.invalid("bad_arguments", BAD_ARGUMENTS_TEXT, tools, **fields)
         return ParsedAction(kind="tool_call", name=name, arguments=valid)
 
@@ -152,9 +200,9 @@ class ToolFormat(ABC):
         return ParsedAction(kind="invalid", error=code, message=message)
 
 
-def without_thoughts(text: str) -> str:
-    """Return what a model said outside ``<think>…</think>``, closed or not."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+def shortened(text: str) -> str:
+    """Return the beginning of a text that is too long for a feedback."""
+    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " …"
 
 
 def skip_space(text: str, start: int) -> int:

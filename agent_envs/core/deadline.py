@@ -4,9 +4,7 @@ A Python thread cannot be killed: past its deadline a call is left to itself in 
 which keeps neither the caller nor the end of the process waiting.
 """
 
-import asyncio
 import contextlib
-import inspect
 import math
 import queue
 import threading
@@ -14,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from agent_envs.core.event_loop import resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +127,10 @@ def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> An
         Exception: Whatever `function` raised.
     """
     if timeout is None:
-        return _resolve(function)
+        return resolve(function())
     session = CallSession()
-    session.submit(0, lambda: _resolve(function), timeout)
+    session.submit(0, lambda: resolve(function(), timeout), timeout)
     (outcome,) = session.wait(math.inf)
     if outcome.error is not None:
         raise outcome.error
     return outcome.value
-
-
-def _resolve(function: Callable[[], Any]) -> Any:
-    result = function()
-    return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
-
-
-async def _await(awaitable: Any) -> Any:
-    return await awaitable

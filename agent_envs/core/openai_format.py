@@ -5,6 +5,7 @@ An action is a message of the assistant as text: ``{"tool_calls": [{"function": 
 way between such a text and the members of the API's message.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent_envs.core.actions import (
+    ANSWER_EXAMPLE,
+    ANSWER_EXAMPLE_TEXT,
     BAD_CALL_TEXT,
+    MAX_CALLS,
     STRICT_JSON,
     ParsedAction,
     ToolFormat,
-    without_thoughts,
+    skip_space,
 )
 from agent_envs.core.tool import Tool
+from agent_envs.core.turn_reading import END_OF_THOUGHT, Span, find_spans, without_thoughts
 
 CALL_FUNCTION_TEXT: Final = "To call a tool, call one of the functions {names}. "
 ANSWER_IN_TEXT: Final = "To answer, write nothing but the answer, without a call."
-_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MARKUP: Final = "<(?P<tag>answer|tool_call)>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +85,8 @@ class OpenAIFormat(ToolFormat):
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         if not calls:
             return self._read_answer(content, tools)
-        return self.only_action([self.json_call(c.name, c.arguments, tools) for c in calls], tools)
+        read = [self.json_call(c.name, c.arguments, tools) for c in calls[: MAX_CALLS + 1]]
+        return self.turn(read, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -94,7 +100,7 @@ class OpenAIFormat(ToolFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Say how to answer; the server says how to call."""
         return (
-            "Call one tool per turn, or end with your final answer: a message that holds nothing "
+            "Call a tool, or end with your final answer: a message that holds nothing "
             "but the answer."
         )
 
@@ -102,14 +108,64 @@ class OpenAIFormat(ToolFormat):
         """Say how to call and how to answer; no model writes the structure itself."""
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
 
+    def for_dialogue(self) -> ToolFormat:
+        """Return the format in which an answer has tags, since plain text goes to the user."""
+        return _OpenAIDialogueFormat()
+
     def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        answer = without_thoughts(content)
-        # A model used to answer tags means what stands between them.
-        if len(tagged := _ANSWER.findall(answer)) == 1:
-            answer = tagged[0]
-        if "<tool_call>" in answer:  # servers hand on what they cannot read as a call
+        found = [span.content for _, span in find_spans(content, _MARKUP, _MarkupReader(content))]
+        if None in found:  # servers hand on what they cannot read as a call
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
+        return self._choose_answer([answer for answer in found if answer], content, tools)
+
+    def _choose_answer(
+        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
+    ) -> ParsedAction:
+        # A model used to answer tags means what stands between them.
+        answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
         return self.checked_answer(answer, tools)
+
+
+class _OpenAIDialogueFormat(OpenAIFormat):
+    """Structured calls, and answers in tags; see `OpenAIFormat.for_dialogue`."""
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer the way `parse` reads it."""
+        return f"<answer>{answer}</answer>"
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Say how to answer; the server says how to call."""
+        return f"Call a tool, or end with your final answer, as {ANSWER_EXAMPLE}."
+
+    def examples(self, tools: Mapping[str, Tool]) -> str:
+        """Say how to call and how to answer."""
+        answer = ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
+        return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + answer
+
+    def _choose_answer(
+        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
+    ) -> ParsedAction:
+        return self.turn([self.checked_answer(a, tools) for a in tagged[: MAX_CALLS + 1]], tools)
+
+
+class _MarkupReader:
+    """Reads an answer between tags ("" where it is not closed), or None: a call."""
+
+    def __init__(self, content: str) -> None:
+        self._content = content
+        self._last_end = content.rfind("</answer>")
+
+    def __call__(self, opening: re.Match[str]) -> Span[str | None]:
+        content, start = self._content, opening.end()
+        if opening["tag"] == "answer":
+            if start > self._last_end:
+                return Span(start, True, "")
+            end = content.index("</answer>", start)
+            is_whole = content.find(END_OF_THOUGHT, start, end) < 0
+            return Span(end, is_whole, content[start:end])
+        with contextlib.suppress(ValueError, RecursionError):
+            return Span(STRICT_JSON.raw_decode(content, skip_space(content, start))[1], True, None)
+        return Span(len(content), False, None)
 
 
 def _call(entry: Any) -> FunctionCall | None:

@@ -1,34 +1,36 @@
 """Formats in plain text, for models without a markup of their own: one JSON object, and ReAct."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from agent_envs.core.actions import (
     ANSWER_PLACEHOLDER,
     BAD_CALL_TEXT,
-    MULTIPLE_ACTIONS_TEXT,
-    NO_ACTION_TEXT,
+    MAX_CALLS,
     STRICT_JSON,
     ParsedAction,
     ToolFormat,
     example_arguments,
     skip_space,
     text_argument,
-    without_thoughts,
 )
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
+from agent_envs.core.turn_reading import Span, Understand, find_actions, find_spans
 
-_OBJECT: Final = re.compile(r'\{(?=\s*["}])')
-_HEADING: Final = re.compile(
-    r"^[ \t]*(Thought|Action|Action Input|Observation|Final Answer)[ \t]*:", re.MULTILINE
+_OBJECT: Final = r'\{(?=\s*["}])'
+_HEADING: Final = (
+    r"(?:^|(?<=</think>))[ \t]*"
+    r"(?P<heading>Thought|Action|Action Input|Observation|Final Answer)[ \t]*:"
 )
 
 
 class JsonFormat(ToolFormat):
-    """One JSON object in a turn: ``{"name": …, "arguments": …}`` or ``{"answer": …}``.
+    """A JSON object for each call, ``{"name": …, "arguments": …}``, or one ``{"answer": …}``.
 
     Other text may stand around it.
     """
@@ -37,16 +39,15 @@ class JsonFormat(ToolFormat):
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
-        text = without_thoughts(text)
-        actions: list[ParsedAction] = []
-        position = 0
-        while match := _OBJECT.search(text, position):
+
+        def read(opening: re.Match[str]) -> Span[Understand]:
             try:
-                value, position = STRICT_JSON.raw_decode(text, match.start())
+                value, end = STRICT_JSON.raw_decode(text, opening.start())
             except (ValueError, RecursionError) as error:
-                return self.bad_json(error, tools)
-            actions.append(self._read(value, tools))
-        return self.only_action(actions, tools)
+                return Span(len(text), False, partial(self.bad_json, error, tools))
+            return Span(end, True, partial(self._read, value, tools))
+
+        return self.turn(find_actions(text, _OBJECT, read), tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -59,7 +60,7 @@ class JsonFormat(ToolFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe each tool, since no chat template does."""
         lines = [
-            "You have these tools; call one per turn by writing one JSON object:",
+            "You have these tools; call one by writing a JSON object:",
             *(_description(self, tool) for tool in tools),
             "End with your final answer, and nothing but the answer, as "
             f"{self.write_answer(ANSWER_PLACEHOLDER)}.",
@@ -90,18 +91,22 @@ class ReactFormat(ToolFormat):
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
-        sections = _sections(without_thoughts(text))
-        headings = [heading for heading, _ in sections]
-        count = headings.count("Action") + headings.count("Final Answer")
-        if count == 0:
-            return self.invalid("no_action", NO_ACTION_TEXT, tools)
-        if count > 1 or headings.count("Action Input") > 1:
-            count = max(count, headings.count("Action Input"))
-            return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
-        bodies = dict(sections)
-        if "Final Answer" in bodies:
-            return self.checked_answer(bodies["Final Answer"], tools)
-        return self._read_call(bodies["Action"], bodies.get("Action Input", ""), tools)
+        calls: list[tuple[str, str]] = []
+        answers: list[str] = []
+        num_inputs = 0
+        for heading, body in _sections(text):
+            if heading == "Final Answer":
+                answers.append(body)
+            elif heading == "Action":
+                calls.append((body, ""))
+            elif heading == "Action Input":
+                num_inputs += 1
+                calls[-1:] = [(name, body) for name, _ in calls[-1:]]
+        actions = [self.checked_answer(answer, tools) for answer in answers[: MAX_CALLS + 1]]
+        if (calls or answers) and num_inputs > max(1, len(calls)):
+            return self.only_one(max(num_inputs, len(calls) + len(answers)), tools)
+        actions += [self._read_call(*call, tools) for call in calls[: MAX_CALLS + 1]]
+        return self.turn(actions, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call the way `parse` reads it."""
@@ -114,7 +119,7 @@ class ReactFormat(ToolFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe the tools and the rhythm of thought, action and observation."""
         lines = [
-            "Think before you act. Each of your turns is a thought and one action:",
+            "Think before you act. Each of your turns is a thought and an action:",
             "Thought: what you know and what to find out next",
             "Action: the name of a tool",
             "Action Input: its arguments as a JSON object",
@@ -146,11 +151,25 @@ class ReactFormat(ToolFormat):
 
 def _sections(text: str) -> list[tuple[str, str]]:
     """Split a turn at its headings, up to an observation that the model made up."""
-    _, *parts = _HEADING.split(text)  # heading, body, heading, body, …
-    headings, bodies = parts[::2], parts[1::2]
-    if "Observation" in headings:
-        headings = headings[: headings.index("Observation")]
-    return [(heading, body.strip()) for heading, body in zip(headings, bodies, strict=False)]
+
+    def read(opening: re.Match[str]) -> Span[None]:
+        end, start = opening.end(), skip_space(text, opening.end())
+        if opening["heading"] == "Action Input" and text.startswith("{", start):
+            with contextlib.suppress(ValueError, RecursionError):  # else it is said when read again
+                _, end = STRICT_JSON.raw_decode(text, start)
+        return Span(end, True, None)
+
+    found = find_spans(text, _HEADING, read)
+    starts = [heading.start() for heading, _ in found[1:]]
+    sections = []
+    for (heading, _), end in zip(found, [*starts, len(text)], strict=False):
+        if heading["heading"] == "Observation":
+            break
+        body = text[heading.end() : end].strip()
+        sections.append(
+            (heading["heading"], body if body.startswith("{") else body.partition("<think>")[0])
+        )
+    return sections
 
 
 def _description(form: ToolFormat, tool: Tool) -> str:

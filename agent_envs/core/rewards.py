@@ -12,12 +12,14 @@ each environment declares the `Earnings` of its terms.
 
 import functools
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool_calls import Call
 from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.errors import ConfigurationError
 
@@ -27,11 +29,13 @@ class StepEvent:
     """What happened in one step."""
 
     action: ParsedAction
-    """What was understood of the model's turn."""
+    """What was understood of the model's turn; the first call of several."""
     result: ToolResult | None
-    """What the tool returned, if one was called."""
+    """What the tool returned, if one was called; that of the first call of several."""
     is_last: bool
     """Whether the episode ends here: an answer, or the last step the turn limit allows."""
+    calls: Sequence[Call] = ()
+    """Every call of the turn with its result, in order: pairs of action and result."""
 
 
 MAX_COUNTED_MISTAKES: Final = 10
@@ -128,7 +132,7 @@ def correct_term(env: Any, event: StepEvent) -> float:
 
 def format_term(env: Any, event: StepEvent) -> float:
     """Return -1 for a mistake, of which `MAX_COUNTED_MISTAKES` count; 0 for what is well-formed."""
-    if event.action.kind != "invalid" or env.num_invalid_actions > MAX_COUNTED_MISTAKES:
+    if event.action.is_faultless or env.num_invalid_actions > MAX_COUNTED_MISTAKES:
         return 0.0
     return -1.0
 
@@ -142,3 +146,29 @@ def earnings_of(
         for weight, term in ((weight, earnings[name]) for name, weight in weights.items())
     ]
     return math.fsum(low for low, _ in ranges), math.fsum(high for _, high in ranges)
+
+
+def earned(
+    env: Any, event: StepEvent, terms: Mapping[str, tuple[RewardFunction, float]]
+) -> dict[str, float]:
+    """Return what each term contributes to the reward of a step.
+
+    Raises:
+        TypeError: If a term returns no number; names the term.
+        ValueError: If it returns NaN or an infinite one.
+    """
+    contributions: dict[str, float] = {}
+    for name, (function, weight) in terms.items():
+        try:
+            value = function(env, event)
+        except Exception as error:
+            error.add_note(f"raised by the reward term {name!r}")
+            raise
+        try:
+            contributions[name] = weight * float(value)
+        except (TypeError, ValueError):
+            said = f"The reward term {name!r} returned {reprlib.repr(value)}; it must be a number."
+            raise TypeError(said) from None
+        if not math.isfinite(contributions[name]):
+            raise ValueError(f"The reward term {name!r} returned {value}; it must be finite.")
+    return contributions

@@ -9,6 +9,8 @@ one from a function::
         return a + b
 """
 
+import functools
+import importlib
 import inspect
 import json
 import reprlib
@@ -76,6 +78,7 @@ class Tool:
         description: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
         max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
+        stateful: bool = False,
     ) -> None:
         """Make a tool from a function with type hints and a Google-style docstring.
 
@@ -86,6 +89,9 @@ class Tool:
             timeout: Seconds a call may take. ``None`` runs it in the caller's thread without a
                 limit: only for code known to return quickly.
             max_result_chars: Longer results are cut, and say so.
+            stateful: Whether a call depends on what other calls changed, or changes something
+                itself. Calls of one turn run side by side; those of stateful tools, and those
+                without a timeout, run one after the other, in the order in which they were written.
 
         Raises:
             ConfigurationError: If a parameter has no type hint, the function takes ``*args`` or
@@ -107,9 +113,19 @@ class Tool:
             )
         self.timeout = timeout
         self.max_result_chars = max_result_chars
+        self.stateful = stateful
         texts = {p.arg_name: p.description or "" for p in documentation.params}
         self._arguments = _arguments_model(self.name, function, texts)
         self.parameters: dict[str, Any] = _strip_titles(self._arguments.model_json_schema())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, or else by what it was made of: where another process can import that."""
+        function = inspect.unwrap(self.function)
+        path = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+        if _at(*path) is self:  # decorated in place
+            return _at, path
+        limits = (self.timeout, self.max_result_chars, self.stateful)
+        return _make_tool, (self.function, self.name, self.description, *limits)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -151,11 +167,9 @@ class Tool:
         except ToolError as error:
             return self._cut(ToolResult(str(error), error="tool_error", exception=_name(error)))
         except TimeoutError as error:
-            text = TOOL_TIMEOUT_TEXT.format(name=self.name, timeout=self.timeout or 0)
-            return ToolResult(text, error="tool_timeout", exception=_name(error))
-        except Exception as error:  # noqa: BLE001 - foreign code; recorded in the result
-            text = TOOL_ERROR_TEXT.format(name=self.name, exception=type(error).__name__)
-            return ToolResult(text, error="tool_error", exception=_name(error))
+            return late_call(self, error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
+            return failed_call(self, error)
 
     def __repr__(self) -> str:
         """Show name and arguments."""
@@ -170,6 +184,18 @@ class Tool:
         return replace(result, content=content, num_cut_chars=excess)
 
 
+def late_call(tool: Tool, error: TimeoutError) -> ToolResult:
+    """Return the result of a call that took too long."""
+    text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=tool.timeout or 0)
+    return ToolResult(text, error="tool_timeout", exception=_name(error))
+
+
+def failed_call(tool: Tool, error: BaseException) -> ToolResult:
+    """Return the result of a call that raised something."""
+    text = TOOL_ERROR_TEXT.format(name=tool.name, exception=type(error).__name__)
+    return ToolResult(text, error="tool_error", exception=_name(error))
+
+
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
@@ -179,6 +205,7 @@ def tool(
     description: str | None = None,
     timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
     max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
+    stateful: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Any
@@ -187,6 +214,33 @@ def tool(
     if function is not None:
         return Tool(function)
     return lambda decorated: Tool(decorated, **options)
+
+
+def _at(module: str, name: str) -> Any:
+    """Return what has a name at the top level of a module; None if nothing has."""
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def _make_tool(
+    function: Callable[..., Any],
+    name: str,
+    description: str,
+    timeout: float | None,
+    max_result_chars: int,
+    stateful: bool,
+) -> Tool:
+    """Unpickle a tool."""
+    return Tool(
+        function,
+        name=name,
+        description=description,
+        timeout=timeout,
+        max_result_chars=max_result_chars,
+        stateful=stateful,
+    )
 
 
 def _arguments_model(

@@ -7,19 +7,19 @@ next state, the reward term by term, and whether the episode is over. A subclass
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 
 from agent_envs.core.contexts import (
-    ContextPolicy,
-    History,
+    ContextChoice,
     TokenCounter,
-    View,
     estimate_tokens,
     make_context,
+    only_computes,
 )
+from agent_envs.core.conversation import Conversation, NewConversation
+from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
 from agent_envs.core.rewards import (
@@ -29,36 +29,40 @@ from agent_envs.core.rewards import (
     Rewards,
     StepEvent,
     choose_terms,
+    earned,
     format_term,
 )
+from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.spaces import UnicodeText
-from agent_envs.core.tasks import Task
+from agent_envs.core.step_info import describe_state, describe_step
+from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.core.tool_calls import OVER_TEXT, Call, reply_to_calls, run_calls
 from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 from agent_envs.core.transcript import Transcript
-from agent_envs.core.turn_limit import find_turn_limit
+from agent_envs.core.turn_limit import TurnLimit
+from agent_envs.core.turn_reading import without_thoughts
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
-ENDLESS = 2**31
-"""Tasks are drawn from this many where a family has no end."""
+__all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
+
+SEVERAL_CALLS_TEXT: Final = (
+    "Calls that do not need each other's results may stand in one turn: they run side by side and "
+    "are answered in order."
+)
+ONE_CALL_TEXT: Final = "Make one call per turn."
+USER_TEXT: Final = "Whatever else you write is said to the user, who replies."
 
 
-@dataclass(frozen=True, slots=True)
-class NewConversation:
-    """What `ToolEnv.on_answer` returns to ask on without what has been said before."""
-
-    question: str
-    """The first message of the user."""
-
-
-class ToolEnv(gym.Env[str, str]):
+class ToolEnv(RestorableEnv):
     """Base of every environment with tools: `get_task` is all that a subclass must provide.
 
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
     context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
     ``is_native_format`` (whether a chat template is to describe the tools) and ``task_id``; after a
-    step also ``action`` (what was understood: tool and arguments, the answer, or the mistake),
-    ``tool_result``, ``reward_terms`` (name -> weighted contribution; they sum to the reward) and
+    step also ``action`` (what was understood: tool and arguments, the answer, or the mistake; of
+    several calls ``calls``), ``tool_result`` (what the tools returned; of several calls each in
+    ``tool_results``), ``reward_terms`` (name -> weighted contribution; they sum to the reward) and
     ``metrics``; and ``context`` where the state leaves something out.
     """
 
@@ -81,7 +85,15 @@ class ToolEnv(gym.Env[str, str]):
     data_source: ClassVar[str] = "generated, endless"
     """Where its tasks come from, for the same list."""
     computes_only: ClassVar[bool] = False
-    """Whether what the family itself does in a step waits for nothing outside of the process."""
+    """Whether what the family itself does in a step waits for nothing outside of the process; a
+    subclass outside of this package says so for itself."""
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
+        {
+            "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
+            "_system_prompt", "_count_tokens", "_turn_limit", "_has_user", "_parallel_calls",
+            "_more_tools", "_given_prompt",
+        }
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -90,10 +102,11 @@ class ToolEnv(gym.Env[str, str]):
         optional_tools: Mapping[str, Sequence[Tool]] | None = None,
         tools: Sequence[Tool | str] | None = None,
         tool_format: str | ToolFormat = "hermes",
-        context: str | Mapping[str, Any] | ContextPolicy = "full",
+        context: ContextChoice = "full",
         rewards: Rewards | None = None,
         system_prompt: str | None = None,
         render_mode: str | None = None,
+        parallel_calls: bool = True,
     ) -> None:
         """Set up what all episodes share.
 
@@ -111,6 +124,8 @@ class ToolEnv(gym.Env[str, str]):
             system_prompt: Instead of the default one; ``""`` for none.
             render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
                 ``"human"``: it is printed as it goes on.
+            parallel_calls: Whether a turn may hold several calls, at most 16, which run side by
+                side; else a second call is a mistake.
 
         Raises:
             UnknownNameError: If a tool format, a context, a reward term or the name of an optional
@@ -120,25 +135,31 @@ class ToolEnv(gym.Env[str, str]):
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self.optional_tools = dict(optional_tools or {})
-        every_tool = (*default_tools, *_chosen(tools, self.optional_tools))
-        self._tools = {tool.name: tool for tool in every_tool}
-        self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
+        self._more_tools = _chosen(tools, self.optional_tools)
         self._format = (
             tool_format
             if isinstance(tool_format, ToolFormat)
             else lookup(TOOL_FORMATS, tool_format, kind="tool format")
         )
+        self._has_user = type(self).on_message is not ToolEnv.on_message
+        if self._has_user:
+            self._format = self._format.for_dialogue()
+        self._parallel_calls = parallel_calls
         self._context = make_context(context)
         chosen = self.default_rewards if rewards is None else rewards
         self._terms = choose_terms(chosen, self.reward_functions)
-        self._system_prompt = self._full_prompt() if system_prompt is None else system_prompt
+        self._given_prompt = system_prompt
+        self.offer_tools(default_tools)
         self._count_tokens: TokenCounter = estimate_tokens
         self.max_turns: int | None = None
         """The turn limit that Gymnasium keeps around this environment; known from `reset` on."""
+        self._turn_limit = TurnLimit()
         self._task: Task | None = None
+        self.task_index: int | None = None
+        """The number of the current task; None before the first reset."""
         self._is_over = True
         self.render_mode = render_mode
-        self._transcript = Transcript(render_mode)
+        self._conversation, self._transcript = Conversation(), Transcript()
 
     # What a subclass provides
 
@@ -167,7 +188,10 @@ class ToolEnv(gym.Env[str, str]):
         )
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a tool call brought about; the step is rewarded afterwards."""
+        """Note what a tool call brought about; the step is rewarded afterwards.
+
+        Called for each call of a turn, in order. What several put into `noted` is added up.
+        """
 
     def on_answer(self, answer: str) -> str | NewConversation | None:
         """Judge an answer, and say whether the episode goes on; the step is rewarded afterwards.
@@ -178,6 +202,17 @@ class ToolEnv(gym.Env[str, str]):
             said before is not part of the state.
         """
         return None
+
+    def on_message(self, message: str) -> str | NewConversation | None:
+        """Reply to what the model says without a call or an answer, as a user would.
+
+        An environment that has this method is a dialogue: plain text is said to the user. In any
+        other, it is a mistake.
+
+        Returns:
+            As `on_answer`: a text is the user's reply, None ends the episode.
+        """
+        raise NotImplementedError
 
     def is_finished(self) -> bool:
         """Return whether what a tool did has ended the task, as in a game that is won."""
@@ -196,6 +231,12 @@ class ToolEnv(gym.Env[str, str]):
 
     def begin_step(self) -> None:
         """Forget what the last step earned; called at reset and before each action."""
+
+    def on_restore(self) -> None:
+        """Bring back what `not_in_snapshots` leaves out and each episode makes anew.
+
+        Called after a snapshot of an episode was restored; `task` and `task_index` are its own.
+        """
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -223,8 +264,10 @@ class ToolEnv(gym.Env[str, str]):
             ConfigurationError: If an option is unknown or the task does not exist.
         """
         super().reset(seed=seed)
-        self.max_turns = find_turn_limit(self)
-        self._task = self.get_task(self._task_index(options or {}))
+        self._turn_limit.find(self)
+        self.max_turns = self._turn_limit.turns
+        self.task_index = self._task_index(options or {})
+        self._task = self.get_task(self.task_index)
         self._is_over = False
         self.noted: dict[str, float] = {}
         """What this step has earned so far, for the terms that `noted_terms` makes."""
@@ -232,8 +275,8 @@ class ToolEnv(gym.Env[str, str]):
         self.answer: str | None = None
         self.begin_episode()
         self.begin_step()
-        self._begin_conversation(self._task.question)
-        self._transcript.begin(self._task.question)
+        self._conversation.begin(self._system_prompt, self._task.question)
+        self._transcript.begin(self.render_mode, self._task.question)
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -256,21 +299,23 @@ class ToolEnv(gym.Env[str, str]):
             )
         if self._is_over:
             raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
+        if not self._turn_limit.is_known:
+            self._turn_limit.resume(self, self.num_turns)
+            self.max_turns = self._turn_limit.turns
         self.num_turns += 1
         self.noted = {}
         self.begin_step()
-        parsed = self._format.parse(action, self._tools)
-        reply, result = self._act(parsed)
-        self._is_over = reply is None or self.is_finished()
-        is_last = self._is_over or self.num_turns == self.max_turns
-        event = StepEvent(action=parsed, result=result, is_last=is_last)
-        terms = {
-            name: weight * float(function(self, event))
-            for name, (function, weight) in self._terms.items()
-        }
-        observation = self._continue(action, reply)
-        info = self._info(parsed, result, terms)
-        self._transcript.add_step(action, observation, info, is_last=is_last)
+        parsed = self._understand(action)
+        calls = self._carry_out(parsed.each_call)
+        said = self._reply(parsed, calls)
+        self._is_over = said is None or self.is_finished()
+        is_last = self._is_over or self._turn_limit.is_last()
+        result = next((call.result for call in calls if call.result is not None), None)
+        event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls)
+        terms = earned(self, event, self._terms)
+        observation = self._continue(action, said)
+        info = self._info() | describe_step(parsed, calls, terms, self.metrics())
+        self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
         return observation, float(sum(terms.values())), self._is_over, False, info
 
     def render(self) -> str | None:
@@ -298,7 +343,13 @@ class ToolEnv(gym.Env[str, str]):
     @property
     def is_immediate(self) -> bool:
         """Whether a step only computes and returns at once; a thread for it would cost more."""
-        return self.computes_only and all(tool.timeout is None for tool in self._tools.values())
+        kind = type(self)
+        # What is foreign may wait for anything: subclasses, reward terms, contexts.
+        is_known = "computes_only" in vars(kind) or kind.__module__.startswith("agent_envs.")
+        own_terms = all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
+        has_no_limits = all(tool.timeout is None for tool in self._tools.values())
+        is_quick = is_known and own_terms and has_no_limits and only_computes(self._context)
+        return self.computes_only and is_quick
 
     @property
     def tool_format(self) -> str:
@@ -323,6 +374,17 @@ class ToolEnv(gym.Env[str, str]):
         """Write an answer in this environment's tool format."""
         return self._format.write_answer(answer)
 
+    def offer_tools(self, tools: Sequence[Tool]) -> None:
+        """Offer other tools than before, besides those of ``tools=``.
+
+        For families whose tools belong to the task: call it in `begin_episode`, and again where an
+        episode goes on with more of them.
+        """
+        self._tools = {tool.name: tool for tool in (*tools, *self._more_tools)}
+        self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
+        given = self._given_prompt
+        self._system_prompt = self._full_prompt() if given is None else given
+
     def set_token_counter(self, count_tokens: Callable[[Sequence[Message]], int]) -> None:
         """Let the context policy count with a policy's own tokenizer instead of an estimate."""
         self._count_tokens = count_tokens
@@ -330,110 +392,105 @@ class ToolEnv(gym.Env[str, str]):
     # Insides
 
     def _full_prompt(self) -> str:
-        instructions = self._format.instructions(list(self._tools.values()))
-        return f"{self.default_system_prompt}\n{instructions}".strip()
+        instructions = [self._format.instructions(list(self._tools.values()))]
+        if self._has_user:
+            instructions.append(USER_TEXT)
+        if self._tools:
+            instructions.append(SEVERAL_CALLS_TEXT if self._parallel_calls else ONE_CALL_TEXT)
+        return f"{self.default_system_prompt}\n{' '.join(instructions)}".strip()
 
     def _task_index(self, options: Mapping[str, Any]) -> int:
-        if unknown := sorted(set(options) - {"task"}):
-            raise ConfigurationError(f"reset() knows the option 'task' only, not {unknown}.")
-        limit = ENDLESS if self.num_tasks is None else self.num_tasks
-        if limit < 1:
-            raise ConfigurationError(
-                f"{type(self).__name__}.num_tasks is {limit}, so there is nothing to play. Return "
-                "at least 1, or None where tasks are endless."
-            )
-        if (index := options.get("task")) is None:
-            return int(self.np_random.integers(limit))
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise ConfigurationError(f"options['task'] must be an integer, not {index!r}.")
-        if not 0 <= index < limit:
-            raise ConfigurationError(f"There is no task {index}: tasks are 0 to {limit - 1}.")
-        return int(index)
+        family = type(self).__name__
+        return choose_task(options, self.num_tasks, self.np_random, family=family)
 
-    def _begin_conversation(self, question: str) -> None:
-        prompt = self._system_prompt
-        system = [Message(role="system", content=prompt)] if prompt else []
-        self._initial = (*system, Message(role="user", content=question))
-        self._turns: list[tuple[Message, ...]] = []
+    def _understand(self, action: str) -> ParsedAction:
+        parsed = self._format.parse(action, self._tools)
+        if parsed.calls and not self._parallel_calls:
+            parsed = self._format.only_one(len(parsed.calls), self._tools)
+        text = without_thoughts(action).strip() if self._has_user else ""
+        if parsed.error == "no_action" and text:
+            return ParsedAction(kind="message", text=text)
+        return parsed
 
-    def _act(
-        self, parsed: ParsedAction
-    ) -> tuple[Message | NewConversation | None, ToolResult | None]:
-        """Carry an action out; return what follows it (None: the end), and the tool's result."""
+    def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Call]:
+        """Carry the calls of a turn out; return each with its result, mistakes without one."""
+        results = run_calls([call for call in calls if call.kind == "tool_call"], self._tools)
+        on_result: Callable[..., Any] = self.on_result  # may be async
+        done: list[Call] = []
+        has_run = False
+        for call in calls:
+            if call.kind == "invalid":
+                done.append(Call(call, None))
+                continue
+            if has_run and self.is_finished():
+                done.append(Call(call, ToolResult(OVER_TEXT, error="not_carried_out")))
+                continue
+            noted, self.noted = self.noted, {}  # each call begins anew, also if its tool notes
+            result, has_run = next(results), True
+            self.num_tool_calls += 1
+            resolve(on_result(call, result))
+            for name, value in self.noted.items():
+                noted[name] = noted[name] + value if name in noted else value
+            self.noted = noted
+            done.append(Call(call, result))
+        return done
+
+    def _reply(
+        self, parsed: ParsedAction, calls: Sequence[Call]
+    ) -> Sequence[Message] | NewConversation | None:
+        """Return what follows an action, whose calls were carried out; None: the end."""
+        self.num_invalid_actions += not parsed.is_faultless
         if parsed.kind == "answer":
             self.answer = parsed.answer or ""
-            said = self.on_answer(self.answer)
-            if said is None or isinstance(said, NewConversation):
-                return said, None
-            if not isinstance(said, str):
-                raise TypeError(
-                    f"{type(self).__name__}.on_answer returned {said!r}; it returns None to end "
-                    "the episode, a text to reply with, or a NewConversation."
-                )
-            return Message(role="user", content=said), None
+            return self._said("on_answer", self.on_answer(self.answer))
+        if parsed.kind == "message":
+            return self._said("on_message", self.on_message(parsed.text or ""))
+        if parsed.calls:
+            return reply_to_calls(calls, self._format)
         if parsed.kind == "invalid":
-            self.num_invalid_actions += 1
-            return Message(role="user", content=parsed.message or ""), None
-        name = parsed.name or ""
-        self.num_tool_calls += 1
-        result = self._tools[name].run(**(parsed.arguments or {}))
-        self.on_result(parsed, result)
-        return self._format.result_message(name, result.content), result
+            return [Message(role="user", content=parsed.message or "")]
+        ((call, result),) = calls
+        return [self._format.result_message(call.name or "", result.content if result else "")]
 
-    def _continue(self, action: str, reply: Message | NewConversation | None) -> str:
+    def _said(self, hook: str, said: Any) -> Sequence[Message] | NewConversation | None:
+        said = resolve(said)
+        if said is None or isinstance(said, NewConversation):
+            return said
+        if not isinstance(said, str):
+            raise TypeError(
+                f"{type(self).__name__}.{hook} returned {said!r}; it returns None to end "
+                "the episode, a text to reply with, or a NewConversation."
+            )
+        return [Message(role="user", content=said)]
+
+    def _continue(self, action: str, said: Sequence[Message] | NewConversation | None) -> str:
         """Make a turn part of the conversation; return what the environment says to it."""
-        if isinstance(reply, NewConversation):
-            self._begin_conversation(reply.question)
-            return reply.question
-        said = () if reply is None else (reply,)
-        self._turns.append((Message(role="assistant", content=action), *said))
-        return "" if reply is None else reply["content"]
+        if isinstance(said, NewConversation):
+            self._conversation.begin(self._system_prompt, said.question)
+            return said.question
+        replies = said or ()
+        self._conversation.add_turn(action, replies)
+        return "\n\n".join(reply["content"] for reply in replies)
 
-    def _info(
-        self,
-        parsed: ParsedAction | None = None,
-        result: ToolResult | None = None,
-        terms: dict[str, float] | None = None,
-    ) -> dict[str, Any]:
-        view = self._view()
-        info: dict[str, Any] = {
-            "messages": [message.copy() for message in view.messages],
+    def _info(self) -> dict[str, Any]:
+        """Return what `info` always holds."""
+        view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
+        return {
+            **describe_state(view),
             "tools": json.loads(self._tools_json),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
         }
-        if view.reason is not None:
-            shown = ("num_dropped", "num_shortened", "reason")
-            info["context"] = {name: getattr(view, name) for name in shown}
-        if parsed is not None and terms is not None:
-            info["action"] = parsed.as_info()
-            if result is not None and result.error is not None:
-                info["action"] |= {"error": result.error, "message": result.content}
-            if result is not None and result.exception is not None:
-                info["action"]["exception"] = result.exception
-            if result is not None and result.num_cut_chars:
-                info["action"]["num_cut_chars"] = result.num_cut_chars
-            info["tool_result"] = None if result is None else result.content
-            info["reward_terms"] = terms
-            info["metrics"] = self.metrics()
-        return info
 
-    def _view(self) -> View:
-        history = History(self._first_messages(), tuple(self._turns), self._count_tokens)
-        view = self._context(history)
-        if isinstance(view, View):
-            return view
-        messages = list(view)
-        num_dropped = max(0, len(history.messages) - len(messages))
-        is_same = messages == history.messages
-        return View(messages, num_dropped, reason=None if is_same else "custom context")
+    def _tools_with_state(self) -> list[Tool]:
+        optional = (tool for tools in self.optional_tools.values() for tool in tools)
+        return [*self._tools.values(), *optional]
 
-    def _first_messages(self) -> tuple[Message, ...]:
-        if not (pinned := self.pinned_text()):
-            return self._initial
-        *system, question = self._initial
-        return (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
+    def _resume(self, *, is_restored: bool) -> None:
+        self._turn_limit = TurnLimit(is_restored=is_restored)
+        if self._task is not None:
+            self.on_restore()
 
 
 def _chosen(

@@ -1,16 +1,18 @@
 """How a model writes a tool call or an answer, and how that is read back.
 
-One parser per format, strict about what counts as an action: exactly one call, or exactly one
+One parser per format, strict about what counts as an action: one call or several, or exactly one
 answer, in a turn.
 """
 
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from agent_envs.core.actions import (
+    ANSWER_EXAMPLE,
     STRICT_JSON,
     UNCLOSED_TEXT,
     ParsedAction,
@@ -18,16 +20,16 @@ from agent_envs.core.actions import (
     example_arguments,
     skip_space,
     text_argument,
-    without_thoughts,
 )
 from agent_envs.core.messages import Message
 from agent_envs.core.openai_format import OpenAIFormat
 from agent_envs.core.plain_formats import JsonFormat, ReactFormat
 from agent_envs.core.tool import Tool
+from agent_envs.core.turn_reading import END_OF_THOUGHT, Span, Understand, find_actions
 
 __all__ = ["TOOL_FORMATS", "HermesFormat", "ParsedAction", "TagsFormat", "ToolFormat"]
 
-ANSWER_EXAMPLE: Final = "<answer>your answer</answer>"
+_Span = Span[Understand]
 
 
 class _MarkupFormat(ToolFormat):
@@ -35,18 +37,14 @@ class _MarkupFormat(ToolFormat):
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Read one model turn; see `ToolFormat.parse`."""
-        text = without_thoughts(text)
-        tags = [*self._call_tags(tools), "answer"]
-        opening = re.compile("|".join(f"<({re.escape(tag)})>" for tag in tags))
-        actions: list[ParsedAction] = []
-        position = 0
-        # From left to right, so that a tag inside an action is part of that action.
-        while match := opening.search(text, position):
-            tag = match.group(match.lastindex or 0)
-            read = self._parse_answer if tag == "answer" else self._parse_call
-            action, position = read(text, match.end(), tag, tools)
-            actions.append(action)
-        return self.only_action(actions, tools)
+        tags = "|".join(map(re.escape, [*self._call_tags(tools), "answer"]))
+
+        def read(opening: re.Match[str]) -> _Span:
+            tag = opening["tag"]
+            read = self._read_answer if tag == "answer" else self._read_call
+            return read(text, opening.end(), tag, tools)
+
+        return self.turn(find_actions(text, f"<(?P<tag>{tags})>", read), tools)
 
     def write_answer(self, answer: str) -> str:
         """Write an answer the way `parse` reads it."""
@@ -57,18 +55,44 @@ class _MarkupFormat(ToolFormat):
         """Return the tags that open a call."""
 
     @abstractmethod
-    def _parse_call(
-        self, text: str, start: int, tag: str, tools: Mapping[str, Tool]
-    ) -> tuple[ParsedAction, int]:
-        """Read the call whose opening tag ends at `start`; return it and where it ends."""
+    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+        """Read the call whose opening tag ends at `start`."""
 
-    def _parse_answer(
-        self, text: str, start: int, tag: str, tools: Mapping[str, Tool]
-    ) -> tuple[ParsedAction, int]:
+    def _read_answer(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
         end = text.find("</answer>", start)
         if end < 0:
-            return self.invalid("bad_answer", UNCLOSED_TEXT, tools, tag=tag), len(text)
-        return self.checked_answer(text[start:end], tools), end + len("</answer>")
+            return self._unclosed("bad_answer", text, tag, tools)
+        # No answer is a thought's end: a thought that the template began may quote an opening tag.
+        is_whole = text.find(END_OF_THOUGHT, start, end) < 0
+        understand = partial(self.checked_answer, text[start:end], tools)
+        return Span(end + len("</answer>"), is_whole, understand)
+
+    def _unclosed(self, code: str, text: str, tag: str, tools: Mapping[str, Tool]) -> _Span:
+        understand = partial(self.invalid, code, UNCLOSED_TEXT, tools, tag=tag)
+        return Span(len(text), False, understand)
+
+    def _read_object(
+        self,
+        text: str,
+        start: int,
+        tag: str,
+        tools: Mapping[str, Tool],
+        check: Callable[[Any], ParsedAction],
+    ) -> _Span:
+        """Read a JSON value up to the closing tag; `check` makes a call of it.
+
+        The tag is not searched for: a query may itself contain it.
+        """
+        try:
+            value, end = STRICT_JSON.raw_decode(text, skip_space(text, start))
+        except (ValueError, RecursionError) as error:
+            return Span(len(text), False, partial(self.bad_json, error, tools))
+        end = skip_space(text, end)
+        if text.startswith(f"</{tag}>", end):
+            return Span(end + len(tag) + 3, True, partial(check, value))
+        if end < len(text):  # a tag missing at the very end leaves no doubt; elsewhere it does
+            return self._unclosed("bad_json", text, tag, tools)
+        return Span(end, True, partial(check, value))
 
 
 class HermesFormat(_MarkupFormat):
@@ -85,28 +109,19 @@ class HermesFormat(_MarkupFormat):
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Say how to answer; the chat template says how to call."""
         return (
-            "Call one tool per turn, or end with your final answer, and nothing but the answer, "
+            "Call a tool, or end with your final answer, and nothing but the answer, "
             f"as {ANSWER_EXAMPLE}."
         )
 
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
         return ["tool_call"]
 
-    def _parse_call(
-        self, text: str, start: int, tag: str, tools: Mapping[str, Tool]
-    ) -> tuple[ParsedAction, int]:
-        # raw_decode, not a search for the closing tag: a query may itself contain "</tool_call>".
-        try:
-            call, end = STRICT_JSON.raw_decode(text, skip_space(text, start))
-        except (ValueError, RecursionError) as error:
-            return self.bad_json(error, tools), len(text)
-        end = skip_space(text, end)
-        if text.startswith("</tool_call>", end):
-            end += len("</tool_call>")
-        elif end < len(text):  # a tag missing at the very end leaves no doubt; elsewhere it does
-            return self.invalid("bad_json", UNCLOSED_TEXT, tools, tag=tag), len(text)
+    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+        return self._read_object(text, start, tag, tools, partial(self._checked, tools=tools))
+
+    def _checked(self, call: Any, tools: Mapping[str, Tool]) -> ParsedAction:
         call = call if isinstance(call, dict) else {}
-        return self.checked_call(call.get("name"), call.get("arguments", {}), tools), end
+        return self.checked_call(call.get("name"), call.get("arguments", {}), tools)
 
 
 class TagsFormat(_MarkupFormat):
@@ -126,7 +141,7 @@ class TagsFormat(_MarkupFormat):
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe each tool, since no chat template does."""
-        lines = ["You have these tools; call one per turn by writing its tag:"]
+        lines = ["You have these tools; call one by writing its tag:"]
         for tool in tools:
             call = self.write_call(tool.name, example_arguments(tool))
             lines.append(f"- {call}: {' '.join(tool.description.split())}")
@@ -143,16 +158,24 @@ class TagsFormat(_MarkupFormat):
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
         return tools
 
-    def _parse_call(
-        self, text: str, start: int, tag: str, tools: Mapping[str, Tool]
-    ) -> tuple[ParsedAction, int]:
+    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+        argument = text_argument(tools[tag])
+        if argument is None and text.startswith("{", skip_space(text, start)):
+            check = partial(self._checked, tag, tools)
+            return self._read_object(text, start, tag, tools, check)
         end = text.find(f"</{tag}>", start)
         if end < 0:
-            return self.invalid("bad_call", UNCLOSED_TEXT, tools, tag=tag), len(text)
-        body, end = text[start:end].strip(), end + len(f"</{tag}>")
-        if argument := text_argument(tools[tag]):
-            return self.checked_call(tag, {argument: body}, tools), end
-        return self.json_call(tag, body, tools), end
+            return self._unclosed("bad_call", text, tag, tools)
+        body = text[start:end].strip()
+        understand = (
+            partial(self.json_call, tag, body, tools)
+            if argument is None
+            else partial(self.checked_call, tag, {argument: body}, tools)
+        )
+        return Span(end + len(tag) + 3, True, understand)
+
+    def _checked(self, name: str, tools: Mapping[str, Tool], arguments: Any) -> ParsedAction:
+        return self.checked_call(name, arguments, tools)
 
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {

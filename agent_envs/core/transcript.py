@@ -25,11 +25,13 @@ class Entry:
 
 
 class Transcript:
-    """Keeps an episode for `ToolEnv.render`, or prints it as it goes on."""
+    """Keeps an episode for `ToolEnv.render`, or prints it as it goes on.
 
-    def __init__(self, mode: str | None) -> None:
-        """Begin with nothing; `mode` is the environment's ``render_mode``."""
-        self._mode = mode
+    `mode` is the environment's ``render_mode``; without one, nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
         self._entries: list[Entry] = []
 
     @property
@@ -37,27 +39,35 @@ class Transcript:
         """The episode so far as coloured text."""
         return format_entries(self._entries)
 
-    def begin(self, question: str) -> None:
+    def begin(self, mode: str | None, question: str) -> None:
         """Begin an episode."""
         self._entries.clear()
-        self._add(Entry(speaker="task", text=question))
+        self._add(mode, Entry(speaker="task", text=question))
 
     def add_step(
-        self, action: str, observation: str, info: Mapping[str, Any], *, is_last: bool
+        self,
+        mode: str | None,
+        action: str,
+        observation: str,
+        info: Mapping[str, Any],
+        *,
+        is_last: bool,
     ) -> None:
         """Add a step, and the metrics after the last one."""
+        if mode is None:
+            return
         terms, error = info["reward_terms"], info["action"].get("error")
-        self._add(Entry(speaker="agent", text=action, reward_terms=terms, error=error))
+        self._add(mode, Entry(speaker="agent", text=action, reward_terms=terms, error=error))
         if observation:
-            self._add(Entry(speaker="environment", text=observation))
+            self._add(mode, Entry(speaker="environment", text=observation))
         if is_last:
             figures = "  ".join(f"{name} {value:g}" for name, value in info["metrics"].items())
-            self._add(Entry(speaker="end", text=figures))
+            self._add(mode, Entry(speaker="end", text=figures))
 
-    def _add(self, entry: Entry) -> None:
-        if self._mode is not None:
+    def _add(self, mode: str | None, entry: Entry) -> None:
+        if mode is not None:
             self._entries.append(entry)
-        if self._mode == "human":
+        if mode == "human":
             sys.stdout.write(format_entries([entry], is_coloured=sys.stdout.isatty()))
             sys.stdout.flush()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ToolEnv
@@ -16,6 +16,7 @@ class DatasetEnv(ToolEnv):
     """Base of environments whose tasks are rows; a subclass says in `dataset` how one is read."""
 
     dataset: DatasetSpec[Any]
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_tasks"})
 
     def __init__(
         self,

@@ -4,9 +4,10 @@ import atexit
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.errors import SnapshotError
 from agent_envs.sandbox import Level, Limits, Result, Sandbox, Session, Verdict, open_sandbox
 
 LIMITS: Final = Limits(wall_seconds=5.0, cpu_seconds=5.0, output_chars=6_000)
@@ -82,6 +83,12 @@ class PythonSession:
         """Isolate at `level`; the session begins with the first call."""
         self._level = level
         self._session: Session | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Save that there is no session yet; one that runs is a process, and cannot be saved."""
+        if self._session is not None:
+            raise SnapshotError("a Python session that has run something cannot be copied")
+        return vars(self).copy()
 
     @property
     def tool(self) -> Tool:

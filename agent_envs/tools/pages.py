@@ -1,7 +1,7 @@
 """Tools to read pages: whole by their title, and to find a text in them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.retrieval import Page
@@ -11,6 +11,8 @@ MAX_SUGGESTIONS: Final = 5
 
 class PageReader:
     """Reads pages sentence by sentence; remembers which one is open."""
+
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_pages", "_by_folded_title"})
 
     def __init__(self) -> None:
         """Begin without pages."""

@@ -76,7 +76,10 @@ def summarise(
             terms[name] = terms.get(name, 0.0) + factor * value
             rewards[t] += (factor - 1.0) * value
     actions = [transition.info.get("action") or {} for transition in trajectory.transitions]
-    calls = [t for t, action in enumerate(actions) if action.get("kind") == "tool_call"]
+    # A turn may hold several calls; the environment's time is that of the whole turn.
+    with_calls = [t for t, action in enumerate(actions) if action.get("kind") == "tool_call"]
+    each = [call for t in with_calls for call in actions[t].get("calls") or [actions[t]]]
+    calls = [call for call in each if call.get("kind") == "tool_call"]
     num_timed = len(trajectory.step_seconds)
     last = trajectory.transitions[-1] if trajectory.transitions else None
     return EpisodeSummary(
@@ -94,9 +97,9 @@ def summarise(
         metrics=dict(trajectory.metrics),
         stop_reason=trajectory.stop_reason,
         step_counts=_step_counts(trajectory, actions),
-        tool_calls=Counter(str(actions[t].get("name")) for t in calls),
-        tool_errors=Counter(actions[t]["error"] for t in calls if actions[t].get("error")),
-        tool_seconds=[trajectory.step_seconds[t] for t in calls if t < num_timed],
+        tool_calls=Counter(str(call.get("name")) for call in calls),
+        tool_errors=Counter(call["error"] for call in calls if call.get("error")),
+        tool_seconds=[trajectory.step_seconds[t] for t in with_calls if t < num_timed],
         num_tokens=len(last.prompt_ids) + len(last.completion_ids) if last else 0,
         timings=dict(trajectory.timings),
     )

@@ -27,8 +27,9 @@ def count_faults(trajectories: Iterable[Trajectory]) -> dict[str, int]:
             counts[fault] += 1
         for transition in trajectory.transitions:
             action = transition.info.get("action") or {}
-            if action.get("error") in TOOL_FAULTS:
-                counts[action["error"]] += 1
-            if action.get("num_cut_chars"):
-                counts[RESULT_CUT] += 1
+            for call in action.get("calls") or [action]:
+                if call.get("error") in TOOL_FAULTS:
+                    counts[call["error"]] += 1
+                if call.get("num_cut_chars"):
+                    counts[RESULT_CUT] += 1
     return dict(counts)

@@ -43,11 +43,16 @@ def text_messages(
     where the state describes them.
     """
     converted: list[ApiMessage] = []
+    before = None
     for message in messages:
-        role, content = message["role"], message["content"]
+        role, content = message["role"], _clean(message["content"])
         if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-        converted.append({"role": role, "content": _clean(content)})
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        if role == before == "tool":  # several calls of one turn: what the user says is one message
+            converted[-1]["content"] += f"\n{content}"
+        else:
+            converted.append({"role": "user" if role == "tool" else role, "content": content})
+        before = role
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
         described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas))
@@ -60,21 +65,23 @@ def text_messages(
 def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
     """Return a state with the API's own calls and results.
 
-    The API asks for a result to each call, so whatever the environment says after a turn with calls
-    (a result, or what was wrong) is the result of each of them. A call that is no JSON object goes
-    back as the text it is: many servers would fail on it.
+    The API asks for a result to each call, so what the environment says after a turn with calls is
+    theirs: one for each, or else the one thing that was wrong for all of them. A call that is no
+    JSON object goes back as the text it is: many servers would fail on it.
     """
     converted: list[ApiMessage] = []
     pending: list[str] = []  # ids of calls without a result
-    for message in messages:
+    for place, message in enumerate(messages):
         content = _clean(message["content"])
         if message["role"] == "assistant":
             converted += [_result(call_id, "") for call_id in pending]
             converted.append(_assistant(content, len(converted)))
             pending = [call["id"] for call in converted[-1].get("tool_calls", ())]
         elif pending:
-            converted += [_result(call_id, content) for call_id in pending]
-            pending = []
+            is_last = place + 1 == len(messages) or messages[place + 1]["role"] != "tool"
+            answered = pending if is_last else pending[:1]
+            converted += [_result(call_id, content) for call_id in answered]
+            pending = pending[len(answered) :]
         else:  # a result to a call that went back as text, or that the context dropped
             role = "user" if message["role"] == "tool" else message["role"]
             converted.append({"role": role, "content": content})

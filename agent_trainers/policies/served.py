@@ -34,6 +34,7 @@ class OpenAIPolicy(Policy):
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_concurrency: int = 16,
+        parallel_calls: bool = True,
         **connection: Any,
     ) -> None:
         """Ask `model` at `base_url`.
@@ -48,6 +49,8 @@ class OpenAIPolicy(Policy):
             temperature: 0 takes the most likely token.
             top_p: Nucleus sampling.
             max_concurrency: Requests under way at once, at most.
+            parallel_calls: Whether the server may make several structured calls in one turn; as the
+                environment's ``parallel_calls``.
             connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
 
         Raises:
@@ -60,6 +63,7 @@ class OpenAIPolicy(Policy):
         if max_new_tokens < 1:
             raise ConfigurationError(f"max_new_tokens ({max_new_tokens}) must be at least 1.")
         self.max_concurrency = max_concurrency
+        self._parallel_calls = parallel_calls
         self._format = tool_format
         self._body: dict[str, Any] = {
             "model": model,
@@ -99,7 +103,10 @@ class OpenAIPolicy(Policy):
         messages = {"messages": native_messages(request.messages)}
         if not request.tools:
             return messages
-        return messages | {"tools": list(request.tools), "parallel_tool_calls": False}
+        return messages | {
+            "tools": list(request.tools),
+            "parallel_tool_calls": self._parallel_calls,
+        }
 
     def _read(self, reply: Any) -> Generation:
         # The library checks nothing: a proxy's error page comes as a string.

@@ -4,14 +4,18 @@ While some episodes wait for their tools, others get their actions. An environme
 hangs ends its own episode, with the error recorded, and is replaced.
 """
 
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import gymnasium as gym
+
 from agent_envs.core.deadline import CallSession, Outcome, outcome_of
 from agent_envs.errors import AgentEnvsError
+from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.streams import GenerationStream
@@ -29,6 +33,8 @@ GATHER_SECONDS: Final = 0.02
 """How long a batch waits for more states that may be about to come."""
 IDLE_SECONDS: Final = 0.05
 """How long to wait for environments before looking after deadlines, and other processes."""
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["EpisodeSpec", "Rollout", "TextEnv", "template_tools"]
 
@@ -91,17 +97,26 @@ class Rollout:
     def close(self) -> None:
         """Close the environments."""
         for env in self._idle_envs:
-            env.close()
+            try:
+                env.close()
+            except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
+                _log.warning("An environment failed to close.", exc_info=True)
         self._idle_envs.clear()
 
     def _take_env(self) -> TextEnv:
         if self._idle_envs:
             return self._idle_envs.pop()
         try:
-            return self._make_env()
+            env = self._make_env()
+            if not isinstance(env, gym.Env):
+                raise TypeError(
+                    f"make_env returned a {type(env).__name__}; it must return a Gymnasium "
+                    "environment."
+                )
+            return awaited(env)
         except AgentEnvsError:
             raise  # wrong settings or data: no episode would ever work
-        except Exception as error:  # noqa: BLE001 - foreign code; the episode records it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
             return UnmadeEnv(error)
 
     def _note_final_state(self, episode: Episode) -> None:
@@ -187,10 +202,11 @@ class _Collection:
                 episode.stop(StopReason.LEFT_OUT, "the other groups had their quorum")
                 self._end(key)
 
-    def _call(self, key: int, function: Callable[[], Any]) -> None:
+    def _call(self, key: int, function: Callable[..., Any]) -> None:
         """Run a reset or a step: at once if it only computes, else in another thread."""
         if not is_immediate(self._episodes[key].env):
-            self._session.submit(key, function, self._step_timeout)
+            timeout = self._step_timeout
+            self._session.submit(key, lambda: function(timeout), timeout)
             return
         # Ctrl-C is the user's; whatever else foreign code raises is recorded
         self._take_in([outcome_of(key, function, caught=(Exception, SystemExit))])

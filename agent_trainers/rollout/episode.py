@@ -1,24 +1,20 @@
 """One episode under way: what is to be played, and what was played so far."""
 
-import inspect
-import math
-import reprlib
 import time
 import traceback
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 
+from agent_envs.core.event_loop import resolve
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
+from agent_trainers.rollout.answers import read_reset, read_step
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 TextEnv = gym.Env[str, str]
 _KNOWN_WRAPPERS: Final = ("gymnasium.", "agent_envs.")
-_RESET: Final = ("observation", "info")
-_STEP: Final = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +53,19 @@ class Episode:
     """How long the environment took: the reset, then each step."""
     started: float = field(default_factory=time.monotonic)
 
-    def reset(self) -> Any:
-        """Begin; called where it may take its time."""
+    def reset(self, timeout: float | None = None) -> Any:
+        """Begin; called where it may take its time.
+
+        What has to be awaited is cancelled after `timeout` seconds.
+        """
         task = self.spec.task
         options = None if task is None else {"task": task}
-        return self.env.reset(seed=self.spec.seed, options=options)
+        return resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
 
-    def step(self) -> Any:
-        """Carry the action out; called where it may take its time."""
+    def step(self, timeout: float | None = None) -> Any:
+        """Carry the action out; called where it may take its time, as `reset`."""
         assert self.generation is not None
-        return self.env.step(self.generation.text)
+        return resolve(self.env.step(self.generation.text), timeout)
 
     def request(self) -> GenerationRequest:
         """Ask for an action in the present state."""
@@ -80,19 +79,13 @@ class Episode:
 
     def begin(self, answer: Any) -> None:
         """Note the first state; a TypeError says why `answer` is none."""
-        _, info = _checked(answer, "reset", _RESET)
-        _check_info(info, "reset", is_over=False)
-        self.info = info
+        self.info = read_reset(answer)
 
     def advance(self, answer: Any) -> None:
         """Note what the environment said to the action; a TypeError says why it is no state."""
         generation = self.generation
         assert generation is not None
-        _, reward, terminated, truncated, info = _checked(answer, "step", _STEP)
-        _check_info(info, "step", is_over=terminated)
-        if not math.isfinite(reward):
-            self.stop(StopReason.ENVIRONMENT_ERROR, f"the reward is {reward}: {info}")
-            return
+        reward, terminated, truncated, info = read_step(answer)
         is_cut = generation.finish_reason == "length" and not terminated
         self.transitions.append(
             Transition(
@@ -101,7 +94,7 @@ class Episode:
                 completion_ids=generation.completion_ids,
                 logprobs=generation.logprobs,
                 action=generation.text,
-                reward=float(reward),
+                reward=reward,
                 reward_terms=info.get("reward_terms", {}),
                 terminated=terminated,
                 truncated=truncated or is_cut,
@@ -156,7 +149,7 @@ class Episode:
 class UnmadeEnv(gym.Env[str, str]):
     """Stands in for an environment that could not be made; its first reset says why."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         """Keep the error."""
         self._error = error
 
@@ -177,45 +170,16 @@ def is_immediate(env: TextEnv) -> bool:
     It says so itself, but cannot speak for a wrapper around it that waits for something; a wrapper
     that only computes says so with an attribute ``is_immediate`` of its class.
     """
+    try:
+        return _says_immediate(env)
+    except Exception:  # noqa: BLE001 - foreign code; a thread and a deadline are never wrong
+        return False
+
+
+def _says_immediate(env: TextEnv) -> bool:
     while isinstance(env, gym.Wrapper):
         only_computes = vars(type(env)).get("is_immediate", False)
         if not (only_computes or type(env).__module__.startswith(_KNOWN_WRAPPERS)):
             return False
         env = env.env
     return bool(getattr(env, "is_immediate", False))
-
-
-def _checked(answer: Any, method: str, names: Sequence[str]) -> Any:
-    """Return what a method of an environment answered, if it has these parts."""
-    if isinstance(answer, tuple | list) and len(answer) == len(names):
-        return answer
-    found = reprlib.repr(answer)
-    if inspect.iscoroutine(answer):
-        found = "a coroutine"
-        answer.close()
-    raise TypeError(f"{method}() returned {found}; it must return ({', '.join(names)}).")
-
-
-def _check_info(info: Any, method: str, *, is_over: bool) -> None:
-    """Check what a method of an environment told; a terminated episode needs no state."""
-    if not isinstance(info, dict):
-        raise TypeError(f"info of {method}() is {reprlib.repr(info)}; it must be a dictionary.")
-    for name in ("metrics", "reward_terms"):
-        if not isinstance(info.get(name, {}), Mapping):
-            raise TypeError(
-                f"info[{name!r}] of {method}() is {reprlib.repr(info[name])}; it must map names to "
-                "numbers."
-            )
-    messages: Any = info.get("messages")
-    is_list = isinstance(messages, tuple | list) and len(messages) > 0
-    if not is_over and not (is_list and all(map(_is_message, messages))):
-        raise TypeError(
-            f"info['messages'] of {method}() is {reprlib.repr(messages)}; it must be a list, not "
-            'empty, of {"role": ..., "content": ...} with texts, as a chat template takes it.'
-        )
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )

@@ -54,6 +54,7 @@ class CodeEnv(DatasetEnv):
     metric_names: ClassVar[tuple[str, ...]] = (
         "success", "public_test_share", "num_failed_runs", *DatasetEnv.metric_names,
     )  # fmt: skip
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_sandbox"})
     default_system_prompt: ClassVar[str] = (
         "Write the Python program that is asked for. Run it and test it, repair what fails, then "
         "give the whole program as the answer."

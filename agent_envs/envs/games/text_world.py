@@ -60,6 +60,7 @@ class TextGameEnv(ToolEnv):
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"won"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
     metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_game", "_state"})
     default_system_prompt: ClassVar[str] = (
         "You play a text adventure. Reach the objective by acting, one command after the other, "
         "such as: go east, take the key, open the chest with the key, look, inventory."
@@ -96,7 +97,14 @@ class TextGameEnv(ToolEnv):
     def begin_episode(self) -> None:
         """Forget the last game's score."""
         self._score = 0.0
+        self._commands: list[str] = []
         self._progress = Progress()
+
+    def on_restore(self) -> None:
+        """Begin the game again, and give the same commands: its interpreter cannot be saved."""
+        self.get_task(self.task_index or 0)
+        for command in self._commands:
+            self._state, _, _ = self._game.step(command)
 
     def act(self, command: str) -> str:
         """Do something in the game.
@@ -104,7 +112,9 @@ class TextGameEnv(ToolEnv):
         Args:
             command: For example "go east" or "take the key".
         """
-        self._state, _, _ = self._game.step(command.replace("\n", " "))
+        command = command.replace("\n", " ")
+        self._state, _, _ = self._game.step(command)
+        self._commands.append(command)
         self._score = float(self._state.score or 0) / (self._state.max_score or 1)
         gain = self._progress.advance(1.0 if self.is_won else min(1.0, self._score))
         self.noted["score_gain"] = self.noted.get("score_gain", 0.0) + gain
@@ -237,6 +247,7 @@ class ALFWorldEnv(TextGameEnv):
         "as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, clean mug 1 with sinkbasin 1, "
         "move mug 1 to shelf 2, use desklamp 1, look, inventory."
     )
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_games"})
     data_source: ClassVar[str] = "what `alfworld-download` fetches; licence: see its repository"
 
     def __init__(

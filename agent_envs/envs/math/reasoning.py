@@ -47,6 +47,7 @@ class ReasoningGymEnv(ToolEnv):
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
     optional_tool_names: ClassVar[tuple[str, ...]] = ("calculator",)
     metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_build", "_config", "_dataset"})
     default_system_prompt: ClassVar[str] = "Answer the question; give the answer alone."
 
     def __init__(

@@ -51,6 +51,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
         "joint_f1": _at_the_end("joint_f1"),
     }
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_engine"})
     _CITATION_TERMS: ClassVar[frozenset[str]] = frozenset({"supporting_fact_f1", "joint_f1"})
     outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | _CITATION_TERMS
 

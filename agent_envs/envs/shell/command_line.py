@@ -64,6 +64,7 @@ class CommandLineEnv(ToolEnv):
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
     tool_signatures: ClassVar[tuple[str, ...]] = ("shell(command)",)
     metric_names: ClassVar[tuple[str, ...]] = ("success", "share_right", *ToolEnv.metric_names)
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_sandbox"})
     default_system_prompt: ClassVar[str] = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "
         "done, answer: done."

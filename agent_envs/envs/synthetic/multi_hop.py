@@ -127,6 +127,10 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             data={"gold": tuple(dict.fromkeys(gold)), "questions": questions},
         )
 
+    def on_restore(self) -> None:
+        """Take the world of the task."""
+        _, _, self.retriever = _episode(self._first_seed + (self.task_index or 0), self._family)
+
     def begin_episode(self) -> None:
         """Forget the last episode."""
         super().begin_episode()

@@ -91,6 +91,7 @@ class WebShopEnv(ToolEnv):
     tool_signatures: ClassVar[tuple[str, ...]] = ("search(keywords)", "click(button)")
     metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
     data_source: ClassVar[str] = "the goals of a WebShop server; licence: see its repository"
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_client"})
     default_system_prompt: ClassVar[str] = (
         "You are in a web shop. Buy what the instruction asks for: search, click a product, click "
         'the options that fit, then click "Buy Now".'

@@ -1,7 +1,22 @@
+import http.server
+import json
+import pickle
+import threading
+
+import gymnasium as gym
 import pytest
 
-from agent_envs import ConfigurationError, UnknownNameError
-from agent_envs.core.contexts import SHORTENED_TEXT, History, estimate_tokens, make_context
+import agent_envs  # noqa: F401 - registers the ids
+from agent_envs import ConfigurationError, UnknownNameError, View
+from agent_envs.core.contexts import (
+    SHORTENED_TEXT,
+    History,
+    Summary,
+    estimate_tokens,
+    make_context,
+    make_view,
+)
+from agent_envs.errors import ServerError
 
 
 def history(num_turns, result="r" * 100):
@@ -69,9 +84,144 @@ def test_an_unknown_context_gets_the_nearest_name():
         make_context("windw")
 
 
+def say_what_was_read(messages):
+    """A summariser that others can import; counts its calls."""
+    say_what_was_read.calls.append(messages)
+    return " ".join(message["content"][:2] for message in messages if message["role"] != "tool")
+
+
+@pytest.fixture(autouse=True)
+def no_calls():
+    say_what_was_read.calls = []
+
+
+async def say_nothing(messages):
+    return " nothing "
+
+
+def test_a_summary_takes_the_place_of_what_is_past_and_is_asked_for_once():
+    context = make_context({"name": "summary", "summarise": f"{__name__}:say_what_was_read",
+                            "turns": 2})  # fmt: skip
+    for num_turns, num_past in ((0, 0), (2, 0), (3, 2), (4, 2), (5, 4)):
+        view = context(history(num_turns))
+        roles = [message["role"] for message in view.messages]
+        assert roles == ["user", *["assistant", "tool"] * (num_turns - num_past)]
+        assert view.num_dropped == 2 * num_past
+        reason = f"summary: of the first {num_past} turns" if num_past else None
+        assert view.reason == reason
+        assert context(history(num_turns)) == view
+    # The second is asked for with the first, below the question.
+    first, second = say_what_was_read.calls
+    assert [m["content"][:2] for m in first] == ["qu", "a0", "rr", "a1", "rr"]
+    assert second[0]["content"] == "question\n\nWhat has happened so far, in short:\nqu a0 a1"
+    assert view.messages[0]["content"].endswith("in short:\nqu a2 a3")
+    assert view.messages[1]["content"] == "a4"
+
+
+def test_a_summariser_may_be_async_and_what_it_returns_is_checked():
+    assert "nothing" in Summary(say_nothing, turns=1)(history(2)).messages[0]["content"]
+    with pytest.raises(TypeError, match="summarise of the context 'summary' returned None"):
+        Summary(lambda messages: None, turns=1)(history(2))
+
+
+def test_what_is_pinned_is_shown_but_not_summarised():
+    pinned = ({"role": "user", "content": "question\n\nnotes"},)
+    one = history(2)
+    view = Summary(say_what_was_read, turns=1)(History(pinned, one.turns, len, one.initial))
+    assert say_what_was_read.calls[0][0]["content"] == "question"
+    assert view.messages[0]["content"].startswith("question\n\nnotes\n\nWhat has happened")
+
+
+ASKED = []
+
+
+class Endpoint(http.server.BaseHTTPRequestHandler):
+    """Answers what OpenAI's API would; refuses the model "none"."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ASKED.append(body)
+        said = {"choices": [{"index": 0, "finish_reason": "stop", "message": {
+            "role": "assistant", "content": "<think>hm</think> It is red."}}],
+            "id": "1", "object": "chat.completion", "created": 0, "model": "m"}  # fmt: skip
+        self.send_response(404 if body["model"] == "none" else 200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def endpoint():
+    ASKED.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_a_model_behind_an_endpoint_summarises(endpoint):
+    context = {"name": "summary", "turns": 1, "summarise": {"base_url": endpoint, "model": "m"}}
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", context=context)
+    env.reset(seed=0)
+    assert not env.unwrapped.is_immediate
+    env.step("hm")
+    again = pickle.loads(pickle.dumps(env.unwrapped._context))
+    *_, info = env.step("oh")
+    assert info["messages"][1]["content"].endswith("in short:\nIt is red.")
+    assert info["context"] == {
+        "num_dropped": 2, "num_shortened": 0, "reason": "summary: of the first 1 turns"
+    }  # fmt: skip
+    (body,) = ASKED
+    assert (body["model"], body["temperature"]) == ("m", 0.0)
+    assert "[assistant]\nhm\n\n[user]\nYour turn held neither" in body["messages"][1]["content"]
+    assert again(history(2)).messages[0]["content"].endswith("It is red.")
+    refused = {"base_url": endpoint, "model": "none", "max_retries": 0}
+    with pytest.raises(ServerError, match="/v1, model 'none': NotFoundError"):
+        make_context({"name": "summary", "turns": 1, "summarise": refused})(history(2))
+
+
+def test_contexts_of_a_list_are_applied_one_after_the_other():
+    # The window leaves 8 + 2 * 102 = 212 tokens; a stub has 43
+    chain = make_context([{"name": "window", "turns": 2}, {"name": "budget", "tokens": 160}])
+    view = pickle.loads(pickle.dumps(chain))(history(5))
+    contents = [message["content"] for message in view.messages]
+    assert contents == ["question", "a3", SHORTENED_TEXT, "a4", "r" * 100]
+    assert (view.num_dropped, view.num_shortened) == (6, 1)
+    assert view.reason == "window: the last 2 turns; budget: 160 tokens"
+    assert make_context(["full", "window"])(history(1)).reason is None
+
+
+def last_two(history):
+    return history.messages[-2:]
+
+
+def test_a_context_of_ones_own_may_stand_in_a_list():
+    view = make_context([last_two, {"name": "window", "turns": 1}])(history(3))
+    assert [message["content"][0] for message in view.messages] == ["a", "r"]
+    assert (view.num_dropped, view.reason) == (5, "custom context")
+
+
+@pytest.mark.parametrize("shown", [None, "text", [{"role": "user"}], [None], {}])
+def test_what_a_context_of_ones_own_returns_is_checked(shown):
+    def nonsense(_):
+        return shown
+
+    with pytest.raises(TypeError, match=r"nonsense.* returned .*; it must return a View"):
+        make_view(nonsense, history(1))
+    assert make_view(lambda h: View(h.messages), history(1)).reason is None
+
+
 @pytest.mark.parametrize(
-    "options", [{"name": "window", "turns": 0}, {"name": "window", "k": 2}, {}]
-)
+    "options",
+    [
+        {"name": "window", "turns": 0}, {"name": "window", "k": 2}, {}, [], [3], "summary",
+        {"name": "summary", "summarise": 3}, {"name": "summary", "summarise": {"model": "m"}},
+        {"name": "summary", "summarise": "json:dumps", "turns": 0},
+    ],
+)  # fmt: skip
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigurationError):
         make_context(options)

@@ -1,7 +1,11 @@
+import json
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_envs.core.actions import MAX_CALLS, MAX_EXAMPLE_CHARS, MAX_REASON_CHARS
 from agent_envs.core.openai_format import FunctionCall, write_message
 from agent_envs.core.tool import tool
 from agent_envs.core.tool_formats import TOOL_FORMATS
@@ -23,7 +27,13 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-TOOLS = {"search": search, "add": add}
+@tool
+def note(title: str, text: str) -> str:
+    """Note something."""
+    return title + text
+
+
+TOOLS = {"search": search, "add": add, "note": note}
 HERMES, TAGS, JSON, REACT, OPENAI = (
     TOOL_FORMATS[name] for name in ("hermes", "tags", "json", "react", "openai")
 )
@@ -138,6 +148,43 @@ def test_each_format_has_its_own_way_to_answer(form, text):
     assert parse(text, form) == {"kind": "answer", "answer": "Paris"}
 
 
+def written(calls, form):
+    """A turn with several calls, as a model would write it."""
+    if form is not OPENAI:
+        return "I need both.\n" + "\n".join(form.write_call(*call) for call in calls)
+    return write_message(
+        "I need both.",
+        [FunctionCall(name=name, arguments=json.dumps(arguments)) for name, arguments in calls],
+    )
+
+
+@pytest.mark.parametrize("form", list(TOOL_FORMATS.values()), ids=list(TOOL_FORMATS))
+def test_several_calls_in_a_turn_are_understood_in_order_mistakes_too(form):
+    calls = [("seek", {}), ("search", {"query": "red"}), ("add", {"a": 1, "b": 2})]
+    if form is TAGS:  # there is no tag for a tool that does not exist
+        calls[0] = ("add", {})
+    action = form.parse(written(calls, form), TOOLS)
+    assert (action.kind, action.name, action.arguments) == (
+        "tool_call", "search", {"query": "red"}
+    )  # fmt: skip
+    assert [call.name for call in action.calls] == [None, "search", "add"]
+    assert action.calls[0].error in ("unknown_tool", "bad_arguments")
+    assert action.as_info()["calls"][2] == {
+        "kind": "tool_call", "name": "add", "arguments": {"a": 1, "b": 2}
+    }  # fmt: skip
+    assert not action.is_faultless
+    most = form.parse(written([calls[1]] * MAX_CALLS, form), TOOLS)
+    assert len(most.calls) == MAX_CALLS
+    assert most.is_faultless
+
+
+def test_of_too_many_calls_none_counts():
+    assert parse(HERMES.write_call("add", {}) * (MAX_CALLS + 1))["message"].startswith(
+        "Your turn held more than 16 tool calls; write at most 16, and then stop."
+    )
+    assert parse("<answer>x</answer>" * 99)["message"].startswith("Your turn held over 16 actions")
+
+
 def test_a_number_is_an_answer_in_json():
     assert parse('{"answer": 42}', JSON)["answer"] == "42"
 
@@ -164,8 +211,13 @@ def test_a_number_is_an_answer_in_json():
         (OPENAI, write_message("", [FunctionCall(name="search", arguments="red")]), "bad_json"),
         (OPENAI, write_message("", [FunctionCall(name="search", arguments="[]")]), "bad_call"),
         (OPENAI, write_message("", [FunctionCall(name="seek", arguments="{}")]), "unknown_tool"),
-        (OPENAI, write_message("", [FunctionCall(name="search", arguments=RED)] * 2),
+        (OPENAI, write_message("", [FunctionCall(name="search", arguments=RED)] * 17),
          "multiple_actions"),
+        (HERMES, HERMES.write_call("search", {"query": "x"}) * 17, "multiple_actions"),
+        (TAGS, "<search>red</search><answer>Paris</answer>", "multiple_actions"),
+        (JSON, '{"answer": "a"}{"name": "search", "arguments": {"query": "x"}}',
+         "multiple_actions"),
+        (REACT, "Action: add\nAction Input: {}\nAction Input: {}", "multiple_actions"),
     ],
 )  # fmt: skip
 def test_each_format_names_a_mistake_by_the_same_codes(form, text, code):
@@ -198,8 +250,7 @@ def test_the_instructions_show_a_call_that_the_format_reads_and_describe_the_too
 @given(query=st.text(), form=st.sampled_from([JSON, REACT, OPENAI]))
 def test_a_call_is_read_back_as_it_was_written(query, form):
     action = form.parse(form.write_call("search", {"query": query}), TOOLS)
-    if "</think>" not in query and "<think>" not in query:
-        assert action.arguments == {"query": query}
+    assert action.arguments == {"query": query}
 
 
 @given(st.text(), st.sampled_from(list(TOOL_FORMATS.values())))
@@ -207,21 +258,99 @@ def test_no_text_makes_a_parser_raise(text, form):
     assert form.parse(text, TOOLS).kind in ("tool_call", "answer", "invalid")
 
 
-PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<answer>", "</answer>", "<search>", "</search>", "<think>",
-     "</think>",
-     "\nAction: ", "\nAction Input:", "Final Answer:", '{"tool_calls": [',
-     '{"name": "search"', ', "arguments": {"query": "x"}}', "{", "}", "x", " "]
+TOKENS = (
+    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<answer>yes</answer>", "<search>",
+    "</search>", "<add>{}</add>", "</note>", "<think>", "</think>", "\nAction: search",
+    "\nAction Input:", "\nFinal Answer: yes\n", "\nObservation:", '{"answer": "yes"}',
+    '{"tool_calls": [', '{"name": "search"', '{"name": "search", "arguments": {"query": "x"}}',
+    ', "arguments": {"query": "x"}}', "{", "}", "{}", '{"a":', "[", '"', "\\", "x", " ", "\n",
 )  # fmt: skip
+JUMBLE = st.lists(st.sampled_from(TOKENS), max_size=12).map("".join)
+FORMS = st.sampled_from(list(TOOL_FORMATS.values()))
 
 
-@given(st.lists(PIECES, max_size=12).map("".join), st.sampled_from(list(TOOL_FORMATS.values())))
+@given(JUMBLE, FORMS)
 def test_no_jumble_of_markup_makes_a_parser_raise(text, form):
     assert form.parse(text, TOOLS).kind in ("tool_call", "answer", "invalid")
+
+
+@given(JUMBLE, JUMBLE, FORMS)
+def test_what_the_arguments_of_a_call_hold_never_acts(title, text, form):
+    arguments = {"title": title, "text": text}
+    action = form.parse(f"So: \n{form.write_call('note', arguments)}" if form is not OPENAI
+                        else form.write_call("note", arguments), TOOLS)  # fmt: skip
+    assert (action.kind, action.name, action.arguments) == ("tool_call", "note", arguments)
+    assert not action.calls
+
+
+@given(JUMBLE)
+def test_the_text_between_tags_never_acts(query):
+    action = TAGS.parse(TAGS.write_call("search", {"query": query}), TOOLS)
+    if "</search>" not in query:
+        assert action.arguments == {"query": query.strip()}
+
+
+@given(JUMBLE)
+def test_a_call_that_a_server_left_in_the_text_is_no_answer_whatever_it_holds(query):
+    call = HERMES.write_call("search", {"query": query})
+    action = OPENAI.parse(f"Let me look. {call} <answer>yes</answer>", TOOLS)
+    assert (action.kind, action.error) == ("invalid", "bad_call")
+
+
+@given(JUMBLE, st.sampled_from([HERMES, TAGS, JSON, REACT]), st.booleans())
+def test_what_a_thought_or_code_beside_an_action_holds_never_acts(text, form, is_thought):
+    text = text.replace("</think>", "") if is_thought else text
+    before = f"<think>{text}</think>\n" if is_thought else f"I could write\n```\n{text}\n```\n"
+    for action in (form.write_call("note", {"title": "a", "text": "b"}), form.write_answer("no")):
+        assert form.parse(before + action, TOOLS) == form.parse(action, TOOLS)
+
+
+@pytest.mark.parametrize("form", [HERMES, TAGS, JSON])
+def test_an_action_in_a_code_block_is_one_where_there_is_no_other(form):
+    assert parse(f"```\n{form.write_answer('Paris')}\n```", form)["answer"] == "Paris"
+
+
+@pytest.mark.parametrize("form", [HERMES, TAGS, JSON, REACT])
+def test_a_thought_that_the_template_began_holds_no_action(form):
+    thought = 'I could say <answer> or <tool_call>, {"answer": or so.\n' + form.write_answer("no")
+    assert parse(f"{thought}</think>{form.write_answer('yes')}", form)["answer"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("<answer>It is <tool_call>.</answer>", "answer"),
+        ("Is it <answer>?", "answer"),
+        ("<answer>a</answer><answer>b</answer>", "answer"),
+        ('<tool_call>{"name": "search", <answer>yes</answer>', "invalid"),
+    ],
+)
+def test_native_text_is_read_from_left_to_right(text, kind):
+    assert parse(text, OPENAI)["kind"] == kind
+
+
+BEGINNINGS = ("", "<tool_call>", "{", "Action: add\nAction Input: {", "<answer>", '{"tool_calls":[')
+
+
+@pytest.mark.parametrize("form", list(TOOL_FORMATS.values()), ids=list(TOOL_FORMATS))
+def test_a_nasty_text_of_100_kb_is_answered_at_once_and_briefly(form):
+    for number, token in enumerate((*TOKENS, "`", "``` ", "`\n", "<think>x</think>")):
+        text = BEGINNINGS[number % len(BEGINNINGS)] + token * (100_000 // len(token))
+        started = time.perf_counter()
+        action = form.parse(text, TOOLS)
+        assert time.perf_counter() - started < 3, token  # 0.1 s; what is quadratic takes 5
+        assert len(action.message or "") < 1_000
+
+
+def test_feedback_is_short_however_long_the_mistake_and_however_many_the_tools():
+    wrong = {f"{i}{'x' * 500}": i for i in range(200)}
+    message = parse(HERMES.write_call("search", wrong))["message"]
+    assert len(message) < MAX_REASON_CHARS + 500
+    many = {f"tool_{i}": search for i in range(500)}
+    assert len(parse("hm", tools=many)["message"]) < MAX_EXAMPLE_CHARS + 500
 
 
 @given(st.text())
 def test_a_hermes_call_is_read_back_as_it_was_written(query):
     action = HERMES.parse(HERMES.write_call("search", {"query": query}), TOOLS)
-    if "</think>" not in query and "<think>" not in query:
-        assert action.arguments == {"query": query}
+    assert action.arguments == {"query": query}

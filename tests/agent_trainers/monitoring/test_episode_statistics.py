@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from agent_trainers.monitoring.episode_statistics import summarise, trainer_metrics
+from agent_trainers.monitoring.faults import count_faults
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -51,6 +52,18 @@ def test_tools_are_counted_with_their_failures_and_latencies():
     assert metrics["tools/seconds_mean"] == pytest.approx(0.3)
     assert metrics["tools/seconds_p95"] == pytest.approx(0.48)  # 0.3 + 0.9 * (0.5 - 0.3)
     assert metrics["tools/seconds_max"] == 0.5
+
+
+def test_each_call_of_a_turn_is_counted():
+    calls = [call()["action"], call("read", error="tool_timeout")["action"], INVALID["action"]]
+    turn = step(**call(error="tool_timeout", calls=calls))
+    trajectory = episode(turn, step(**ANSWER), seconds=[0.4, 9.0])
+    metrics = measure(trajectory)
+    assert metrics["tools/calls"] == 2.0
+    assert metrics["tools/calls/read"] == 1.0
+    assert metrics["tools/failures"] == 0.5
+    assert metrics["tools/seconds_max"] == 0.4
+    assert count_faults([trajectory])["tool_timeout"] == 1
 
 
 def test_a_failed_tool_is_no_invalid_action():

@@ -115,6 +115,26 @@ def test_what_the_environment_says_about_several_calls_answers_each_of_them():
     assert first["content"] == second["content"] == "One call, please."
 
 
+@pytest.mark.parametrize("parallel_calls", [True, False])
+def test_a_server_is_told_whether_several_calls_may_stand_in_a_turn(parallel_calls):
+    settings = {"tool_format": "openai", "parallel_calls": parallel_calls}
+    with serving(lambda *_: says("", [("search", RED)]), **settings) as (server, policy):
+        policy.generate([request()])
+    assert server.bodies[0]["parallel_tool_calls"] is parallel_calls
+
+
+def test_several_results_are_one_turn_of_the_user_in_plain_text():
+    results = [{"role": "tool", "name": "search", "content": text} for text in ("red", "blue")]
+    with serving(lambda *_: says("x")) as (server, policy):
+        policy.generate([request([*QUESTION, {"role": "assistant", "content": "a"}, *results])])
+    assert [message["role"] for message in server.bodies[0]["messages"]] == [
+        "system", "user", "assistant", "user"
+    ]  # fmt: skip
+    assert server.bodies[0]["messages"][-1]["content"] == (
+        "<tool_response>\nred\n</tool_response>\n<tool_response>\nblue\n</tool_response>"
+    )
+
+
 def test_malformed_arguments_reach_the_environment_and_go_back_as_text():
     broken = write_message("", [FunctionCall(name="search", arguments='{"query": ')])
     history = [

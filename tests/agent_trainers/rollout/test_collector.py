@@ -1,3 +1,6 @@
+import asyncio
+import copy
+import math
 import re
 import threading
 import time
@@ -7,7 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import agent_envs
 from agent_envs import tool
+from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv as MultiHop
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
@@ -81,7 +86,7 @@ def test_an_episode_that_fails_does_not_take_others_along():
     ]
     assert "RuntimeError: broken" in trajectories[1].error
     assert "no result within 0.5 seconds" in trajectories[2].error
-    assert "nan" in trajectories[3].error
+    assert "the reward of step() is nan; it must be a finite number" in trajectories[3].error
     assert "no world" in trajectories[4].error
     assert [t.is_scorable for t in trajectories] == [True, False, False, False, False, True]
     assert len(trajectories[1].transitions) == 1  # what was played before the failure is kept
@@ -227,8 +232,16 @@ def test_a_quorum_is_rounded_up():
     assert left_out == [False, False, False, True, True]
 
 
+STATE = {"messages": [{"role": "user", "content": "go"}], "task_id": "t"}
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
 async def hello():
-    return "hello", {}
+    return "hello"
 
 
 class Careless(FaultyEnv):
@@ -262,23 +275,141 @@ class Careless(FaultyEnv):
         ({"messages": [{"role": "user"}]}, r"is \[{{'role': 'user'}}\]; it must be a list"),
         ({}, r"info\['messages'\] of {method}\(\) is None"),
         (None, r"info of {method}\(\) is None; it must be a dictionary"),
-        ({"metrics": None}, r"info\['metrics'\] of {method}\(\) is None; it must map names to"),
+        (STATE | {"messages": [{"role": "robot", "content": "x"}]}, r"the role .* is 'robot'; it"),
+        (
+            STATE | {"messages": [{"role": "user", "content": "x", "y": object}]},
+            r"it must be a lis",
+        ),
+        (STATE | {"metrics": None}, r"info\['metrics'\] of {method}\(\) is None; it must be a dic"),
+        (STATE | {"metrics": {"success": "yes"}}, r"maps names to finite numbers"),
+        (
+            STATE | {"reward_terms": {"x": math.nan}},
+            r"info\['reward_terms'\] of {method}\(\) is {{",
+        ),
+        (STATE | {"tools": "search"}, r"info\['tools'\] of {method}\(\) is 'search'; it must be"),
+        (STATE | {"action": [1]}, r"info\['action'\] of {method}\(\) is \[1\]; it must be a dicti"),
+        (STATE | {"task_id": Unprintable()}, r"info\['task_id'\] .* is <?.*Unprintable.*a text"),
         (lambda: None, r"{method}\(\) returned None; it must return \(observation, "),
-        (hello, r"{method}\(\) returned a coroutine; it must return \(observation, "),
+        (lambda: "ab", r"{method}\(\) returned 'ab'; it must return \(observation, "),
+        (hello, r"{method}\(\) returned 'hello'; it must return \(observation, "),
     ],
 )
-@pytest.mark.parametrize("policy", [say("x"), "model"])
-def test_what_an_environment_answers_is_checked_where_it_is_read(
-    method, answer, sentence, policy, model, tokenizer
-):
-    if policy == "model":
-        policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=4)
+def test_what_an_environment_answers_is_checked_where_it_is_read(method, answer, sentence):
     good = replace(specs(1)[0], task=0)
-    wrong, right = Rollout(lambda: Careless(method, answer), policy).collect([*specs(1, 1), good])
+    rollout = Rollout(lambda: Careless(method, answer), say("x"))
+    wrong, right = rollout.collect([*specs(1, 1), good])
     assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert re.search(sentence.format(method=method), wrong.error)
     if method == "reset":
         assert right.stop_reason is not StopReason.ENVIRONMENT_ERROR
+
+
+@pytest.mark.parametrize("messages", [[], "text", None, [{"role": "user", "content": {}}]])
+def test_a_model_goes_on_with_the_episodes_whose_state_can_be_rendered(messages, model, tokenizer):
+    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=4)
+    rollout = Rollout(lambda: Careless("reset", {"messages": messages}), policy)
+    wrong, right = rollout.collect([*specs(1, 1), replace(specs(1)[0], task=0)])
+    assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert right.stop_reason is not StopReason.ENVIRONMENT_ERROR
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        (0, None, "the observation of step() is None; it must be a text"),
+        (1, None, "the reward of step() is None; it must be a finite number"),
+        (1, "1", "the reward of step() is '1'; it must be a finite number"),
+        (1, 10**400, "the reward of step() is 1000"),
+        (1, math.inf, "the reward of step() is inf; it must be a finite number"),
+        (2, None, "terminated of step() is None; it must be True or False"),
+        (3, "no", "truncated of step() is 'no'; it must be True or False"),
+    ],
+)
+def test_each_part_of_a_step_is_checked_by_its_name(place, value, sentence):
+    def answer():
+        parts = ["on", np.float32(1.0), np.bool_(False), 0, STATE]
+        parts[place] = value
+        return parts
+
+    good = replace(specs(1)[0], task=0)
+    wrong, right = Rollout(lambda: Careless("step", answer), say("x")).collect([*specs(1, 1), good])
+    assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert sentence in wrong.error
+    assert right.stop_reason is StopReason.ENVIRONMENT_ERROR  # its first step is wrong, too
+
+
+class AsyncEnv(gym.Env):
+    """Waits for the others in one loop; ends after two steps."""
+
+    observation_space = action_space = agent_envs.ToolEnv().observation_space
+    loops, waiting = set(), []
+
+    async def reset(self, *, seed=None, options=None):
+        self.steps, self.task = 0, options["task"]
+        return "go", copy.deepcopy(STATE)
+
+    async def step(self, action):
+        self.loops.add(asyncio.get_running_loop())
+        self.steps += 1
+        if self.task == 3:
+            await asyncio.sleep(60)
+        if self.steps == 1:
+            self.waiting.append(1)
+            while len(self.waiting) < 4:
+                await asyncio.sleep(0.01)
+        return "on", 1.0, self.steps == 2, False, copy.deepcopy(STATE)
+
+
+@pytest.fixture
+def async_id():
+    AsyncEnv.loops.clear()
+    AsyncEnv.waiting.clear()
+    gym.register("Test/Async-v0", AsyncEnv, max_episode_steps=5)
+    yield "Test/Async-v0"
+    del gym.registry["Test/Async-v0"]
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_an_async_environment_is_awaited_in_one_loop(async_id, is_made):
+    make_env = (lambda: gym.make(async_id)) if is_made else AsyncEnv
+    rollout = Rollout(make_env, say("x"), step_timeout=5.0)
+    five = [*specs(3), *specs(2, task=4)]
+    trajectories = rollout.collect(five)
+    assert [t.error for t in trajectories] == [None] * 5
+    assert len(AsyncEnv.loops) == 1
+    hanging = Rollout(make_env, say("x"), step_timeout=0.2).collect(specs(1, task=3))
+    assert hanging[0].stop_reason is StopReason.TIMEOUT
+
+
+def test_what_is_no_environment_and_what_fails_to_close_is_said():
+    (trajectory,) = Rollout(lambda: None, say("x")).collect(specs(1))
+    assert "make_env returned a NoneType; it must return a Gymnasium env" in trajectory.error
+
+    class Stuck(FaultyEnv):
+        def close(self):
+            raise SystemExit(1)
+
+    rollout = Rollout(lambda: Stuck({}), say("x"))
+    assert rollout.collect(specs(2))[0].stop_reason is StopReason.ANSWERED
+    rollout.close()
+
+
+class Waiting(MultiHop):
+    """Somebody's subclass of an environment that only computes."""
+
+    def on_answer(self, answer):
+        threading.Event().wait()
+
+
+def test_foreign_code_in_an_environment_of_ours_cannot_hold_the_others_up():
+    (trajectory,) = Rollout(
+        Waiting, say("<answer>x</answer>"), step_timeout=0.2
+    ).collect(specs(1))  # fmt: skip
+    assert trajectory.stop_reason is StopReason.TIMEOUT
+    term = {"mine": (lambda *_: 0.0, 1.0)}
+    for kwargs in ({"rewards": term}, {"context": lambda h: h.messages}):
+        assert not gym.make(ID, **kwargs).unwrapped.is_immediate
+    assert gym.make(ID, context=["window", "budget"]).unwrapped.is_immediate
 
 
 def test_an_environment_that_leaves_python_costs_its_own_episode():

@@ -1,0 +1,253 @@
+"""The state of an environment and its tools: dump it, load it, say what cannot be dumped.
+
+The state of a tool is the object whose method it is, or the variables that its function closes
+over. Objects are loaded in place, so that a tool that is a method of one goes on with it.
+"""
+
+import copy
+import io
+import pickle
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from agent_envs.core.tool import Tool
+from agent_envs.errors import SnapshotError
+
+_ENVIRONMENT: Final = "the environment"
+_MAX_DEPTH: Final = 8
+_WAYS_OUT: Final = (
+    "What no step changes, name in not_in_snapshots of its class; so, too, what on_restore() "
+    "brings back. Keep the rest as plain data."
+)
+
+
+def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
+    """Pickle the state of `env` and of its tools.
+
+    Raises:
+        SnapshotError: If something cannot be pickled; names the attribute or the tool.
+    """
+    parts = _Parts(env, tools)
+    place = ""
+    try:
+        states: dict[str, Any] = {}
+        for place, holder in parts.holders.items():
+            states[place] = _get_state(holder)
+        for place, cells in parts.cells.items():
+            states[place] = {name: cell.cell_contents for name, cell in cells.items()}
+        return parts.dump(states)
+    except Exception as error:
+        for name, state in states.items():
+            if not _can_dump(state, parts.dump):
+                where, culprit = find_culprit(state, parts.dump)
+                place = f"{where} of {name}, a {type(culprit).__qualname__},"
+                break
+        raise SnapshotError(
+            f"{type(env).__name__} cannot be saved, because {place} cannot be: {error}. {_WAYS_OUT}"
+        ) from error
+
+
+def load_state(env: Any, tools: Iterable[Tool], state: bytes) -> None:
+    """Put what `dump_state` returned into `env` and its tools.
+
+    Raises:
+        SnapshotError: If it cannot be unpickled here.
+    """
+    parts = _Parts(env, tools)
+    try:
+        states = parts.load(state)
+    except Exception as error:
+        name = type(env).__name__
+        raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error
+    for place, holder in parts.holders.items():
+        _set_state(holder, states[place])
+    for place, cells in parts.cells.items():
+        for name, value in states[place].items():
+            cells[name].cell_contents = value
+
+
+def copy_tools(tools: Iterable[Any]) -> list[Any]:
+    """Copy tools, and what holds their state, so that `load_state` gives the copies their own."""
+    memo: dict[int, Any] = {}
+    copied = []
+    for tool in tools:
+        again = tool
+        if isinstance(tool, Tool):
+            again = object.__new__(type(tool))
+            vars(again).update(vars(tool))
+            again.function = _copy_function(tool.function, memo)
+        copied.append(again)
+    return copied
+
+
+def find_culprit(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Any]:
+    """Return what in `value` keeps `dump` from pickling it: its place, and the thing itself."""
+    places: list[str] = []
+    while len(places) < _MAX_DEPTH:
+        for place, child in _children(value):
+            if not _can_dump(child, dump):
+                places.append(place)
+                value = child
+                break
+        else:
+            break
+    first, *rest = places or [""]
+    return "".join([first.strip("[]"), *rest]), value
+
+
+class _Parts:
+    """What of an environment holds state, and what a state only refers to."""
+
+    def __init__(self, env: Any, tools: Iterable[Tool]) -> None:
+        self.holders: dict[str, Any] = {_ENVIRONMENT: env}
+        self.cells: dict[str, dict[str, types.CellType]] = {}
+        self._known = {id(env)}
+        self._live: dict[str, Any] = {}
+        for tool in tools:
+            self._live[f"tool {tool.name}"] = tool
+            self._add(tool.function, f"the tool {tool.name!r}")
+        self._live |= self.holders
+        for place, holder in self.holders.items():
+            attributes = getattr(holder, "__dict__", {})
+            for name in _left_out(type(holder)) & attributes.keys():
+                self._live[f"{place}.{name}"] = attributes[name]
+        self._places = {id(thing): place for place, thing in self._live.items()}
+
+    def dump(self, value: Any) -> bytes:
+        file = io.BytesIO()
+        _Pickler(file, self._places).dump(value)
+        return file.getvalue()
+
+    def load(self, data: bytes) -> Any:
+        return _Unpickler(io.BytesIO(data), self._live).load()
+
+    def _add(self, function: Any, place: str) -> None:
+        """Add what a tool's function holds: its object, its variables, those of its helpers."""
+        holder = getattr(function, "__self__", function)
+        if id(holder) in self._known or isinstance(holder, type | types.ModuleType):
+            return
+        self._known.add(id(holder))
+        if not isinstance(holder, types.FunctionType):
+            self.holders[place] = holder
+            return
+        for name, cell in _cells(holder):
+            if isinstance(cell.cell_contents, types.FunctionType | types.MethodType):
+                self._add(cell.cell_contents, f"{place}, in {name!r},")
+            elif not isinstance(cell.cell_contents, type | types.ModuleType):
+                self.cells.setdefault(f"the variables of {place}", {})[name] = cell
+
+
+class _Pickler(pickle.Pickler):
+    """Writes a name for what is not part of the state but known wherever it is loaded."""
+
+    def __init__(self, file: io.BytesIO, places: Mapping[int, str]) -> None:
+        super().__init__(file, protocol=5)
+        self._places = places
+
+    def reducer_override(self, obj: Any) -> Any:
+        place = self._places.get(id(obj))
+        return NotImplemented if place is None else (_live, (place,))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, live: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._things = live
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        is_reference = (module, name) == (__name__, _live.__name__)
+        return self._things.__getitem__ if is_reference else super().find_class(module, name)
+
+
+def _live(place: str) -> Any:
+    """Stand in a pickle for what the unpickler puts there."""
+    raise LookupError(place)
+
+
+def _left_out(kind: type) -> frozenset[str]:
+    """Return what `kind` and its bases name in ``not_in_snapshots``."""
+    return frozenset().union(*(vars(base).get("not_in_snapshots", ()) for base in kind.__mro__))
+
+
+def _has_own_state(holder: Any) -> bool:
+    return any("__getstate__" in vars(kind) for kind in type(holder).__mro__[:-1])
+
+
+def _get_state(holder: Any) -> Any:
+    state = holder.__getstate__()
+    if _has_own_state(holder):
+        return state
+    with_dict, with_slots = state if isinstance(state, tuple) else (state, None)
+    attributes = {**(with_dict or {}), **(with_slots or {})}
+    left_out = _left_out(type(holder))
+    return {name: value for name, value in attributes.items() if name not in left_out}
+
+
+def _set_state(holder: Any, state: Any) -> None:
+    if hasattr(holder, "__setstate__"):
+        holder.__setstate__(state)
+        return
+    if not _has_own_state(holder):
+        for name in _get_state(holder).keys() - state.keys():
+            object.__delattr__(holder, name)
+    for name, value in state.items():
+        object.__setattr__(holder, name, value)
+
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
+    """Yield the variables that a function closes over and that have a value."""
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    for name, cell in zip(names, cells, strict=True):
+        try:
+            _ = cell.cell_contents
+        except ValueError:
+            continue
+        yield name, cell
+
+
+def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
+    """Copy a function with cells of its own, or a method with an object of its own."""
+    if id(function) in memo:
+        return memo[id(function)]
+    if isinstance(function, types.MethodType):
+        holder = function.__self__
+        if not isinstance(holder, type | types.ModuleType):
+            holder = memo.setdefault(id(holder), copy.copy(holder))
+        return types.MethodType(function.__func__, holder)
+    if not isinstance(function, types.FunctionType):
+        return copy.copy(function)
+    if not function.__closure__:
+        return function
+    cells = [memo.setdefault(id(cell), types.CellType()) for cell in function.__closure__]
+    copied = memo[id(function)] = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    again = dict(zip(map(id, function.__closure__), cells, strict=True))
+    for _, cell in _cells(function):
+        content = cell.cell_contents
+        is_code = isinstance(content, types.FunctionType | types.MethodType)
+        again[id(cell)].cell_contents = _copy_function(content, memo) if is_code else content
+    return copied
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        yield from ((f"[{i}]", item) for i, item in enumerate(value))
+    else:
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _can_dump(value: Any, dump: Callable[[Any], Any]) -> bool:
+    try:
+        dump(value)
+    except Exception:  # noqa: BLE001 - the answer
+        return False
+    return True

@@ -1,0 +1,298 @@
+"""BFCL, the Berkeley Function-Calling Leaderboard, from its package."""
+
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from agent_envs.core.actions import text_argument
+from agent_envs.core.extras import require_extra
+from agent_envs.core.openai_format import FunctionCall, write_message
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    PROGRESS,
+    Earnings,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.envs.functions.bfcl_back_ends import BackEnds, play_ground_truth
+from agent_envs.envs.functions.bfcl_checks import Call, is_right_state, is_right_turn
+from agent_envs.envs.functions.bfcl_oracle import right_turns
+from agent_envs.envs.functions.bfcl_rows import Row, choose_categories, read_category
+from agent_envs.envs.functions.function_documents import make_tools, tool_name
+from agent_envs.errors import MissingExtraError
+
+PACKAGE_VERSION: Final = "2026.3.23"
+MAX_STEPS_A_TURN: Final = 20
+"""The package's own limit: after more steps in one turn of the user it ends the episode."""
+MAX_CALLS_A_TURN: Final = 200
+MORE_FUNCTIONS_TEXT: Final = (
+    "I have updated some more functions you can choose from. What about now?"
+)
+RECORDED_TEXT: Final = "The call is recorded."
+TOO_MANY_CALLS_TEXT: Final = f"This is not run: a turn of the user takes {MAX_CALLS_A_TURN} calls."
+
+
+def correct_term(env: "BFCLEnv", event: StepEvent) -> float:
+    """Return 1 when the task is solved by the official checks; outcome."""
+    return float(event.is_last and env.is_correct)
+
+
+class BFCLEnv(ToolEnv):
+    """BFCL v4 (Patil et al., 2025, ICML; package ``bfcl-eval``) as an environment.
+
+    Task: what users ask of functions. Single-turn categories: write the right calls, all in one
+    turn, or none where no function fits; they are judged as the package's AST checker does, and
+    the episode ends. Multi-turn categories: up to eight requests of one user, worked on by calls
+    that change the state of simulated back-ends; an answer ends a turn of the user. After each
+    turn, state and responses are compared with the ground truth's, as the package does; all
+    requests are asked in any case. The episode ends after the last, or after 21 steps in one turn.
+
+    Tools: the task's own, under the package's names with ``_`` for ``.``. Reward terms:
+    ``correct`` at the end (outcome): the package's verdict; ``turns`` (the share of the user's
+    turns that are passed now, up to the first that is not) and ``format`` on the way (process).
+    A turn that cannot be read is a mistake and may be written again; the package's single attempt
+    is ``success`` where ``num_invalid_actions`` is 0.
+
+    It is a public test: what was trained on it is no result on it. Where a traveller's age
+    matters, the package reads the calendar.
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "correct": correct_term,
+        **noted_terms("turns"),
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "turns": 0.2, "format": 0.02}
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "correct": OUTCOME, "turns": PROGRESS, "format": COST
+    }  # fmt: skip
+    computes_only: ClassVar[bool] = True
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("the functions of the task",)
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "turns_passed", *ToolEnv.metric_names)
+    data_source: ClassVar[str] = "the package `bfcl-eval`; licence: Apache-2.0"
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_categories", "_awaited"})
+    default_system_prompt: ClassVar[str] = (
+        "You call functions to do what the user asks. If none of the functions can be used, or the "
+        "user has not given what they require, say so instead. Go on calling until the request is "
+        "fulfilled as well as you can; your answer then ends your turn, and the user may ask on."
+    )
+
+    def __init__(self, *, category: str | Sequence[str] = "all", **shared: Any) -> None:
+        """Choose the tasks.
+
+        Args:
+            category: A category of the package, such as ``"multi_turn_base"``; a group:
+                ``"single_turn"``, ``"live"``, ``"non_live"``, ``"multi_turn"``, ``"all"``; or
+                several.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the package ``bfcl-eval``, or the extra ``bfcl``.
+            UnknownNameError: If there is no such category.
+            DataError: If the package holds other data.
+        """
+        _require_package()
+        self._categories = choose_categories(category)
+        super().__init__(**shared)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of rows of the categories."""
+        return sum(len(read_category(name)) for name in self._categories)
+
+    def get_task(self, index: int) -> Task:
+        """Return row `index`, counted through the categories in their order."""
+        for name in self._categories:
+            rows = read_category(name)
+            if index < len(rows):
+                break
+            index -= len(rows)
+        return Task(
+            id=rows[index].id,
+            question=_as_text(rows[index].turns[0]),
+            answers=(),
+            data={"category": name, "index": index},
+        )
+
+    def begin_episode(self) -> None:
+        """Set up the back-ends and the functions."""
+        self._back_ends = BackEnds(self._row)
+        self._turn = self._num_passed = 0
+        self._has_failed = self._is_judged = False
+        self._responses: Counter[str] = Counter()
+        self._begin_turn()
+        self._begin_row()
+
+    def on_answer(self, answer: str) -> str | None:
+        """Judge the turn of the user that ends here, and ask on."""
+        self._judge()
+        if self._turn == len(self._row.turns):
+            return None
+        self._begin_turn()
+        text = _as_text(self._row.turns[self._turn])
+        if not (added := self._row.added.get(self._turn, ())):
+            return text
+        self._begin_row()
+        text = text or MORE_FUNCTIONS_TEXT
+        if self.action_format.is_native:
+            return text
+        tools = make_tools(added, self._row, self._call)
+        return f"{self.action_format.instructions(tools)}\n{text}"
+
+    def is_finished(self) -> bool:
+        """Return whether the only turn has called, or the user's patience is at its end."""
+        num_steps = self.num_turns - self._first_step
+        return self._is_judged or (self._row.is_multi_turn and num_steps > MAX_STEPS_A_TURN)
+
+    def on_restore(self) -> None:
+        """Offer the functions that the user had in this turn."""
+        self._begin_row()
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether all turns are played and passed."""
+        return self._is_judged and not self._has_failed
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now."""
+        return {
+            "success": float(self.is_correct),
+            "turns_passed": self._num_passed / len(self._row.turns),
+            **super().metrics(),
+        }
+
+    def reference_actions(self) -> list[str]:
+        """Play the ground truth, one call a step where the user has several turns.
+
+        Raises:
+            NotImplementedError: For the few rows whose ground truth the package itself refuses.
+        """
+        turns = right_turns(self._row)
+        if not turns:
+            raise NotImplementedError(
+                f"{self.task.id}: the package's checker accepts no call for this row."
+            )
+        actions: list[str] = []
+        for calls in turns:
+            actions += self._write_turn(calls)
+        return actions
+
+    def write_call(self, name: str, /, **arguments: Any) -> str:
+        """Write a tool call in this environment's tool format."""
+        late = make_tools(sum(self._row.added.values(), ()), self._row, self._call)
+        tool = {tool.name: tool for tool in [*late, *self.tools.values()]}.get(name)
+        # With tags, one text alone stands for itself only where a tool takes nothing else.
+        if self.tool_format == "tags" and tool is not None and text_argument(tool) is None:
+            written = json.dumps(arguments, ensure_ascii=False)
+            return f"<{name}>{written}</{name}>"
+        return super().write_call(name, **arguments)
+
+    # Insides
+
+    def _write_turn(self, calls: Sequence[Call]) -> list[str]:
+        """Write a turn of the user's: calls one a step and an answer, or all calls in one step."""
+        written = [(tool_name(name), arguments) for name, arguments in calls]
+        if not calls:
+            return [self.write_answer("Done.")]
+        if not self._row.is_multi_turn:
+            return [self._write_calls(written)]
+        # More steps than a user waits for are put together.
+        size = -(-len(written) // MAX_STEPS_A_TURN)
+        steps = [written[start : start + size] for start in range(0, len(written), size)]
+        return [*map(self._write_calls, steps), self.write_answer("Done.")]
+
+    def _write_calls(self, calls: Sequence[Call]) -> str:
+        if len(calls) == 1 or not self.action_format.is_structured:
+            return "\n".join(self.write_call(name, **arguments) for name, arguments in calls)
+        functions = [FunctionCall(name=n, arguments=json.dumps(dict(a))) for n, a in calls]
+        return write_message("", functions)
+
+    @property
+    def _row(self) -> Row:
+        data = self.task.data
+        rows: tuple[Row, ...] = read_category(data["category"])
+        return rows[int(data["index"])]
+
+    def _begin_row(self) -> None:
+        """Offer the functions of this turn, and read what right calls return."""
+        row = self._row
+        added = [document for turn in range(self._turn + 1) for document in row.added.get(turn, ())]
+        self.offer_tools(make_tools((*row.functions, *added), row, self._call))
+        references = play_ground_truth(row) if row.is_multi_turn else ()
+        self._awaited = {text for reference in references for text in reference.responses}
+
+    def _begin_turn(self) -> None:
+        self._calls: list[Call] = []
+        self._first_step = self.num_turns
+
+    def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Any]:
+        """Carry the calls of a turn out; the only turn is judged by all of them."""
+        done = super()._carry_out(calls)
+        if self._calls and not self._row.is_multi_turn:
+            # A mistake among calls is a call as well, which is not right.
+            self._calls += [("", {}) for call in calls if call.kind == "invalid"]
+            self._judge()
+        return done
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Run a function of the task, or note the call where nothing runs it."""
+        if len(self._calls) >= MAX_CALLS_A_TURN:
+            return ToolResult(TOO_MANY_CALLS_TEXT, error="tool_error")
+        self._calls.append((name, arguments))
+        if not self._row.is_multi_turn:
+            return ToolResult(RECORDED_TEXT)
+        execution = self._back_ends.call(name, arguments)
+        self._responses[execution.text] += execution.text in self._awaited
+        return ToolResult(execution.text, error="tool_error" if execution.has_failed else None)
+
+    def _judge(self) -> None:
+        """Judge the turn of the user that is over, and count it if all before it were right."""
+        row = self._row
+        if row.is_multi_turn:
+            reference = play_ground_truth(row)[self._turn]
+            is_right = is_right_state(
+                self._back_ends.instances, self._responses, len(self._calls), reference
+            )
+        else:
+            is_right = is_right_turn(row, self._calls)
+        self._turn += 1
+        self._is_judged = self._turn == len(row.turns)
+        self._has_failed = self._has_failed or not is_right
+        if not self._has_failed:
+            self._num_passed += 1
+            self.noted["turns"] = 1 / len(row.turns)
+
+
+def _require_package() -> None:
+    if importlib.util.find_spec("bfcl_eval") is None:  # no extra: its pins clash with everybody's
+        raise MissingExtraError(
+            "AgentR1/BFCL-v0 needs bfcl-eval. Install with: pip install --no-deps "
+            f"bfcl-eval=={PACKAGE_VERSION} && pip install 'agent-r1[bfcl]'"
+        )
+    require_extra("bfcl", "AgentR1/BFCL-v0", "mpmath")
+
+
+def _as_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """Write the messages of a turn as one: a user's alone as it is, more of them as a transcript.
+
+    What the row says as a system is a part of its question, below the environment's own prompt.
+    """
+    *before, last = messages or ({"content": ""},)
+    system = [message["content"] for message in before if message["role"] == "system"]
+    talk = [message for message in before if message["role"] != "system"]
+    if talk:
+        lines = [f"{message['role'].capitalize()}: {message['content']}" for message in talk]
+        return "\n\n".join([*system, *lines, f"User: {last['content']}"])
+    return "\n\n".join([*system, last["content"]])

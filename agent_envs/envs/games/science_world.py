@@ -1,0 +1,246 @@
+"""ScienceWorld: experiments of elementary school in a text world, from its package."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import (
+    COST,
+    OUTCOME,
+    Earnings,
+    RewardFunction,
+    StepEvent,
+    format_term,
+    noted_terms,
+)
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import Tool, ToolError
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.envs.games.science_engine import Game, GameSpec, gold_actions, require_java
+from agent_envs.errors import ConfigurationError
+
+VARIATIONS: Final[Mapping[str, int]] = {
+    "boil": 30, "change-the-state-of-matter-of": 30, "chemistry-mix": 32,
+    "chemistry-mix-paint-secondary-color": 36, "chemistry-mix-paint-tertiary-color": 36,
+    "find-animal": 300, "find-living-thing": 300, "find-non-living-thing": 300, "find-plant": 300,
+    "freeze": 30, "grow-fruit": 126, "grow-plant": 126, "identify-life-stages-1": 14,
+    "identify-life-stages-2": 10, "inclined-plane-determine-angle": 168,
+    "inclined-plane-friction-named-surfaces": 1386,
+    "inclined-plane-friction-unnamed-surfaces": 162, "lifespan-longest-lived": 125,
+    "lifespan-longest-lived-then-shortest-lived": 125, "lifespan-shortest-lived": 125,
+    "measure-melting-point-known-substance": 436,
+    "measure-melting-point-unknown-substance": 300, "melt": 30,
+    "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
+    "power-component": 20, "power-component-renewable-vs-nonrenewable-energy": 20,
+    "test-conductivity": 900, "test-conductivity-of-unknown-substances": 600,
+    "use-thermometer": 540,
+}  # fmt: skip
+"""How many variations each of the package's tasks has."""
+_SPLITS: Final[Mapping[str, tuple[int, int | None]]] = {
+    "train": (0, 2), "dev": (2, 3), "test": (3, None),
+}  # fmt: skip
+"""The package's: the first two quarters, the third, and the rest."""
+SIMPLIFICATIONS: Final = (
+    "easy", "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots",
+    "noElectricalAction",
+)  # fmt: skip
+_ELECTRICAL: Final = ("power-component", "conductivity")
+MAX_COMMAND_CHARS: Final = 500
+TOO_LONG_TEXT: Final = f"A command has {MAX_COMMAND_CHARS} characters at most."
+LIST_TEXT: Final = "Commands, with the name of a thing for OBJ:\n{actions}\nThings:\n{things}"
+
+
+def solved_term(env: "ScienceWorldEnv", event: StepEvent) -> float:
+    """Return 1 when the score has reached 100; outcome."""
+    return float(event.is_last and env.score == 100)
+
+
+class ScienceWorldEnv(ToolEnv):
+    """ScienceWorld (Wang et al., 2022, arXiv 2203.07540; package ``scienceworld``).
+
+    Task: an experiment in a simulated house, such as to boil water or to find an animal; 30 kinds
+    with up to 1386 variations. Tool: ``act(command)``; by name ``look()``, ``inventory()`` and
+    ``commands()`` (what can be written now), which take no time in the game. Reward terms:
+    ``solved`` at the end (outcome); ``score_gain`` (by how much the package's score has changed,
+    as a share of 100: all steps together earn the final score) and ``format`` on the way
+    (process). To focus on the wrong thing loses the game: its score is -100. The episode ends when
+    the game is won or lost, or with an answer: giving up; at most 200 turns unless
+    ``max_episode_steps=`` says otherwise, where the package counts 100 moves, ten for a ``wait``.
+
+    One Java process (up to 2 GB) serves all environments of a process, one call at a time. It can
+    save nothing: snapshots, copies and pickles take the episode's actions again, at about 5 ms
+    each and 100 ms in the genetics tasks.
+
+    Version history: v0, first version.
+    """
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+        "solved": solved_term,
+        **noted_terms("score_gain"),
+        "format": format_term,
+    }
+    default_rewards: ClassVar[Mapping[str, float]] = {
+        "solved": 1.0, "score_gain": 1.0, "format": 0.02
+    }  # fmt: skip
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        "solved": OUTCOME, "score_gain": Earnings((1.0, 1.0), (-1.0, 0.99)), "format": COST
+    }  # fmt: skip
+    outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
+    tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
+    optional_tool_names: ClassVar[tuple[str, ...]] = ("look", "inventory", "commands")
+    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
+    data_source: ClassVar[str] = "the package `scienceworld`; licence: Apache-2.0"
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_games", "_simplifications"})
+    default_system_prompt: ClassVar[str] = (
+        "You do an experiment in a simulated house. Act by one command after the other: open OBJ, "
+        "close OBJ, go OBJ, pick up OBJ, put down OBJ, move OBJ to OBJ, pour OBJ in OBJ, dunk OBJ "
+        "in OBJ, mix OBJ, activate OBJ, deactivate OBJ, use OBJ on OBJ, connect OBJ to OBJ, "
+        "disconnect OBJ, eat OBJ, flush OBJ, read OBJ, focus on OBJ, look around, look at OBJ, "
+        "look in OBJ, inventory, task, wait (ten moments), wait1 (one moment). OBJ is the name of "
+        "a thing. Focus only on what the task asks you to focus on: a wrong focus loses the game."
+    )
+
+    def __init__(
+        self,
+        *,
+        task: str | Sequence[str] | None = None,
+        split: str = "train",
+        variations: int | None = None,
+        simplifications: str | Sequence[str] = (),
+        **shared: Any,
+    ) -> None:
+        """Choose the games.
+
+        Args:
+            task: Names of tasks, such as ``"boil"``; all 30 if not given.
+            split: The package's ``"train"``, ``"dev"`` or ``"test"``.
+            variations: Only so many variations of each task, the first of the split; all if not
+                given, when some tasks have a hundred times as many as others.
+            simplifications: The package's: ``"easy"`` for all, or some of ``"teleportAction"``,
+                ``"openDoors"``, ``"openContainers"``, ``"selfWateringFlowerPots"`` and
+                ``"noElectricalAction"``.
+            shared: What every tool environment takes; see `ToolEnv`.
+
+        Raises:
+            MissingExtraError: Without the extra ``scienceworld``, or without Java.
+            UnknownNameError: If a task, the split or a simplification is unknown.
+            ConfigurationError: If `variations` is less than 1, or a task cannot be simplified so.
+        """
+        require_java()
+        names = (task,) if isinstance(task, str) else tuple(VARIATIONS if task is None else task)
+        if not names or (variations is not None and variations < 1):
+            raise ConfigurationError(
+                f"There is nothing to play: task={task!r}, variations={variations}. Name at least "
+                "one task, and at least one variation."
+            )
+        start, stop = lookup(_SPLITS, split, kind="split")
+        self._simplifications = _check_simplifications(simplifications, names)
+        self._games = [
+            (name, variation)
+            for name in names
+            for variation in _range(lookup(VARIATIONS, name, kind="task"), start, stop)[:variations]
+        ]
+        free = {
+            "look": Tool(self.look, timeout=None),
+            "inventory": Tool(self.inventory, timeout=None),
+            "commands": Tool(self.commands, timeout=None),
+        }
+        super().__init__(
+            default_tools=[Tool(self.act, timeout=None)],
+            optional_tools={name: (tool,) for name, tool in free.items()},
+            **shared,
+        )
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of games: tasks one after the other, each with its variations."""
+        return len(self._games)
+
+    def get_task(self, index: int) -> Task:
+        """Begin game `index`."""
+        name, variation = self._games[index]
+        spec = GameSpec(task=name, variation=variation, simplifications=self._simplifications)
+        self._game = Game(spec)
+        self._game.begin()
+        scene = [self._game.read(f"freeAction{part}") for part in ("TaskDesc", "Look", "Inventory")]
+        return Task(
+            id=f"scienceworld-{name}-{variation}",
+            question="\n\n".join(text.strip() for text in scene),
+            answers=(),
+        )
+
+    def begin_episode(self) -> None:
+        """Forget the last game's score."""
+        self.score = 0
+        """The package's: up to 100; below 0 when the game is lost."""
+        self._is_completed = False
+
+    def act(self, command: str) -> str:
+        """Do something in the game.
+
+        Args:
+            command: For example "open door to kitchen" or "pick up thermometer".
+        """
+        if len(command) > MAX_COMMAND_CHARS:
+            raise ToolError(TOO_LONG_TEXT)
+        if self._is_completed:
+            raise ToolError("The game is over.")
+        situation = self._game.act(command.replace("\n", " "))
+        gain = (situation.score - self.score) / 100
+        self.noted["score_gain"] = self.noted.get("score_gain", 0.0) + gain
+        self.score, self._is_completed = situation.score, situation.is_completed
+        return situation.text.strip()
+
+    def look(self) -> str:
+        """Look around, which takes no time in the game."""
+        return self._game.read("freeActionLook").strip()
+
+    def inventory(self) -> str:
+        """See what you carry, which takes no time in the game."""
+        return self._game.read("freeActionInventory").strip()
+
+    def commands(self) -> str:
+        """List the commands, and the things that can be named in them now."""
+        actions, things = (
+            ", ".join(sorted(self._game.read_list(f"getPossible{kind}")))
+            for kind in ("Actions", "Objects")
+        )
+        return LIST_TEXT.format(actions=actions, things=things)
+
+    def is_finished(self) -> bool:
+        """Return whether the game is won or lost."""
+        return self._is_completed
+
+    def metrics(self) -> dict[str, float]:
+        """Measure the episode as if it ended now; ``score`` is the package's, as a share."""
+        score = self.score / 100
+        return {"success": float(self.score == 100), "score": score, **super().metrics()}
+
+    def reference_actions(self) -> list[str]:
+        """Do what the package's own solution does."""
+        return [self.write_call("act", command=action) for action in gold_actions(self._game.spec)]
+
+    def close(self) -> None:
+        """End the game; the Java process goes on for other environments."""
+        if hasattr(self, "_game"):
+            self._game.close()
+        super().close()
+
+
+def _range(count: int, start: int, stop: int | None) -> range:
+    """Return the variations of a task from one quarter to another."""
+    quarter = count // 4
+    return range(start * quarter, count if stop is None else stop * quarter)
+
+
+def _check_simplifications(given: str | Sequence[str], tasks: Sequence[str]) -> str:
+    names = given.split(",") if isinstance(given, str) else list(given)
+    known = {name: name for name in SIMPLIFICATIONS}
+    chosen = [lookup(known, name.strip(), kind="simplification") for name in names if name.strip()]
+    electrical = [task for task in tasks if any(part in task for part in _ELECTRICAL)]
+    if "noElectricalAction" in chosen and electrical:
+        raise ConfigurationError(
+            f"The tasks {electrical} need electrical actions: leave the simplification "
+            "'noElectricalAction' out, or play other tasks with task=."
+        )
+    return ",".join(chosen)

@@ -1,0 +1,271 @@
+"""Several calls in one turn: side by side, answered in order, each seen by the rewards."""
+
+import asyncio
+import sys
+import threading
+import time
+
+import pytest
+
+from agent_envs import Task, Tool, ToolEnv, format_term, tool
+from agent_envs.core.openai_format import FunctionCall, write_message
+from agent_envs.core.rewards import noted_terms
+from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_trainers.policies.chat_messages import native_messages
+
+
+class Shop(ToolEnv):
+    """Each thing found earns something; each call of `found` is noted."""
+
+    reward_functions = {**noted_terms("found"), "format": format_term}  # noqa: RUF012
+    default_rewards = {"found": 1.0, "format": 0.5}  # noqa: RUF012
+
+    def get_task(self, index):
+        return Task(id="shop", question="Find things.", answers=())
+
+    def begin_episode(self):
+        self.seen, self.is_sold_out = [], False
+
+    def on_result(self, action, result):
+        self.seen.append(action.arguments)
+        self.noted["found"] = float(result.content.startswith("found"))
+
+    def is_finished(self):
+        return self.is_sold_out
+
+
+@tool
+def find(thing: str) -> str:
+    """Find something."""
+    return f"found {thing}"
+
+
+@tool
+def fail() -> str:
+    """Fail."""
+    raise RuntimeError("no")
+
+
+@tool
+def leave() -> str:
+    """Leave Python."""
+    sys.exit(3)
+
+
+def turn(env, *calls):
+    """Write a turn with several calls in the environment's format."""
+    if env.tool_format != "openai":
+        return "\n".join(env.write_call(name, **arguments) for name, arguments in calls)
+    written = [env.write_call(name, **arguments) for name, arguments in calls]
+    functions = [env.action_format.parse(text, env.tools) for text in written]
+    return write_message("", [
+        FunctionCall(name=name, arguments=f'{{"thing": "{a.arguments["thing"]}"}}')
+        for (name, _), a in zip(calls, functions, strict=True)
+    ])  # fmt: skip
+
+
+ONE_AND_TWO = [("find", {"thing": "1"}), ("find", {"thing": "2"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "replies"),
+    [
+        ("hermes", [("tool", "found 1"), ("tool", "found 2")]),
+        ("openai", [("tool", "found 1"), ("tool", "found 2")]),
+        ("tags", [("user", "<information>found 1</information>\n\n"
+                           "<information>found 2</information>")]),
+        ("json", [("user", "Result of find:\nfound 1\n\nResult of find:\nfound 2")]),
+        ("react", [("user", "Observation: found 1\n\nObservation: found 2")]),
+    ],
+)  # fmt: skip
+def test_each_format_answers_calls_in_order_and_the_rewards_see_each(name, replies):
+    env = Shop(default_tools=[find], tool_format=name)
+    env.reset(seed=0)
+    observation, reward, terminated, _, info = env.step(turn(env, *ONE_AND_TWO))
+    said = [(message["role"], message["content"]) for message in info["messages"][3:]]
+    assert said == replies
+    assert observation == "\n\n".join(content for _, content in replies)
+    assert not terminated
+    assert info["tool_result"] == "found 1\n\nfound 2"
+    assert info["tool_results"] == ["found 1", "found 2"]
+    assert env.seen == [{"thing": "1"}, {"thing": "2"}]
+    assert info["reward_terms"] == {"found": 2.0, "format": 0.5}
+    assert reward == 2.5
+    assert info["metrics"] == {"num_turns": 1, "num_tool_calls": 2, "num_invalid_actions": 0}
+    assert [call["arguments"] for call in info["action"]["calls"]] == env.seen
+    assert info["action"]["arguments"] == {"thing": "1"}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_where_calls_are_not_parallel_a_second_one_is_a_mistake(name):
+    env = Shop(default_tools=[find], tool_format=name, parallel_calls=False)
+    _, info = env.reset(seed=0)
+    assert info["messages"][0]["content"].endswith("Make one call per turn.")
+    *_, info = env.step(turn(env, *ONE_AND_TWO))
+    assert info["action"]["error"] == "multiple_actions"
+    assert (env.seen, env.num_tool_calls, env.num_invalid_actions) == ([], 0, 1)
+    *_, info = env.step(turn(env, ONE_AND_TWO[0]))
+    assert info["tool_result"] == "found 1"
+    assert "tool_results" not in info
+
+
+def test_the_prompt_says_that_calls_may_stand_in_one_turn():
+    prompt = Shop(default_tools=[find]).reset(seed=0)[1]["messages"][0]["content"]
+    assert "may stand in one turn" in prompt
+    assert "turn" not in Shop().reset(seed=0)[1]["messages"][0]["content"]
+
+
+def test_calls_with_mistakes_and_failing_tools_are_answered_in_their_place():
+    env = Shop(default_tools=[find, fail, leave])
+    env.reset(seed=0)
+    calls = [("seek", {}), ("fail", {}), *ONE_AND_TWO, ("leave", {}), ("find", {})]
+    *_, info = env.step(turn(env, *calls))
+    errors = [call.get("error") for call in info["action"]["calls"]]
+    assert errors == ["unknown_tool", "tool_error", None, None, "tool_error", "bad_arguments"]
+    assert info["action"]["error"] == "unknown_tool"
+    results = info["messages"][3:]
+    assert [message["name"] for message in results] == [
+        "call 1", "fail", "find", "find", "leave", "call 6"
+    ]  # fmt: skip
+    assert "There is no tool 'seek'" in results[0]["content"]
+    assert "failed (SystemExit)" in results[4]["content"]
+    assert info["reward_terms"] == {"found": 2.0, "format": -0.5}
+    assert (env.num_tool_calls, env.num_invalid_actions) == (4, 1)
+    *_, info = env.step(turn(env, ("seek", {}), ("look", {})))
+    assert (info["action"]["kind"], env.num_invalid_actions) == ("invalid", 2)
+    assert info["tool_result"] is None
+
+
+def test_calls_run_side_by_side():
+    together = threading.Barrier(4, timeout=10)
+
+    @tool
+    def meet(number: int) -> str:
+        """Wait for the others."""
+        together.wait()
+        time.sleep(0.02 * (4 - number))  # the last is ready first
+        return str(number)
+
+    env = Shop(default_tools=[meet])
+    env.reset(seed=0)
+    *_, info = env.step(turn(env, *[("meet", {"number": i}) for i in range(4)]))
+    assert info["tool_results"] == ["0", "1", "2", "3"]
+
+
+def test_async_tools_run_side_by_side_in_one_loop():
+    loops, waiting = set(), []
+
+    @tool
+    async def meet() -> str:
+        """Wait for the others."""
+        loops.add(asyncio.get_running_loop())
+        waiting.append(1)
+        while len(waiting) < 3:
+            await asyncio.sleep(0.01)
+        return "met"
+
+    env = Shop(default_tools=[meet])
+    env.reset(seed=0)
+    *_, info = env.step(turn(env, *[("meet", {})] * 3))
+    assert info["tool_results"] == ["met"] * 3
+    assert len(loops) == 1
+
+
+def test_calls_together_have_the_time_of_the_most_patient_tool():
+    @tool(timeout=0.3)
+    def hang() -> str:
+        """Hang."""
+        threading.Event().wait(60)
+        return ""
+
+    slow = Tool(hang.function, name="slow", timeout=0.3, stateful=True)
+    quick = Tool(find.function, name="find", timeout=0.2)
+    env = Shop(default_tools=[hang, slow, quick])
+    env.reset(seed=0)
+    calls = [*[("hang", {})] * 3, ONE_AND_TWO[0], *[("slow", {})] * 4]
+    started = time.monotonic()
+    *_, info = env.step(turn(env, *calls))
+    assert time.monotonic() - started < 1.2  # one after the other would take 2.1 s
+    errors = [call.get("error") for call in info["action"]["calls"]]
+    assert errors == ["tool_timeout"] * 3 + [None] + ["tool_timeout"] * 4
+
+
+def test_calls_of_stateful_tools_run_in_the_order_in_which_they_were_written():
+    written, now = [], [0]
+
+    @tool(stateful=True)
+    def write(text: str, seconds: float) -> str:
+        """Write."""
+        now[0] += 1
+        time.sleep(seconds)
+        written.append(text)
+        now[0] -= 1
+        return f"{now[0]} at the same time"
+
+    env = Shop(default_tools=[write])
+    env.reset(seed=0)
+    pairs = [("a", 0.05), ("b", 0.0), ("c", 0.02)]
+    calls = [("write", {"text": text, "seconds": seconds}) for text, seconds in pairs]
+    *_, info = env.step(turn(env, *calls))
+    assert written == ["a", "b", "c"]
+    assert info["tool_results"] == ["0 at the same time"] * 3
+
+
+def test_a_call_after_one_that_ended_the_task_is_not_carried_out():
+    class Last(Shop):
+        def on_result(self, action, result):
+            super().on_result(action, result)
+            self.is_sold_out = True
+
+    env = Last(default_tools=[Tool(find.function, timeout=None)])
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step(turn(env, *ONE_AND_TWO))
+    assert terminated
+    assert reward == 1.5
+    assert info["action"]["calls"][1]["error"] == "not_carried_out"
+    assert (env.num_tool_calls, env.seen) == (1, [{"thing": "1"}])
+
+
+def test_an_event_has_every_call():
+    events = []
+    env = Shop(default_tools=[find], rewards={"x": (lambda _, e: events.append(e) or 0.0, 1.0)})
+    env.reset(seed=0)
+    env.step(turn(env, ("seek", {}), *ONE_AND_TWO))
+    env.step(turn(env, ONE_AND_TWO[1]))
+    env.step("hm")
+    several, one, none = events
+    assert [(call.kind, result and result.content) for call, result in several.calls] == [
+        ("invalid", None), ("tool_call", "found 1"), ("tool_call", "found 2"),
+    ]  # fmt: skip
+    assert (several.action.name, several.result.content) == ("find", "found 1")
+    assert one.calls[0] == (one.action, one.result)
+    assert (list(none.calls), none.result) == ([], None)
+
+
+def test_structured_results_go_back_to_a_server_by_the_ids_of_their_calls():
+    env = Shop(default_tools=[find], tool_format="openai")
+    env.reset(seed=0)
+    env.step(turn(env, *ONE_AND_TWO))
+    *_, info = env.step(turn(env, *ONE_AND_TWO, ("find", {"thing": "3"})))
+    converted = native_messages(info["messages"])
+    ids = [call["id"] for m in converted for call in m.get("tool_calls") or ()]
+    answered = [(m["tool_call_id"], m["content"]) for m in converted if m["role"] == "tool"]
+    assert [call_id for call_id, _ in answered] == ids
+    assert [content for _, content in answered] == [
+        "found 1", "found 2", "found 1", "found 2", "found 3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (None, TypeError, r"The reward term 'mine' returned None; it must be a number"),
+        ("much", TypeError, r"The reward term 'mine' returned 'much'"),
+        (float("nan"), ValueError, r"The reward term 'mine' returned nan; it must be finite"),
+    ],
+)
+def test_what_a_reward_term_returns_is_checked(value, error, message):
+    env = Shop(rewards={"mine": (lambda *_: value, 1.0)})
+    env.reset(seed=0)
+    with pytest.raises(error, match=message):
+        env.step("hm")

@@ -1,0 +1,216 @@
+import json
+import pickle
+import random
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
+
+pytest.importorskip("bfcl_eval", reason="bfcl-eval is not installed")
+pytest.importorskip("mpmath", reason="the extra bfcl is not installed")
+
+from agent_envs.envs.functions.bfcl_rows import CATEGORIES, choose_categories, read_category
+from benchmarks.bfcl_agreement import compare
+
+ID = "AgentR1/BFCL-v0"
+MULTI_TURN = "multi_turn_base"
+
+
+def make(category=MULTI_TURN, task=0, **kwargs):
+    env = gym.make(ID, category=category, **kwargs)
+    env.reset(options={"task": task})
+    return env
+
+
+def call(env, name, **arguments):
+    return env.step(env.unwrapped.write_call(name, **arguments))
+
+
+def answer(env, text="Done."):
+    return env.step(env.unwrapped.write_answer(text))
+
+
+def play(env, actions):
+    total = 0.0
+    for action in actions:
+        *_, terminated, truncated, info = outcome = env.step(action)
+        total += outcome[1]
+        if terminated or truncated:
+            break
+    return terminated, info, total
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react", "openai"])
+@pytest.mark.parametrize("category", CATEGORIES["all"])
+def test_the_ground_truth_is_right_in_every_format(category, tool_format):
+    env = make(category, task=2, tool_format=tool_format)
+    actions = env.unwrapped.reference_actions()
+    terminated, info, total = play(env, actions)
+    assert terminated
+    assert info["metrics"]["success"] == info["metrics"]["turns_passed"] == 1.0
+    terms = {"correct": 1.0, "turns": 0.2}
+    assert env.unwrapped.reward_weights.items() >= terms.items()
+    assert total >= sum(terms.values()) - 1e-9
+
+
+def test_plays_are_judged_as_the_package_judges_them():
+    categories = [MULTI_TURN, "multi_turn_miss_func", "parallel_multiple", "simple_java"]
+    counts, differences = compare(categories, 60, random.Random(0), num_rows=8)
+    assert not differences
+    assert sum(count for name, count in counts.items() if "mutated: both wrong" in name) > 30
+    assert sum(count for name, count in counts.items() if "ground truth: both right" in name) == 32
+
+
+def test_the_rows_that_no_call_solves_say_so():
+    env = make("simple_java", task=36)
+    with pytest.raises(NotImplementedError, match="simple_java_36: the package's checker accepts"):
+        env.unwrapped.reference_actions()
+
+
+def test_the_user_asks_on_and_process_rewards_pay_each_turn_once():
+    env = make()
+    assert [call(env, "cd", folder="document")[1] for _ in range(2)][-1] <= 0.02
+    assert call(env, "mkdir", dir_name="temp")[1] <= 0.02
+    call(env, "mv", source="final_report.pdf", destination="temp")
+    text, *_, info = answer(env)
+    assert text.startswith("Perform a detailed search using grep")
+    assert info["reward_terms"]["turns"] == pytest.approx(0.2 / 4)
+    assert answer(env)[4]["reward_terms"]["turns"] == 0.0  # nothing was called
+
+
+def test_a_turn_that_fails_ends_the_credit_but_not_the_episode():
+    env = make()
+    terms = [answer(env) for _ in range(4)]
+    assert [outcome[2] for outcome in terms] == [False, False, False, True]
+    assert all(outcome[4]["reward_terms"]["turns"] == 0.0 for outcome in terms)
+    assert terms[-1][4]["metrics"]["success"] == 0.0
+
+
+def test_functions_that_come_later_are_not_there_before():
+    env = make("multi_turn_miss_func", task=0)
+    names = [[tool["function"]["name"] for tool in env.step("")[4]["tools"]]]
+    assert "sort" not in names[0]
+    for _ in range(3):
+        text, *_, info = answer(env)
+    assert text == "I have updated some more functions you can choose from. What about now?"
+    assert "sort" in [tool["function"]["name"] for tool in info["tools"]]
+    assert '"sort"' in json.dumps(info["tools"])
+
+
+def test_late_functions_are_described_where_no_template_does():
+    env = make("multi_turn_miss_func", task=0, tool_format="json")
+    for _ in range(3):
+        text, *_ = answer(env)
+    assert '"name": "sort"' in text
+
+
+def test_no_answer_stands_in_what_the_model_or_a_policy_sees():
+    env = make()
+    shown = json.dumps(env.step("")[4])
+    assert "grep(file_name" not in shown
+    assert env.unwrapped.task.answers == ()
+    assert "ground_truth" not in json.dumps(env.unwrapped.task.data)
+
+
+def test_a_user_waits_twenty_steps():
+    env = make(max_episode_steps=-1)
+    ends = [call(env, "pwd")[2] for _ in range(21)]
+    assert ends == [False] * 20 + [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("power", {"base": 10, "exponent": 10**9}),
+        ("round_number", {"number": 5, "decimal_places": -(10**12)}),
+        ("square_root", {"number": 2, "precision": 10**9}),
+        ("logarithm", {"value": 2, "base": 10, "precision": 10**9}),
+        ("mean", {"numbers": "x"}),
+        ("mean", {"self": 1, "__class__": 2}),
+        ("no such thing", {}),
+    ],
+)
+def test_a_call_that_would_take_for_ever_is_an_observation(name, arguments):
+    index = next(i for i, row in enumerate(read_category(MULTI_TURN)) if "MathAPI" in row.classes)
+    env = make(task=index)
+    start = time.perf_counter()
+    *_, terminated, _, info = call(env, name, **arguments)
+    assert time.perf_counter() - start < 2
+    assert not terminated
+    assert "error" in info["action"] or "error" in info["tool_result"]
+
+
+def test_folders_cannot_hold_themselves_nor_grow_without_end():
+    env = make(max_episode_steps=-1)
+    call(env, "cd", folder="document")
+    call(env, "mkdir", dir_name="d")
+    *_, info = call(env, "cp", source="d", destination="d")
+    assert "a folder would hold itself" in info["tool_result"]
+    assert "matches" in call(env, "find", path=".")[4]["tool_result"]
+
+
+def test_javascript_that_would_backtrack_for_ever_is_wrong():
+    index = next(
+        i
+        for i, row in enumerate(read_category("simple_javascript"))
+        if "array" in [p["type"] for p in row.functions[0]["parameters"]["properties"].values()]
+    )
+    env = make("simple_javascript", task=index)
+    function = env.step("")[4]["tools"][0]["function"]
+    value = "[[a]" + ",[a]" * 60 + "x"
+    start = time.perf_counter()
+    arguments = dict.fromkeys(function["parameters"]["properties"], value)
+    *_, terminated, _, info = call(env, function["name"], **arguments)
+    assert time.perf_counter() - start < 2
+    assert terminated
+    assert info["metrics"]["success"] == 0.0
+
+
+def test_nothing_a_model_writes_is_evaluated(tmp_path):
+    path = tmp_path / "made"
+    env = make()
+    call(env, "echo", content=f"__import__('pathlib').Path({str(path)!r}).touch()", file_name=None)
+    call(env, "cd", folder=f"')) or open({str(path)!r}, 'w') or (('")
+    assert not path.exists()
+
+
+def test_an_episode_goes_on_in_another_environment_and_another_process():
+    env = make("multi_turn_miss_func", task=0)
+    actions = env.unwrapped.reference_actions()
+    for action in actions[:-3]:
+        env.step(action)
+    snapshot = env.unwrapped.snapshot()
+    other = make("multi_turn_miss_func", task=5)
+    other.unwrapped.restore(pickle.loads(pickle.dumps(snapshot)))
+    expected = [env.step(action) for action in actions[-3:]]
+    assert [other.unwrapped.step(action) for action in actions[-3:]] == expected
+    assert expected[-1][4]["metrics"]["success"] == 1.0
+
+
+def test_making_it_imports_no_handler_of_a_model_and_makes_no_folder():
+    program = (
+        "import sys, gymnasium as gym, agent_envs\n"
+        "env = gym.make('AgentR1/BFCL-v0', category='parallel'); env.reset(seed=0)\n"
+        "for action in env.unwrapped.reference_actions(): env.step(action)\n"
+        "print([n for n in sys.modules if 'model_handler' in n or n == 'bfcl_eval.utils'"
+        " or n == 'bfcl_eval.constants.eval_config' or n == 'bfcl_eval.constants.model_config'])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_wrong_arguments_are_refused(monkeypatch):
+    with pytest.raises(UnknownNameError, match="multi_turn_base"):
+        gym.make(ID, category="multi_turn_bas")
+    with pytest.raises(ConfigurationError, match="category= is empty"):
+        gym.make(ID, category=[])
+    assert choose_categories(["live", "live_simple"]) == CATEGORIES["live"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="pip install --no-deps bfcl-eval"):
+        gym.make(ID)
