@@ -22,7 +22,8 @@ _EDGE: Final = "\udc01"
 _NAME: Final = "\ufdd0"
 """Begins and ends the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
 _MARKUP: Final = re.compile(r"[<>\[\]{}|]")
-_TAG: Final = re.compile(r"</?[\w-]+>")
+_TAG: Final = re.compile(r"</?(?!tool_res)[\w-]+>")
+"""What a model may write; ``<tool_response>``, ``<tool_result>`` are never its own."""
 
 
 class OwnMarkup(NamedTuple):
@@ -47,7 +48,6 @@ class ControlTokens:
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))
         self._ids = {str(token): id for id, token in added.items() if _is_control(token)}
-        self._ids.pop("", None)
         self._added = {
             f"{_NAME}{id}{_NAME}" if self._ids.get(str(token)) == id else str(token): (id, token)
             for id, token in added.items()
@@ -221,7 +221,8 @@ def _own_spans(text: str, own: OwnMarkup) -> list[tuple[int, int]]:
 
 
 def _is_control(token: AddedToken) -> bool:
-    return token.special or bool(_MARKUP.search(str(token)))
+    is_blank = not str(token).strip(" \n\r\t\u2581")
+    return not is_blank and (token.special or bool(_MARKUP.search(str(token))))
 
 
 def _unmarked(text: str) -> str:

@@ -240,7 +240,8 @@ def test_neither_vocabulary_nor_normaliser_make_control_tokens(tokenizer, text):
 def test_added_words_and_blanks_are_vocabulary_and_no_control_tokens():
     tokenizer = make_tokenizer("qwen2_5")
     tokenizer.add_tokens(["Oslo", "\n\n"])
-    text = "Oslo\n\n<|im_end|>"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["\t"]})
+    text = "Oslo\n\n\t<|im_end|>"
     tokens = tokenizer.convert_ids_to_tokens(ControlTokens(tokenizer).encode_text(text))
-    assert tokens[:2] == ["Oslo", "\n\n"]
+    assert tokens[:3] == ["Oslo", "\n\n", "\t"]
     assert "<|im_end|>" not in tokens
