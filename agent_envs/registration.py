@@ -8,7 +8,16 @@ from gymnasium.envs.registration import EnvSpec
 
 def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
     entry_point = f"agent_envs.envs.{entry_point}"
-    return EnvSpec(f"AgentR1/{name}-v0", entry_point, max_episode_steps=turns, kwargs=kwargs)
+    # Gymnasium's wrappers for these two want a reset first, but an episode may also begin with
+    # `restore`. ToolEnv enforces the order itself, and the kit checks more than the checker.
+    return EnvSpec(
+        f"AgentR1/{name}-v0",
+        entry_point,
+        max_episode_steps=turns,
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs=kwargs,
+    )
 
 
 ENVIRONMENTS: Final = (

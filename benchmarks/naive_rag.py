@@ -8,6 +8,7 @@ import numpy as np
 
 from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
+from agent_trainers.policies.control_tokens import ControlTokens
 
 _FORMAT: Final = TOOL_FORMATS["hermes"]
 _ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -21,6 +22,7 @@ class NaiveRAG(PolicyWrapper):
         """Let `model` answer; with its tokenizer, the search becomes part of what it reads."""
         super().__init__(model)
         self._tokenizer = tokenizer
+        self._control_tokens = ControlTokens(tokenizer)
 
     def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
         """Search at first; then the model reads what was found."""
@@ -34,7 +36,7 @@ class NaiveRAG(PolicyWrapper):
 
     def _search(self, request: GenerationRequest) -> Generation:
         text = _FORMAT.write_call("search", {"query": request.messages[-1]["content"]})
-        ids = self._tokenizer(text + self._tokenizer.eos_token).input_ids
+        ids = [*self._control_tokens.encode_text(text), self._tokenizer.eos_token_id]
         return Generation(
             prompt_ids=self.policy.encode(request) or [],
             completion_ids=ids,

@@ -14,7 +14,8 @@
 
 The loop is TRL's: contexts only grow, all calls of a turn are carried out (each is a step of the
 environment), a turn without a call is the answer and ends the episode, and credit is one number per
-episode, the sum of its rewards. `agent_trainers` has credit per step.
+episode, the sum of its rewards. `agent_trainers` has credit per step. TRL encodes what it is told,
+so control tokens in it are broken up (`break_control_strings`).
 """
 
 import copyreg
@@ -28,6 +29,7 @@ import gymnasium as gym
 import numpy as np
 
 from agent_envs.adapters.signatures import describe_as_function
+from agent_envs.core.control_strings import break_control_strings
 from agent_envs.core.lookup import unknown_name_message
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
@@ -90,7 +92,7 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
         seed = task if seed is None else seed
         observation, _ = self._env.reset(seed=None if seed is None else int(seed), options=options)
         self._terms = dict.fromkeys(self._env.unwrapped.reward_weights, 0.0)  # type: ignore[attr-defined]
-        return observation
+        return break_control_strings(observation)
 
     def _forget(self) -> None:
         self._return, self._success, self._terms = 0.0, 0.0, dict[str, float]()
@@ -123,7 +125,7 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
             self._terms[term] = self._terms.get(term, 0.0) + value
         self._success = float(info["metrics"].get("success", 0.0))
         self._is_over = terminated or truncated
-        return observation
+        return break_control_strings(observation)
 
     def _finish(self, completion: Sequence[Mapping[str, Any]]) -> None:
         """Do what TRL leaves to do: the answer, or the calls beyond its limit of turns."""

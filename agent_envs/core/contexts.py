@@ -8,7 +8,7 @@ broke.
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup, lookup_or_import
@@ -131,7 +131,7 @@ Summarise = Callable[[Sequence[Message]], str]
 """Takes the task, with the summary so far, and what happened next; returns a text for all of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Summary:
     """Show the task, a summary of what is past, and the latest turns.
 
@@ -144,6 +144,7 @@ class Summary:
     """Writes the summary; a function may be ``async``."""
     turns: int = 4
     """At least 1."""
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"summarise", "turns"})
     _kept: dict[tuple[str, ...], str] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -297,6 +298,19 @@ def only_computes(policy: ContextPolicy) -> bool:
     if isinstance(policy, Chain):
         return all(map(only_computes, policy.policies))
     return policy is full or isinstance(policy, Window | Budget)
+
+
+def stateful_policies(policy: ContextPolicy, place: str = "the context") -> dict[str, Any]:
+    """Return, by name, the policies whose class says by ``not_in_snapshots`` that it has a state.
+
+    Any other is taken for a function of the history.
+    """
+    if isinstance(policy, Chain):
+        found: dict[str, Any] = {}
+        for number, part in enumerate(policy.policies):
+            found |= stateful_policies(part, f"{place}[{number}]")
+        return found
+    return {place: policy} if hasattr(type(policy), "not_in_snapshots") else {}
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:

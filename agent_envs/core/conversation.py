@@ -11,7 +11,7 @@ from agent_envs.core.contexts import (
     full,
     make_view,
 )
-from agent_envs.core.messages import Message
+from agent_envs.core.messages import Message, StateMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class Conversation:
         """
         first = self._first_messages(pinned)
         if policy is full:
-            return View([*first, *self._said])
+            messages = StateMessages(first)
+            messages += self._said  # copied once, which is all that grows with the turns
+            return View(messages)
         return make_view(policy, History(first, tuple(self._turns), count_tokens, self._initial))
 
     def _first_messages(self, pinned: str) -> tuple[Message, ...]:

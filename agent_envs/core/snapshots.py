@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import PurePath
 from typing import Any, ClassVar, Final, Self
 
@@ -83,19 +83,28 @@ class RestorableEnv(gym.Env[str, str]):
         _check_same(snapshot, *self._description)
         self._load(snapshot.state, is_restored=True)
 
-    def _tools_with_state(self) -> list[Tool]:
-        """Return the tools whose state is part of the environment's."""
-        return []
+    def _callables_with_state(self) -> Mapping[str, Any]:
+        """Return the tools and functions whose state is part of the environment's, by name."""
+        return {}
 
     def _resume(self, *, is_restored: bool) -> None:
         """Bring back what a snapshot leaves out; not `is_restored` in a pickle or a copy."""
 
     def _dump(self) -> bytes:
-        return dump_state(self, self._tools_with_state())
+        return dump_state(self, self._callables_with_state())
 
     def _load(self, state: bytes, *, is_restored: bool) -> None:
-        load_state(self, self._tools_with_state(), state)
+        callables = self._callables_with_state()
+        missing = load_state(self, callables, state)
         self._resume(is_restored=is_restored)
+        again = self._callables_with_state()
+        if [*map(id, again.values())] != [*map(id, callables.values())]:
+            missing = load_state(self, again, state)  # an episode with tools of its own
+        if missing:
+            raise SnapshotError(
+                f"{type(self).__name__}: the snapshot holds the state of what is not here: "
+                f"{', '.join(sorted(missing))}. Offer the tools of an episode in on_restore()."
+            )
 
     @functools.cached_property
     def _description(self) -> tuple[str, dict[str, str]]:
@@ -197,7 +206,8 @@ def _describe_object(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return {"class": type(value).__qualname__} | fields
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
-        return value.item()
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy
+        return value.tolist()
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    size = f" of {len(value)}" if isinstance(value, Sized) else ""
+    return f"{named.__module__}:{named.__qualname__}{size}"

@@ -11,7 +11,10 @@ from agent_envs.core.tool_formats import ParsedAction
 
 def describe_state(view: View) -> dict[str, Any]:
     """Return the messages of a state, and ``context`` where it leaves something out."""
-    described: dict[str, Any] = {"messages": StateMessages(view.messages)}
+    messages = view.messages
+    if not isinstance(messages, StateMessages):
+        messages = StateMessages(messages)
+    described: dict[str, Any] = {"messages": messages}
     if view.reason is not None:
         shown = ("num_dropped", "num_shortened", "reason")
         described["context"] = {name: getattr(view, name) for name in shown}

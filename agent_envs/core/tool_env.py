@@ -5,9 +5,10 @@ next state, the reward term by term, and whether the episode is over. A subclass
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import gymnasium as gym
 
@@ -17,24 +18,16 @@ from agent_envs.core.contexts import (
     estimate_tokens,
     make_context,
     only_computes,
+    stateful_policies,
 )
 from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup
-from agent_envs.core.messages import Message
-from agent_envs.core.rewards import (
-    COST,
-    Earnings,
-    RewardFunction,
-    Rewards,
-    StepEvent,
-    choose_terms,
-    earned,
-    format_term,
-)
-from agent_envs.core.snapshots import RestorableEnv
+from agent_envs.core.messages import Message, ToolSchemas
+from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.step_info import describe_state, describe_step
+from agent_envs.core.task_family import TaskFamily
 from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_calls import OVER_TEXT, Call, reply_to_calls, run_calls
@@ -54,8 +47,10 @@ ONE_CALL_TEXT: Final = "Make one call per turn."
 USER_TEXT: Final = "Whatever else you write is said to the user, who replies."
 
 
-class ToolEnv(RestorableEnv):
+class ToolEnv(TaskFamily):
     """Base of every environment with tools: `get_task` is all that a subclass must provide.
+
+    What else it may provide, and declare, stands in `TaskFamily`.
 
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
     context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
@@ -70,23 +65,6 @@ class ToolEnv(RestorableEnv):
         "render_modes": ["ansi", "human"],
         "render_fps": 4,  # Gymnasium asks for it; nothing moves here
     }
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
-    default_rewards: ClassVar[Mapping[str, float]] = {}
-    outcome_terms: ClassVar[frozenset[str]] = frozenset()
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {"format": COST}
-    """What the terms that are on by default can sum to, for the list of environments."""
-    default_system_prompt: ClassVar[str] = ""
-    tool_signatures: ClassVar[tuple[str, ...]] = ()
-    """The tools it has without further arguments, for the list of environments."""
-    optional_tool_names: ClassVar[tuple[str, ...]] = ()
-    """What ``tools=`` takes by name, for the same list."""
-    metric_names: ClassVar[tuple[str, ...]] = ("num_turns", "num_tool_calls", "num_invalid_actions")
-    """What `metrics` measures, for the same list."""
-    data_source: ClassVar[str] = "generated, endless"
-    """Where its tasks come from, for the same list."""
-    computes_only: ClassVar[bool] = False
-    """Whether what the family itself does in a step waits for nothing outside of the process; a
-    subclass outside of this package says so for itself."""
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
@@ -160,91 +138,6 @@ class ToolEnv(RestorableEnv):
         self._is_over = True
         self.render_mode = render_mode
         self._conversation, self._transcript = Conversation(), Transcript()
-
-    # What a subclass provides
-
-    @classmethod
-    def earnings(cls, **arguments: Any) -> Mapping[str, Earnings]:
-        """Return `term_earnings`, as they are with these arguments of the environment."""
-        return cls.term_earnings
-
-    @property
-    def num_tasks(self) -> int | None:
-        """How many tasks there are, at least 1; None, as here, where they are endless."""
-        return None
-
-    def get_task(self, index: int) -> Task:
-        """Return task `index`, from 0; `index` is valid."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define get_task(self, index) and return a Task: an id, "
-            "the question that the model is asked, and the right answers."
-        )
-
-    def reference_actions(self) -> list[str]:
-        """Return actions that solve the current task, where the data allow it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define reference_actions(self): actions that solve "
-            "the current task, written with write_call and write_answer."
-        )
-
-    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a tool call brought about; the step is rewarded afterwards.
-
-        Called for each call of a turn, in order. What several put into `noted` is added up.
-        """
-
-    def on_answer(self, answer: str) -> str | NewConversation | None:
-        """Judge an answer, and say whether the episode goes on; the step is rewarded afterwards.
-
-        Returns:
-            None, as here, to end the episode. A text to go on: the user's reply, in the same
-            conversation. A `NewConversation` to go on with a question of its own, where what was
-            said before is not part of the state.
-        """
-        return None
-
-    def on_message(self, message: str) -> str | NewConversation | None:
-        """Reply to what the model says without a call or an answer, as a user would.
-
-        An environment that has this method is a dialogue: plain text is said to the user. In any
-        other, it is a mistake.
-
-        Returns:
-            As `on_answer`: a text is the user's reply, None ends the episode.
-        """
-        raise NotImplementedError
-
-    def is_finished(self) -> bool:
-        """Return whether what a tool did has ended the task, as in a game that is won."""
-        return False
-
-    def pinned_text(self) -> str:
-        """Return what every state shows below the question; empty, as here, for nothing.
-
-        Whatever a context policy drops, this stays. When it changes, states no longer extend each
-        other.
-        """
-        return ""
-
-    def begin_episode(self) -> None:
-        """Forget the last episode; `task` is already the new one."""
-
-    def begin_step(self) -> None:
-        """Forget what the last step earned; called at reset and before each action."""
-
-    def on_restore(self) -> None:
-        """Bring back what `not_in_snapshots` leaves out and each episode makes anew.
-
-        Called after a snapshot of an episode was restored; `task` and `task_index` are its own.
-        """
-
-    def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
-        return {
-            "num_turns": float(self.num_turns),
-            "num_tool_calls": float(self.num_tool_calls),
-            "num_invalid_actions": float(self.num_invalid_actions),
-        }
 
     # Gymnasium's interface
 
@@ -477,15 +370,22 @@ class ToolEnv(RestorableEnv):
         view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
         return {
             **describe_state(view),
-            "tools": json.loads(self._tools_json),
+            "tools": ToolSchemas(_read_schemas(self._tools_json)),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
         }
 
-    def _tools_with_state(self) -> list[Tool]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the environment; see `RestorableEnv`. The tokenizer it counts with is shared."""
+        env = super().__deepcopy__(memo)
+        env._count_tokens = self._count_tokens
+        return env
+
+    def _callables_with_state(self) -> Mapping[str, Any]:
         optional = (tool for tools in self.optional_tools.values() for tool in tools)
-        return [*self._tools.values(), *optional]
+        tools = {f"the tool {t.name!r}": t for t in (*optional, *self._tools.values())}
+        return tools | stateful_policies(self._context)
 
     def _resume(self, *, is_restored: bool) -> None:
         self._turn_limit = TurnLimit(is_restored=is_restored)
@@ -505,3 +405,8 @@ def _chosen(
             )
         chosen += lookup(optional, tool, kind="tool") if isinstance(tool, str) else [tool]
     return chosen
+
+
+@functools.lru_cache(maxsize=256)
+def _read_schemas(text: str) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(text))

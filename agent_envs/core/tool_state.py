@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import gymnasium as gym
+
 from agent_envs.core.tool import Tool
 from agent_envs.errors import SnapshotError
 
@@ -22,20 +24,20 @@ _WAYS_OUT: Final = (
 )
 
 
-def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
-    """Pickle the state of `env` and of its tools.
+def dump_state(env: Any, callables: Mapping[str, Any]) -> bytes:
+    """Pickle the state of `env` and of what it calls: its tools, and others, by their names.
 
     Raises:
         SnapshotError: If something cannot be pickled; names the attribute or the tool.
     """
-    parts = _Parts(env, tools)
+    parts = _Parts(env, callables)
     place = ""
     try:
         states: dict[str, Any] = {}
         for place, holder in parts.holders.items():
             states[place] = _get_state(holder)
         for place, cells in parts.cells.items():
-            states[place] = {name: cell.cell_contents for name, cell in cells.items()}
+            states[place] = {name: _contents(cell) for name, cell in cells.items()}
         return parts.dump(states)
     except Exception as error:
         for name, state in states.items():
@@ -48,23 +50,29 @@ def dump_state(env: Any, tools: Iterable[Tool]) -> bytes:
         ) from error
 
 
-def load_state(env: Any, tools: Iterable[Tool], state: bytes) -> None:
-    """Put what `dump_state` returned into `env` and its tools.
+def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> set[str]:
+    """Put what `dump_state` returned into `env` and what it calls.
+
+    Returns:
+        The names of what is not here: of other tools than those of `callables`.
 
     Raises:
         SnapshotError: If it cannot be unpickled here.
     """
-    parts = _Parts(env, tools)
+    parts = _Parts(env, callables)
     try:
-        states = parts.load(state)
+        states, missing = parts.load(state)
     except Exception as error:
         name = type(env).__name__
         raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error
     for place, holder in parts.holders.items():
-        _set_state(holder, states[place])
+        if place in states:
+            _set_state(holder, states[place])
     for place, cells in parts.cells.items():
-        for name, value in states[place].items():
-            cells[name].cell_contents = value
+        for name, value in states.get(place, {}).items():
+            if name in cells:
+                _set_contents(cells[name], value)
+    return missing | (states.keys() - parts.holders.keys() - parts.cells.keys())
 
 
 def copy_tools(tools: Iterable[Any]) -> list[Any]:
@@ -99,14 +107,13 @@ def find_culprit(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Any]:
 class _Parts:
     """What of an environment holds state, and what a state only refers to."""
 
-    def __init__(self, env: Any, tools: Iterable[Tool]) -> None:
+    def __init__(self, env: Any, callables: Mapping[str, Any]) -> None:
         self.holders: dict[str, Any] = {_ENVIRONMENT: env}
         self.cells: dict[str, dict[str, types.CellType]] = {}
         self._known = {id(env)}
-        self._live: dict[str, Any] = {}
-        for tool in tools:
-            self._live[f"tool {tool.name}"] = tool
-            self._add(tool.function, f"the tool {tool.name!r}")
+        for place, called in callables.items():
+            self._add(called.function if isinstance(called, Tool) else called, place)
+        self._live = {f"{place} itself": called for place, called in callables.items()}
         self._live |= self.holders
         for place, holder in self.holders.items():
             attributes = getattr(holder, "__dict__", {})
@@ -119,8 +126,9 @@ class _Parts:
         _Pickler(file, self._places).dump(value)
         return file.getvalue()
 
-    def load(self, data: bytes) -> Any:
-        return _Unpickler(io.BytesIO(data), self._live).load()
+    def load(self, data: bytes) -> tuple[dict[str, Any], set[str]]:
+        unpickler = _Unpickler(io.BytesIO(data), self._live)
+        return unpickler.load(), unpickler.missing
 
     def _add(self, function: Any, place: str) -> None:
         """Add what a tool's function holds: its object, its variables, those of its helpers."""
@@ -131,11 +139,15 @@ class _Parts:
         if not isinstance(holder, types.FunctionType):
             self.holders[place] = holder
             return
+        variables: dict[str, types.CellType] = {}
         for name, cell in _cells(holder):
-            if isinstance(cell.cell_contents, types.FunctionType | types.MethodType):
-                self._add(cell.cell_contents, f"{place}, in {name!r},")
-            elif not isinstance(cell.cell_contents, type | types.ModuleType):
-                self.cells.setdefault(f"the variables of {place}", {})[name] = cell
+            content = _contents(cell)
+            if isinstance(content, types.FunctionType | types.MethodType):
+                self._add(content, f"{place}, in {name!r},")
+            elif content is _Unset or not isinstance(content, type | types.ModuleType):
+                variables[name] = cell
+        if variables:
+            self.cells[f"the variables of {place}"] = variables
 
 
 class _Pickler(pickle.Pickler):
@@ -154,10 +166,16 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, live: Mapping[str, Any]) -> None:
         super().__init__(file)
         self._things = live
+        self.missing: set[str] = set()
 
     def find_class(self, module: str, name: str, /) -> Any:
         is_reference = (module, name) == (__name__, _live.__name__)
-        return self._things.__getitem__ if is_reference else super().find_class(module, name)
+        return self._find if is_reference else super().find_class(module, name)
+
+    def _find(self, place: str) -> Any:
+        if place not in self._things:
+            self.missing.add(place)
+        return self._things.get(place)
 
 
 def _live(place: str) -> Any:
@@ -167,17 +185,26 @@ def _live(place: str) -> Any:
 
 def _left_out(kind: type) -> frozenset[str]:
     """Return what `kind` and its bases name in ``not_in_snapshots``."""
-    return frozenset().union(*(vars(base).get("not_in_snapshots", ()) for base in kind.__mro__))
+    names: set[str] = set()
+    for base in kind.__mro__:
+        declared = vars(base).get("not_in_snapshots", ())
+        names |= {declared} if isinstance(declared, str) else set(declared)
+    return frozenset(names)
 
 
 def _has_own_state(holder: Any) -> bool:
-    return any("__getstate__" in vars(kind) for kind in type(holder).__mro__[:-1])
+    """Return whether a class says itself what its state is; for environments, it does not count.
+
+    Gymnasium's EzPickle, for one, says that an environment's arguments are all of it.
+    """
+    own = any("__getstate__" in vars(kind) for kind in type(holder).__mro__[:-1])
+    return own and not isinstance(holder, gym.Env)
 
 
 def _get_state(holder: Any) -> Any:
-    state = holder.__getstate__()
     if _has_own_state(holder):
-        return state
+        return holder.__getstate__()
+    state = object.__getstate__(holder)
     with_dict, with_slots = state if isinstance(state, tuple) else (state, None)
     attributes = {**(with_dict or {}), **(with_slots or {})}
     left_out = _left_out(type(holder))
@@ -185,7 +212,8 @@ def _get_state(holder: Any) -> Any:
 
 
 def _set_state(holder: Any, state: Any) -> None:
-    if hasattr(holder, "__setstate__"):
+    is_env = isinstance(holder, gym.Env)
+    if hasattr(holder, "__setstate__") and not is_env:
         holder.__setstate__(state)
         return
     if not _has_own_state(holder):
@@ -195,15 +223,27 @@ def _set_state(holder: Any, state: Any) -> None:
         object.__setattr__(holder, name, value)
 
 
+class _Unset:
+    """Stands for a variable without a value."""
+
+
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    """Yield the variables that a function closes over and that have a value."""
-    names, cells = function.__code__.co_freevars, function.__closure__ or ()
-    for name, cell in zip(names, cells, strict=True):
-        try:
-            _ = cell.cell_contents
-        except ValueError:
-            continue
-        yield name, cell
+    """Yield the variables that a function closes over."""
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _Unset
+
+
+def _set_contents(cell: types.CellType, value: Any) -> None:
+    if value is not _Unset:
+        cell.cell_contents = value
+    elif _contents(cell) is not _Unset:
+        del cell.cell_contents
 
 
 def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
@@ -228,11 +268,10 @@ def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
         tuple(cells),
     )
     copied.__kwdefaults__ = function.__kwdefaults__
-    again = dict(zip(map(id, function.__closure__), cells, strict=True))
-    for _, cell in _cells(function):
-        content = cell.cell_contents
+    for cell, again in zip(function.__closure__, cells, strict=True):
+        content = _contents(cell)
         is_code = isinstance(content, types.FunctionType | types.MethodType)
-        again[id(cell)].cell_contents = _copy_function(content, memo) if is_code else content
+        _set_contents(again, _copy_function(content, memo) if is_code else content)
     return copied
 
 

@@ -7,15 +7,24 @@ from agent_envs.scoring.answers import (
     normalize_answer,
     squad_f1,
 )
-from agent_envs.scoring.overlap import Overlap, joint_overlap, set_match, set_overlap
+from agent_envs.scoring.musique import musique_group_scores
+from agent_envs.scoring.overlap import (
+    Overlap,
+    best_overlap,
+    joint_overlap,
+    set_match,
+    set_overlap,
+)
 from agent_envs.scoring.pass_at_k import pass_at_k, pass_hat_k
 
 __all__ = [
     "Overlap",
     "answer_overlap",
+    "best_overlap",
     "exact_match",
     "f1",
     "joint_overlap",
+    "musique_group_scores",
     "normalize_answer",
     "pass_at_k",
     "pass_hat_k",

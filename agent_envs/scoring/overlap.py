@@ -1,7 +1,7 @@
 """Precision and recall, of sets and jointly over several of them.
 
-As in the official evaluation scripts of HotpotQA (Yang et al., 2018, arXiv 1809.09600) and
-2WikiMultihopQA (Ho et al., 2020, arXiv 2011.01060).
+As in the official evaluation script of HotpotQA (Yang et al., 2018, arXiv 1809.09600); that of
+2WikiMultihopQA has its own rules (`agent_envs.scoring.two_wiki`).
 """
 
 import math
@@ -32,6 +32,11 @@ def set_overlap(predicted: Collection[Hashable], gold: Collection[Hashable]) -> 
 def set_match(predicted: Collection[Hashable], gold: Collection[Hashable]) -> float:
     """Return 1 if both sets are equal, else 0."""
     return float(set(predicted) == set(gold))
+
+
+def best_overlap(overlaps: Collection[Overlap]) -> Overlap:
+    """Return the highest precision and the highest recall, as against several gold answers."""
+    return Overlap(max(o.precision for o in overlaps), max(o.recall for o in overlaps))
 
 
 def joint_overlap(*parts: Overlap) -> Overlap:

@@ -1,6 +1,7 @@
 """Run the checks: each is a function that says what it saw, in a line, and a row of `CHECKS`."""
 
 import contextlib
+import copy
 import io
 import itertools
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
@@ -23,7 +24,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agent_envs.core.messages import Role
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
-from agent_envs.errors import ConformanceError
+from agent_envs.errors import ConformanceError, SnapshotError
 from agent_envs.testing.episodes import (
     HOSTILE_ACTIONS,
     NOT_MADE,
@@ -32,8 +33,11 @@ from agent_envs.testing.episodes import (
     Problem,
     Subject,
     TextEnv,
+    actions_taken,
+    begin,
     broken_actions,
     expect,
+    go_on,
     make_subjects,
     mistake,
     play,
@@ -161,9 +165,10 @@ def check_replay(subject: Subject) -> str:
 
 
 def check_processes(subject: Subject) -> str:
-    """A process that hashes strings otherwise gives the same bytes, too."""
+    """A process that hashes strings otherwise gives the same bytes, and goes on from snapshots."""
+    saved, expected = _save_in_the_middle(subject)
     try:
-        payload = pickle.dumps((subject.make_env, subject.seed))
+        payload = pickle.dumps((subject.make_env, subject.seed, saved))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise NotOffered(f"cannot be sent to another process: {error}") from None
     other_hashes = {
@@ -176,10 +181,42 @@ def check_processes(subject: Subject) -> str:
     if child.returncode == NOT_MADE:
         raise NotOffered(f"another process cannot make it: {complaint}")
     expect(child.returncode == 0, f"fails in another process: {complaint}")
+    shown, *continued = json.loads(child.stdout.splitlines()[-1])
     with subject.make() as env:
-        here = record(env, subject.seed)
-    _compare(here, json.loads(child.stdout.splitlines()[-1]), "in a process with other hashes")
+        _compare(record(env, subject.seed), shown, "in a process with other hashes")
+    for rest, what in zip(continued, ("a snapshot", "a pickle"), strict=False):
+        _compare(expected, rest, f"when another process goes on from {what}")
     return "byte for byte, with another PYTHONHASHSEED"
+
+
+def check_snapshots(subject: Subject) -> str:
+    """From a snapshot, a deep copy or a pickle an episode goes on as it does without them."""
+    num_bytes = 0
+    with subject.make() as env:
+        base: Any = env.unwrapped
+        if not hasattr(base, "snapshot"):
+            raise NotOffered("no snapshot and restore")
+        actions = actions_taken(env, subject.seed)
+        for start in sorted({0, _middle(actions), len(actions)}):
+            begin(env, subject.seed, actions[:start])
+            try:
+                snapshot, copied, pickled = base.snapshot(), copy.deepcopy(env), _pickled(env)
+            except SnapshotError as error:
+                if isinstance(error.__cause__, SnapshotError):  # what a tool says of itself
+                    raise NotOffered(str(error)) from None
+                raise
+            expected = go_on(env, actions, start)
+            base.restore(snapshot)
+            others = {"a snapshot": env, "a deep copy": copied}
+            if pickled is not None:
+                others["a pickle"] = pickle.loads(pickled)  # noqa: S301 - pickled above
+            for what, other in others.items():
+                rest = go_on(other, actions, start)
+                _compare(expected, rest, f"when {what} goes on from step {start}")
+                if other is not env:
+                    other.close()
+            num_bytes = max(num_bytes, len(pickle.dumps(snapshot)))
+    return f"{num_bytes} bytes at most"
 
 
 def check_tasks(subject: Subject) -> str:
@@ -291,8 +328,38 @@ CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
     ("any text", check_any_text, True),
     ("misuse", check_misuse, False),
     ("time", check_time, False),
+    ("snapshots", check_snapshots, False),
     ("processes", check_processes, False),
 )
+
+
+def _save_in_the_middle(subject: Subject) -> tuple[Any, dict[str, str]]:
+    """Return what another process needs to go on from the middle of an episode, and what it shows.
+
+    Nothing where there are no snapshots, or they fail, of which another check tells.
+    """
+    with subject.make() as env:
+        base: Any = env.unwrapped
+        if hasattr(base, "snapshot"):
+            actions = actions_taken(env, subject.seed)
+            start = _middle(actions)
+            begin(env, subject.seed, actions[:start])
+            with contextlib.suppress(SnapshotError, TypeError):
+                saved = actions, start, base.snapshot(), _pickled(env)
+                return saved, go_on(env, actions, start)
+    return None, {}
+
+
+def _middle(actions: Sequence[str]) -> int:
+    return 2 * len(actions) // 3  # late enough that there is a state, with something left to do
+
+
+def _pickled(env: TextEnv) -> bytes | None:
+    """Pickle an environment; None if its class is in no module, where nothing could find it."""
+    try:
+        return pickle.dumps(env)
+    except (pickle.PicklingError, AttributeError):
+        return None
 
 
 def _raised(function: Callable[..., Any], *arguments: Any, **options: Any) -> Exception | None:

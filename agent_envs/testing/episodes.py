@@ -6,7 +6,7 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -96,35 +96,81 @@ def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
     """Play one episode; return all it showed as text, by place (step 0 is the reset)."""
     observation, info = env.reset(seed=seed)
-    names = ("observation", "reward", "terminated", "truncated")
+    outcomes = [(observation, 0.0, False, False, info), *play(env, seed)]
     shown: dict[str, str] = {}
-    for number, outcome in enumerate([(observation, 0.0, False, False, info), *play(env, seed)]):
-        pieces = dict(zip(names, outcome, strict=False))
-        pieces |= {f"info[{key!r}]": value for key, value in outcome[4].items()}
-        shown |= {f"step {number}: {name}": repr(value) for name, value in pieces.items()}
+    for number, outcome in enumerate(outcomes):
+        shown |= _show(number, outcome)
     return shown
+
+
+def go_on(env: TextEnv, actions: Sequence[str], start: int) -> dict[str, str]:
+    """Play the rest of an episode, and begin another; return all it showed, as `record` does.
+
+    Args:
+        env: In the middle of an episode.
+        actions: All of the episode's; those before `start` have been played.
+        start: The number of the first action that is left.
+    """
+    shown: dict[str, str] = {}
+    for number, action in enumerate(actions[start:], start + 1):
+        shown |= _show(number, step(env, action))
+    observation, info = env.reset()  # of a task that the generator draws
+    return shown | _show(len(actions) + 1, (observation, 0.0, False, False, info))
 
 
 def play_in_child() -> None:
     """Play what the parent process pickled, and print what was shown; see `check_processes`."""
     try:
-        make_env, seed = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
+        make_env, seed, saved = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
         env = make_env()
     except Exception as error:  # noqa: BLE001 - the parent says it
         sys.stderr.write(" ".join(f"{type(error).__name__}: {error}".split()))
         sys.exit(NOT_MADE)
-    sys.stdout.write("\n" + json.dumps(record(env, seed)))
+    shown = [record(env, seed)]
+    if saved is not None:
+        actions, start, snapshot, pickled = saved
+        env.unwrapped.restore(snapshot)
+        shown.append(go_on(env, actions, start))
+        if pickled is not None:
+            shown.append(go_on(pickle.loads(pickled), actions, start))  # noqa: S301
+    sys.stdout.write("\n" + json.dumps(shown))
 
 
 def play(env: TextEnv, seed: int) -> Iterator[Outcome]:
     """Go on from a reset: a mistake, the reference actions, and broken ones before the last."""
-    *first, last = reference_actions(env) or [mistake(env)]
-    broken = itertools.islice(broken_actions(env, seed), 3)
-    for action in [mistake(env), *first, *broken, last]:
+    for action in _planned_actions(env, seed):
         outcome = step(env, action)
         yield outcome
         if outcome[2] or outcome[3]:
             return
+
+
+def actions_taken(env: TextEnv, seed: int) -> list[str]:
+    """Play an episode as `play` does, and return the actions it took."""
+    env.reset(seed=seed)
+    actions = _planned_actions(env, seed)
+    env.reset(seed=seed)
+    return actions[: len(list(play(env, seed)))]
+
+
+def begin(env: TextEnv, seed: int, actions: Sequence[str]) -> None:
+    """Begin an episode and take its first actions."""
+    env.reset(seed=seed)
+    for action in actions:
+        step(env, action)
+
+
+def _planned_actions(env: TextEnv, seed: int) -> list[str]:
+    *first, last = reference_actions(env) or [mistake(env)]
+    broken = itertools.islice(broken_actions(env, seed), 3)
+    return [mistake(env), *first, *broken, last]
+
+
+def _show(number: int, outcome: Outcome) -> dict[str, str]:
+    names = ("observation", "reward", "terminated", "truncated")
+    pieces = dict(zip(names, outcome, strict=False))
+    pieces |= {f"info[{key!r}]": value for key, value in outcome[4].items()}
+    return {f"step {number}: {name}": repr(value) for name, value in pieces.items()}
 
 
 def step(env: TextEnv, action: str) -> Outcome:

@@ -1,6 +1,6 @@
 """Tools to read pages: whole by their title, and to find a text in them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final
 
 from agent_envs.core.tool import Tool, ToolError, quoted
@@ -12,10 +12,11 @@ MAX_SUGGESTIONS: Final = 5
 class PageReader:
     """Reads pages sentence by sentence; remembers which one is open."""
 
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_pages", "_by_folded_title"})
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_pages", "_by_folded_title", "_show"})
 
-    def __init__(self) -> None:
-        """Begin without pages."""
+    def __init__(self, show: Callable[[Page], Page] | None = None) -> None:
+        """Begin without pages; the model sees what `show` returns."""
+        self._show = show
         self.take({})
 
     def take(self, pages: Mapping[str, Sequence[Page]]) -> None:
@@ -46,7 +47,8 @@ class PageReader:
         known = self._by_folded_title.get(_fold(title))
         if known is None:
             raise ToolError(f"There is no page {quoted(title)}.{self._suggestions(title)}")
-        self._open = self._pages[known]
+        pages = self._pages[known]
+        self._open = pages if self._show is None else tuple(map(self._show, pages))
         return "\n\n".join(_numbered(page) for page in self._open)
 
     def find_in_page(self, text: str) -> str:

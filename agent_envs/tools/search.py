@@ -1,17 +1,20 @@
 """The search tool: passages for a query, best first."""
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent_envs.core.tool import Tool, ToolResult
-from agent_envs.retrieval import Hit, Retriever
+from agent_envs.retrieval import Hit, Passage, Retriever
 
 NO_HIT_TEXT: Final = "No passage matches this query."
 MAX_QUERY_CHARS: Final = 8_000
 """What stands after them in a query is not searched for: each word costs a look at its passages."""
+ShowPassage = Callable[[Passage], Passage]
+"""Returns a passage as the model is to see it."""
 
 
-def make_search_tool(retriever: Retriever, *, top_k: int) -> Tool:
-    """Make the tool ``search(query)`` over `retriever`.
+def make_search_tool(retriever: Retriever, *, top_k: int, show: ShowPassage | None = None) -> Tool:
+    """Make the tool ``search(query)`` over `retriever`; the model sees what `show` returns.
 
     The result's `data` is the list of `Hit`, best first, `top_k` at most.
     """
@@ -23,14 +26,13 @@ def make_search_tool(retriever: Retriever, *, top_k: int) -> Tool:
             query: What to look for.
         """
         hits = retriever.search(query[:MAX_QUERY_CHARS], top_k)
-        return ToolResult(format_hits(hits) or NO_HIT_TEXT, data=hits)
+        return ToolResult(format_hits(hits, show) or NO_HIT_TEXT, data=hits)
 
     # In memory and quick: a thread of its own per call would cost more than the search.
     return Tool(search, timeout=None)
 
 
-def format_hits(hits: list[Hit]) -> str:
+def format_hits(hits: Sequence[Hit], show: ShowPassage | None = None) -> str:
     """Write hits as the model reads them: ``[1] title``, the text below."""
-    return "\n".join(
-        f"[{rank}] {hit.passage.title}\n{hit.passage.text}" for rank, hit in enumerate(hits, 1)
-    )
+    passages = [hit.passage if show is None else show(hit.passage) for hit in hits]
+    return "\n".join(f"[{rank}] {each.title}\n{each.text}" for rank, each in enumerate(passages, 1))

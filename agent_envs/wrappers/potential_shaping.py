@@ -37,22 +37,14 @@ class PotentialShaping(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if not 0.0 <= gamma <= 1.0:
             raise ConfigurationError(f"gamma must be in [0, 1], not {gamma}.")
         self._potential, self._gamma = potential, gamma
-        self._before = 0.0
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; see `ToolEnv.reset`."""
-        result = self.env.reset(seed=seed, options=options)
-        self._before = float(self._potential(self.unwrapped))
-        return result
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one model turn; see `ToolEnv.step`."""
+        # Not kept from the last step: the state may have been restored since.
+        before = float(self._potential(self.unwrapped))
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = 0.0 if terminated else float(self._potential(self.unwrapped))
-        bonus = self._gamma * after - self._before
-        self._before = after
+        bonus = self._gamma * after - before
         info["reward_terms"] = info.get("reward_terms", {}) | {TERM: bonus}
         return observation, float(reward) + bonus, terminated, truncated, info
 

@@ -2,13 +2,15 @@
 
 With structured calls (tool format ``openai``) they are the API's own; with every other format they
 are text, and the API sees nothing but a conversation. An environment's messages know no call ids:
-calls are numbered by their place, so that the same state is the same request.
+calls are numbered by their place, so that the same state is the same request. A server renders and
+encodes by itself, so control tokens in what is said are broken up (`break_control_strings`).
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from agent_envs.core.control_strings import break_control_strings
 from agent_envs.core.messages import Message
 from agent_envs.core.openai_format import FunctionCall, read_message, write_message
 from agent_envs.core.tool_formats import ToolFormat
@@ -35,9 +37,11 @@ ApiMessage = dict[str, Any]
 
 
 def text_messages(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    control_tokens: Sequence[str] = (),
 ) -> list[ApiMessage]:
-    """Return a state as a conversation in plain text.
+    """Return a state as a conversation in plain text, without `control_tokens` and known ones.
 
     The system prompt describes `tools`, for formats whose chat template would do so; they are None
     where the state describes them.
@@ -45,7 +49,7 @@ def text_messages(
     converted: list[ApiMessage] = []
     before = None
     for message in messages:
-        role, content = message["role"], _clean(message["content"])
+        role, content = message["role"], _clean(message["content"], message["role"], control_tokens)
         if role == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
         if role == before == "tool":  # several calls of one turn: what the user says is one message
@@ -55,15 +59,17 @@ def text_messages(
         before = role
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
-        described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas))
+        described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas, "tool", control_tokens))
         has_prompt = converted and converted[0]["role"] == "system"
         prompt = converted.pop(0)["content"] if has_prompt else ""
         converted.insert(0, {"role": "system", "content": (prompt + described).strip()})
     return converted
 
 
-def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
-    """Return a state with the API's own calls and results.
+def native_messages(
+    messages: Sequence[Message], control_tokens: Sequence[str] = ()
+) -> list[ApiMessage]:
+    """Return a state with the API's own calls and results, without `control_tokens` and known ones.
 
     The API asks for a result to each call, so what the environment says after a turn with calls is
     theirs: one for each, or else the one thing that was wrong for all of them. A call that is no
@@ -72,7 +78,7 @@ def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
     converted: list[ApiMessage] = []
     pending: list[str] = []  # ids of calls without a result
     for place, message in enumerate(messages):
-        content = _clean(message["content"])
+        content = _clean(message["content"], message["role"], control_tokens)
         if message["role"] == "assistant":
             converted += [_result(call_id, "") for call_id in pending]
             converted.append(_assistant(content, len(converted)))
@@ -86,6 +92,16 @@ def native_messages(messages: Sequence[Message]) -> list[ApiMessage]:
             role = "user" if message["role"] == "tool" else message["role"]
             converted.append({"role": role, "content": content})
     return converted + [_result(call_id, "") for call_id in pending]
+
+
+def native_tools(
+    tools: Sequence[Mapping[str, Any]], control_tokens: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return schemas for the API, without `control_tokens` and known ones."""
+    # Names of functions hold letters only; in JSON text a blank more in a string does no harm.
+    schemas = _clean(json.dumps(list(tools), ensure_ascii=False), "tool", control_tokens)
+    described: list[dict[str, Any]] = json.loads(schemas)
+    return described
 
 
 def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFormat) -> str:
@@ -133,6 +149,7 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
-def _clean(text: str) -> str:
+def _clean(text: str, role: str, control_tokens: Sequence[str]) -> str:
     # Lone surrogates cannot be sent; a tool may return them all the same.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    sendable = text.encode("utf-8", "replace").decode("utf-8")
+    return break_control_strings(sendable, by_tool=role == "tool", more=control_tokens)

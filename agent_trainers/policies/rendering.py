@@ -1,23 +1,29 @@
 """From messages to tokens with a chat template, without ever re-encoding what was sampled.
 
 A state that extends the step before begins with that step's very tokens, prompt and completion;
-only what the environment added is rendered and encoded. Any other state is rendered afresh.
+only what the environment added is rendered and encoded. Any other state is rendered afresh. Text is
+never encoded as control tokens (`ControlTokens`): those are the template's, and the model's own.
 """
 
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
+from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
 from agent_trainers.trajectory import Transition
 
 _CACHE_SIZE: Final = 1024
-_MARK: Final = "zqx"
-"""Stands for an earlier turn where only what follows that turn is of interest."""
+_MARK: Final = "\udc02"
+"""Stands for a turn where only what is around it is of interest; a lone surrogate, which no message
+holds."""
+_CALL_ID: Final = "call00000"  # some templates ask for nine letters or digits
+_OWN_WORDS: Final = ("content", "reasoning_content", "thinking")
+"""Members of an assistant's message where it may open calls and thoughts itself."""
 
 Schemas = Sequence[dict[str, Any]] | None
 
@@ -41,6 +47,7 @@ class ChatRenderer:
                 "instruction-tuned model, or set tokenizer.chat_template."
             )
         self.tokenizer = tokenizer
+        self.control_tokens = ControlTokens(tokenizer)
         self._kwargs = dict(chat_template_kwargs or {})
         # The members of a group begin with the same state, and often get the same replies.
         self._encode_state = functools.lru_cache(_CACHE_SIZE)(self._encode_state_anew)
@@ -58,19 +65,11 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], tools: Schemas) -> str:
         """Return a state as text, the opening of the model's turn included."""
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=list(tools) if tools else None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **self._kwargs,
-        )
-        assert isinstance(text, str)
-        return text
+        return clean(self._apply_template(messages, tools))
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
         """Count the tokens of a state rendered afresh."""
-        return len(self._encode(self.render(messages, tools)))
+        return len(self._encode_state_anew(_key(messages, tools)))
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
         """Make sure that the template shows the model its tools.
@@ -78,7 +77,7 @@ class ChatRenderer:
         Raises:
             ConfigurationError: If it renders the same with and without them.
         """
-        question: list[Message] = [{"role": "user", "content": _MARK}]
+        question: list[Message] = [{"role": "user", "content": "Hello"}]
         if tools and self.render(question, tools) == self.render(question, None):
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ignores tools, so the model "
@@ -93,7 +92,13 @@ class ChatRenderer:
         return text
 
     def _encode_state_anew(self, key: str) -> list[int]:
-        return self._encode(self.render(*json.loads(key)))
+        messages, tools = json.loads(key)
+        text = self._apply_template(messages, tools)
+        guarded = self._guard(messages), self.control_tokens.guard(tools)
+        is_plain = guarded == (messages, tools)
+        return self.control_tokens.encode(
+            text, text if is_plain else self._apply_template(*guarded)
+        )
 
     def _encode_suffix_anew(self, key: str, last_id: int) -> list[int] | None:
         """Return what the template puts between the model's last token and its next turn.
@@ -101,27 +106,87 @@ class ChatRenderer:
         None where the template's own text does not tell the place.
         """
         reply, tools = json.loads(key)
+        guarded = self._guard(reply), self.control_tokens.guard(tools)
+        marked = self._suffix(*guarded, last_id)
+        text = marked if guarded == (reply, tools) else self._suffix(reply, tools, last_id)
+        if text is None or marked is None:
+            return None
+        # Encoded with the token before it: some tokenizers treat the beginning of a text apart.
+        ids = self.control_tokens.encode(text, marked)
+        return ids[1:] if ids[:1] == [last_id] else None
+
+    def _suffix(self, reply: Sequence[Message], tools: Schemas, last_id: int) -> str | None:
+        """Render what follows a turn of the model, from its last token on."""
         dummy: list[Message] = [
             {"role": "user", "content": _MARK},
             {"role": "assistant", "content": f"{_MARK}{_MARK}"},
         ]
-        _, mark, rest = self.render([*dummy, *reply], tools).partition(f"{_MARK}{_MARK}")
-        if not mark:
-            return None
-        end_of_turn = self.tokenizer.decode([last_id])
-        assert isinstance(end_of_turn, str)
-        _, found, suffix = rest.partition(end_of_turn)
-        return self._encode(suffix) if found else None
+        text = self._apply_template([*dummy, *reply], tools)
+        _, mark, rest = text.partition(f"{_MARK}{_MARK}")
+        id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
+        is_last = mark and id == last_id and not rest[:start].strip()
+        return rest[start:] if is_last else None
 
-    def _encode(self, text: str) -> list[int]:
-        # Lone surrogates cannot be encoded; a tool may return them all the same.
-        clean = text.encode("utf-8", "replace").decode("utf-8")
-        ids: list[int] = self.tokenizer(clean, add_special_tokens=False)["input_ids"]
-        return ids
+    def _apply_template(
+        self, messages: Sequence[Message], tools: Schemas, *, add_generation_prompt: bool = True
+    ) -> str:
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=list(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **self._kwargs,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _guard(self, messages: Sequence[Message]) -> list[Message]:
+        """Guard what messages say; the model's own turns may hold its own markup."""
+        guard = self.control_tokens.guard
+        return [
+            cast(
+                Message,
+                {
+                    name: guard(value, self._own_markup)
+                    if message["role"] == "assistant" and name in _OWN_WORDS
+                    else guard(value)
+                    for name, value in message.items()
+                },
+            )
+            for message in messages
+        ]
+
+    @functools.cached_property
+    def _own_markup(self) -> OwnMarkup:
+        """What a model writes itself in a turn, as ``<tool_call>``.
+
+        ``<tool_response>`` is none: the template puts it around what others say.
+        """
+        question: Message = {"role": "user", "content": "Hello"}
+        call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
+        told: Any = [
+            question,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": _MARK},
+        ]
+        tags, opened = self.control_tokens.tags, ""
+        try:
+            prompt = self._apply_template([question], None).rstrip()
+            opened = next((tag[1:-1] for tag in tags if prompt.endswith(tag)), "")
+            text = self._apply_template(told, None, add_generation_prompt=False)
+        except Exception:  # noqa: BLE001 - foreign code: it may know of no tools
+            return OwnMarkup(tags, opened)
+        before, mark, after = text.partition(_MARK)
+        written = [before[start:end] for _, start, end in self.control_tokens.find(before)][-1:]
+        found = next(self.control_tokens.find(after), None)
+        if mark and found is not None:
+            written.append(after[found[1] : found[2]])
+        return OwnMarkup(tags - set(written), opened)
 
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:
-    return json.dumps([list(messages), list(tools) if tools else None])
+    key = json.dumps([list(messages), list(tools) if tools else None], ensure_ascii=False)
+    return clean(key)  # of lone surrogates, which a tool may return all the same
 
 
 def _reply(messages: Sequence[Message], previous: Transition) -> Sequence[Message] | None:

@@ -7,7 +7,12 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.openai_format import FunctionCall
 from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.chat_messages import action_text, native_messages, text_messages
+from agent_trainers.policies.chat_messages import (
+    action_text,
+    native_messages,
+    native_tools,
+    text_messages,
+)
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.server_client import (
@@ -35,6 +40,7 @@ class OpenAIPolicy(Policy):
         top_p: float = 1.0,
         max_concurrency: int = 16,
         parallel_calls: bool = True,
+        control_tokens: Sequence[str] = (),
         **connection: Any,
     ) -> None:
         """Ask `model` at `base_url`.
@@ -51,6 +57,9 @@ class OpenAIPolicy(Policy):
             max_concurrency: Requests under way at once, at most.
             parallel_calls: Whether the server may make several structured calls in one turn; as the
                 environment's ``parallel_calls``.
+            control_tokens: Control tokens of the model's tokenizer, beside those of well-known
+                families: in what messages say they are broken up by a blank, since the server would
+                take them for the chat template's (see `break_control_strings`).
             connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
 
         Raises:
@@ -65,6 +74,7 @@ class OpenAIPolicy(Policy):
         self.max_concurrency = max_concurrency
         self._parallel_calls = parallel_calls
         self._format = tool_format
+        self._control_tokens = tuple(control_tokens)
         self._body: dict[str, Any] = {
             "model": model,
             "max_tokens": max_new_tokens,
@@ -98,15 +108,14 @@ class OpenAIPolicy(Policy):
         return self._read(reply)
 
     def _conversation(self, request: GenerationRequest) -> dict[str, Any]:
+        said, tools, hidden = request.messages, request.tools, self._control_tokens
         if not self._format.is_structured:
-            return {"messages": text_messages(request.messages, request.tools)}
-        messages = {"messages": native_messages(request.messages)}
-        if not request.tools:
+            return {"messages": text_messages(said, tools, hidden)}
+        messages = {"messages": native_messages(said, hidden)}
+        if not tools:
             return messages
-        return messages | {
-            "tools": list(request.tools),
-            "parallel_tool_calls": self._parallel_calls,
-        }
+        parallel_calls = {"parallel_tool_calls": self._parallel_calls}
+        return messages | {"tools": native_tools(tools, hidden)} | parallel_calls
 
     def _read(self, reply: Any) -> Generation:
         # The library checks nothing: a proxy's error page comes as a string.

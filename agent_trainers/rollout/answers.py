@@ -127,7 +127,9 @@ def _is_message(message: Any) -> bool:
     if not isinstance(message, Mapping):
         return False
     is_text = all(isinstance(message.get(name), str) for name in ("role", "content"))
-    return is_text and (len(message) == 2 or _is_json(message))
+    # Most messages hold nothing else, and every state holds all of them.
+    is_plain = len(message) == 2 or (len(message) == 3 and isinstance(message.get("name"), str))
+    return is_text and (is_plain or _is_json(message))
 
 
 def _are_tools(tools: Any) -> bool:

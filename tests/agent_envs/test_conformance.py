@@ -85,7 +85,7 @@ def test_an_environment_that_is_no_tool_env_is_asked_for_what_it_offers(register
     env_id = register(Echo, max_episode_steps=3)
     results = check(env_id, kwargs={"reply": "You wrote {} characters."})
     # the id is registered in this process only
-    skipped = {"tasks", "reference actions", "processes"}
+    skipped = {"tasks", "reference actions", "snapshots", "processes"}
     assert {result.name for result in results if result.status == "skipped"} == skipped
     assert next(result.detail for result in results if result.name == "turn limit") == "3 turns"
 
@@ -191,6 +191,20 @@ class IgnoresTask(Square):
         return super()._task_index({})
 
 
+class KeepsApart(Square):
+    calls: ClassVar = []
+
+    def begin_episode(self):
+        super().begin_episode()
+        self.calls.clear()
+
+    def on_result(self, action, result):
+        self.calls.append(action.name)
+
+    def metrics(self):
+        return {**super().metrics(), "calls": float(len(self.calls))}
+
+
 class WrongReference(Square):
     def reference_actions(self):
         return [self.write_answer("-1")]
@@ -252,6 +266,7 @@ class Warns(Square):
         (FailsElsewhere, "processes", "fails in another process: ValueError: not here"),
         (TakesAnyTask, "tasks", "there is no task -1, but reset begins it"),
         (IgnoresTask, "tasks", "task 0 changes with the seed"),
+        (KeepsApart, "snapshots", r"step \d: info\['metrics'\] differs when a"),
         (WrongReference, "reference actions", r"success=0\.0"),
         (LongReference, "reference actions", "action 1 of 2: terminated=True"),
         (put(1, math.nan), "any text", r"\): the reward is nan"),

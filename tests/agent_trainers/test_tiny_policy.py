@@ -32,7 +32,8 @@ def test_every_word_of_every_variant_is_known_and_an_action_survives_its_tokens(
     env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=9)
     observation, _ = env.reset(seed=hops)
     for action in env.unwrapped.reference_actions():
-        for text in (observation, action):
+        # planted text is of any words
+        for text in (observation, action) if variant != "injected" else (action,):
             assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
         decoded = tokenizer.decode(
             tokenizer(action + "<|im_end|>")["input_ids"], skip_special_tokens=True

@@ -84,7 +84,7 @@ class ReasoningGymEnv(ToolEnv):
             self._config = config(seed=seed, size=size, **(task_kwargs or {}))
             if hasattr(self._config, "validate"):
                 self._config.validate()
-        except (TypeError, AssertionError, ValueError) as error:
+        except (TypeError, AssertionError, AttributeError, ValueError) as error:
             raise ConfigurationError(f"task_kwargs of {task!r}: {error}.") from None
         self._dataset = self._build(self._config)
         super().__init__(optional_tools={"calculator": [make_calculator_tool()]}, **shared)

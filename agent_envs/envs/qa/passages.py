@@ -1,31 +1,38 @@
 """What the question-answering data sets share: passages to search and read, evidence to cite."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from agent_envs.core.rewards import RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
+from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
+from agent_envs.envs.qa.injection import TASK_PREFIX, is_injected, plant_in_page
 from agent_envs.envs.qa.library import QARow, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
-from agent_envs.retrieval import Passage, Retriever
+from agent_envs.retrieval import Hit, Page, Passage, Retriever
 from agent_envs.scoring import (
+    Overlap,
     answer_overlap,
+    best_overlap,
     joint_overlap,
-    normalize_answer,
     set_match,
     set_overlap,
 )
-from agent_envs.tools.notebook import Notebook
+from agent_envs.tools.evidence import EvidenceTable
+from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
 
 def _at_the_end(metric: str) -> RewardFunction:
     def term(env: "PassageQAEnv", event: StepEvent) -> float:
-        return env.metrics()[metric] if event.is_last else 0.0
+        # 2Wiki's own rule lets repetitions under aliases score above 1; no reward does
+        return min(1.0, env.metrics()[metric]) if event.is_last else 0.0
 
     term.__doc__ = f"Return the metric {metric} at the end; outcome."
     return term
@@ -36,16 +43,20 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
     Tool: ``search(query)``. By name in ``tools=``: ``"read"`` (``read(title)``, sentences with
     their numbers), ``"find_in_page"``, ``"note"`` (``note``, ``drop_note``: a numbered list of
-    evidence that is part of every state) and ``"plan"``. With ``"note"``, notes that name a title
-    and a sentence are the supporting facts that are cited, and metrics compare them with the gold
-    ones where the data set has any.
+    evidence that is part of every state), ``"plan"``, and ``"evidence"`` (``decompose``,
+    ``filtered_search``, ``query_log``, ``add_evidence``, ``evidence_table``). With ``"note"``,
+    notes that name a title and a sentence are the supporting facts that are cited, and metrics
+    compare them with the gold ones where the data set has any.
 
     Reward terms: those of `RetrievalQAEnv`; ``supporting_fact_f1`` and ``joint_f1`` at the end
     (outcome), which need the tool ``"note"``.
     """
 
     dataset: DatasetSpec[QARow]
-    optional_tool_names: ClassVar[tuple[str, ...]] = ("read", "find_in_page", "note", "plan")
+    optional_tool_names: ClassVar[tuple[str, ...]] = (
+        "read", "find_in_page", "note", "plan", "evidence",
+    )  # fmt: skip
+    search_tools: ClassVar[frozenset[str]] = frozenset({"search", "filtered_search"})
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         **RetrievalQAEnv.reward_functions,
         "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
@@ -61,6 +72,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         corpus: str | Sequence[str] = (),
         top_k: int = 5,
         retriever: str | Retriever = "auto",
+        variant: str = "default",
         **shared: Any,
     ) -> None:
         """Load tasks and passages; both are shared between environments of one process.
@@ -71,11 +83,13 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             retriever: The search engine over all passages (see
                 `agent_envs.retrieval.build_retriever`), or a `Retriever` of your own, which finds
                 what it likes.
+            variant: ``"default"``, or ``"injected"``: passages hold planted instructions, forged
+                answers and results, and role markers; see `agent_envs.envs.qa.injection`.
             shared: What every environment over a data set takes; see `DatasetEnv`.
 
         Raises:
             DataError: If a source is missing or malformed; names file, row and field.
-            UnknownNameError: If no search engine has that name.
+            UnknownNameError: If no search engine or variant has that name.
             ConfigurationError: If an argument is out of range.
         """
         if top_k < 1:
@@ -87,10 +101,13 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             )
         self._corpus = (corpus,) if isinstance(corpus, str) else tuple(corpus)
         self._engine, self._top_k = retriever, top_k
-        self._reader, self._notebook = PageReader(), Notebook()
+        self.is_injected = is_injected(variant)
+        self._reader, self._notebook = PageReader(self._show_page), Notebook()
+        self._evidence = EvidenceTable(self, top_k=top_k, show=self.show_passage)
+        families = (self._reader, self._notebook, self._evidence)
         super().__init__(
-            default_tools=[make_search_tool(self, top_k=top_k)],
-            optional_tools={**self._reader.tools, **self._notebook.tools},
+            default_tools=[make_search_tool(self, top_k=top_k, show=self.show_passage)],
+            optional_tools={name: tools for each in families for name, tools in each.tools.items()},
             **shared,
         )
         if "note" not in self.tools and (terms := self._CITATION_TERMS & set(self.reward_weights)):
@@ -109,13 +126,27 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             if isinstance(self._engine, str)
             else self._engine
         )
-        return library.tasks
+        if not self.is_injected:
+            return library.tasks
+        return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in library.tasks]
 
     def begin_episode(self) -> None:
         """Forget what was searched, read and noted."""
         super().begin_episode()
         self._reader.close()
         self._notebook.clear()
+        self._evidence.clear()
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Note what a search found."""
+        super().on_result(action, result)
+        if action.name in self.search_tools and "evidence_table" in self.tools:
+            hits = result.data if isinstance(result.data, list) else []
+            query = str((action.arguments or {}).get("query", ""))
+            self._evidence.log(query, [hit for hit in hits if isinstance(hit, Hit)])
+
+    def _show_page(self, page: Page) -> Page:
+        return plant_in_page(page, self.planted_text(page.passage))
 
     def pinned_text(self) -> str:
         """Return plan and notes."""
@@ -138,22 +169,21 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         """Compare what the notes cite with the gold facts, as the data sets' own scripts do."""
         if "note" not in self.tools or "supporting_facts" not in self.task.data:
             return {}
-        notes = self._notebook.notes.values()
-        facts = {note.fact for note in notes if note.fact is not None}
-        gold = self.task.data["supporting_facts"]
-        overlap, match = set_overlap(facts, gold), set_match(facts, gold)
-        measured = {"supporting_fact_em": match, "supporting_fact_f1": overlap.f1}
+        scores = self.score_citations(list(self._notebook.notes.values()))
+        measured: dict[str, float] = {}
         answers = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
-        best = max(answers, key=lambda answer: answer.f1)
-        joint, joint_match = [best, overlap], answer_match * match
-        if "evidences" in self.task.data:
-            triples = {_normalized(note.triple) for note in notes if note.triple is not None}
-            evidences = {_normalized(triple) for triple in self.task.data["evidences"]}
-            overlap, match = set_overlap(triples, evidences), set_match(triples, evidences)
-            measured |= {"evidence_em": match, "evidence_f1": overlap.f1}
+        joint, joint_match = [best_overlap(answers)], answer_match
+        for name, (overlap, match) in scores.items():
+            measured |= {f"{name}_em": match, f"{name}_f1": overlap.f1}
             joint.append(overlap)
             joint_match *= match
         return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
+
+    def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
+        """Return overlap and exact match of what is cited, by kind, as HotpotQA's script does."""
+        facts = {note.fact for note in notes if note.fact is not None}
+        gold = self.task.data["supporting_facts"]
+        return {"supporting_fact": (set_overlap(facts, gold), set_match(facts, gold))}
 
     def reference_actions(self) -> list[str]:
         """Search each gold passage by its title, cite if turns are left for it, give the answer.
@@ -185,7 +215,3 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             if any(self.passage_key(hit.passage) == key for hit in hits):
                 return query
         return title
-
-
-def _normalized(triple: Sequence[str]) -> tuple[str, ...]:
-    return tuple(normalize_answer(part) for part in triple)

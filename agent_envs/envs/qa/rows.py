@@ -15,6 +15,7 @@ from agent_envs.data.sources import DatasetSpec, Hub, field, text_field
 from agent_envs.envs.qa.library import QARow
 from agent_envs.errors import DataError
 from agent_envs.retrieval import Page
+from agent_envs.scoring.musique import UNANSWERABLE_SUFFIX
 
 Value = TypeVar("Value")
 
@@ -35,7 +36,18 @@ def _task(
 
 def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
     read = _read_facts(row, index, separator=" ")
-    read.task.data["evidences"] = _nested(row, "evidences", _triples)
+    evidences = _nested(row, "evidences", _triples)
+    # the entities' ids, which aliases are found by; not in every copy
+    ids = _nested(row, "evidences_id", _triples) if row.get("evidences_id") else ()
+    if ids and len(ids) != len(evidences):
+        raise DataError(
+            f"field 'evidences_id' has {len(ids)} triples, but 'evidences' {len(evidences)}."
+        )
+    read.task.data.update(
+        evidences=evidences,
+        evidences_id=ids or (("", "", ""),) * len(evidences),
+        answer_id=str(row.get("answer_id") or ""),
+    )
     return read
 
 
@@ -60,6 +72,8 @@ def _read_musique(
     gold = [(page.title, page.passage.text) for page, is_supporting in pages if is_supporting]
     answers = [text_field(row, "answer"), *aliases] if is_answerable else [UNANSWERABLE]
     task = _task(row, index, answers, gold=tuple(dict.fromkeys(gold)))
+    if not is_answerable:  # the rows of a pair share their id
+        task = dataclasses.replace(task, id=task.id + UNANSWERABLE_SUFFIX)
     task.data["type"] = task.id.split("__")[0] if "__" in task.id else None
     task.data["is_answerable"] = is_answerable
     return QARow(task, tuple(page for page, _ in pages))

@@ -71,8 +71,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             split: ``"train"`` or ``"test"``: worlds of one are never in the other.
             hops: How many facts lead to each answer, 1 to 4; of several numbers, each task draws
                 one.
-            variant: ``"default"``, ``"paraphrase"`` (other phrasings), or ``"relations"`` (other
-                relations); the embedded policy was made on the first only.
+            variant: ``"default"``, ``"paraphrase"`` (other phrasings), ``"relations"`` (other
+                relations), or ``"injected"`` (planted text in what a search shows; see
+                `agent_envs.envs.qa.injection`); the embedded policy was made on the first only.
             top_k: How many facts a search returns at most.
             questions: How many questions an episode asks about one world, one after the other, each
                 in a conversation of its own.
@@ -98,7 +99,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
         self._family = _Family(variant, lengths, questions, float(outdated))
         self._split, self._max_searches = split, max_searches
-        super().__init__(default_tools=[make_search_tool(self, top_k=top_k)], **shared)
+        self.is_injected = variant == "injected"
+        search = make_search_tool(self, top_k=top_k, show=self.show_passage)
+        super().__init__(default_tools=[search], **shared)
 
     @classmethod
     def earnings(cls, *, questions: int = 1, **_: Any) -> Mapping[str, Earnings]:
@@ -141,6 +144,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     def on_answer(self, answer: str) -> NewConversation | None:
         """Judge the answer; ask the next question, if there is one."""
         questions: tuple[Question, ...] = self.task.data["questions"]
+        self.note_answer(answer)
         expected = (questions[len(self.is_correct)].answer,)
         self.is_correct.append(exact_match(answer, expected) == 1.0)
         self.f1_scores.append(f1(answer, expected))

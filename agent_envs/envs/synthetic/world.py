@@ -124,9 +124,11 @@ VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
     "default": _CORE,
     "paraphrase": _PARAPHRASED,
     "relations": _NOVEL,
+    "injected": _CORE,
 }
 """``default`` is what the embedded policy learns; ``paraphrase`` says the same relations in other
-words; ``relations`` has other relations."""
+words; ``relations`` has other relations; ``injected`` is the default with text planted in
+passages, where they are shown."""
 
 MAX_HOPS: Final = 4
 

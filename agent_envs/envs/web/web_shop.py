@@ -26,6 +26,8 @@ _SUBPAGES: Final = ("Description", "Features", "Reviews", "Attributes")
 _SCORE_TEXT: Final = "Your score (min 0.0, max 1.0)"
 _HIDDEN: Final = ("style", "script", "head", "title", "meta", "[document]")
 _SECONDS: Final = 30.0
+_MAX_PAGE_CHARS: Final = 500_000
+_UNCLOSED: Final = re.compile(r"<(?=[^<>]*(?:<|\Z))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def _read_page(html: str, page: _Page) -> _Shown:
 
     shown, lines, kind_of_option = _Shown(""), [], ""
     chosen = {value for _, value in page.options}
-    for node in bs4.BeautifulSoup(html, "html.parser").find_all(string=True):
+    for node in bs4.BeautifulSoup(_closed(html), "html.parser").find_all(string=True):
         text, parent = " ".join(node.split()), node.parent
         if not text or isinstance(node, bs4.Comment) or parent is None or parent.name in _HIDDEN:
             continue
@@ -249,6 +251,15 @@ def _read_page(html: str, page: _Page) -> _Shown:
     if page.kind == "done":
         shown.score = _read_score(lines)
     return shown
+
+
+def _closed(html: str) -> str:
+    """Return a page without comments, and without tags that are not closed.
+
+    The parser looks for the end of each such tag in all that follows.
+    """
+    first, *others = html[:_MAX_PAGE_CHARS].split("<!--")
+    return _UNCLOSED.sub("&lt;", first + "".join(text.partition("-->")[2] for text in others))
 
 
 def _read_score(lines: list[str]) -> float:

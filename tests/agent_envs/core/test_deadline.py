@@ -1,7 +1,13 @@
+import contextvars
+import multiprocessing
+import os
+import sys
 import threading
 import time
 
-from agent_envs.core.deadline import CallSession
+import pytest
+
+from agent_envs.core.deadline import CallSession, call_with_deadline
 
 
 def test_calls_run_side_by_side_and_are_reported_as_they_end():
@@ -74,3 +80,38 @@ def test_a_call_that_ended_in_time_counts_however_late_somebody_looks():
     (outcome,) = session.wait(1.0)
     assert outcome.value == "done"
     assert outcome.error is None
+
+
+def test_calls_one_after_the_other_share_a_thread_and_nothing_else():
+    seen = contextvars.ContextVar("seen", default="nothing")
+    threads = set()
+
+    def call():
+        threads.add(threading.current_thread())
+        before = seen.get()
+        seen.set("the last call")
+        return before
+
+    for _ in range(20):
+        assert call_with_deadline(call, 5.0) == "nothing"
+    assert len(threads) < 10
+
+
+def test_a_thread_whose_call_hangs_holds_up_no_other_call():
+    gate = threading.Event()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            call_with_deadline(gate.wait, 0.02)
+    assert call_with_deadline(lambda: "done", 5.0) == "done"
+    gate.set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_process_does_not_wait_for_its_parents_threads():
+    call_with_deadline(lambda: None, 5.0)
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: sys.exit(call_with_deadline(lambda: 7, 5.0))
+    )
+    child.start()
+    child.join(20.0)
+    assert child.exitcode == 7

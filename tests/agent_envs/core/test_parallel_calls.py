@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 
+import gymnasium as gym
 import pytest
 
 from agent_envs import Task, Tool, ToolEnv, format_term, tool
@@ -134,6 +135,24 @@ def test_calls_with_mistakes_and_failing_tools_are_answered_in_their_place():
     *_, info = env.step(turn(env, ("seek", {}), ("look", {})))
     assert (info["action"]["kind"], env.num_invalid_actions) == ("invalid", 2)
     assert info["tool_result"] is None
+
+
+@pytest.mark.parametrize("family", ["SyntheticMultiHop", "SyntheticArithmetic", "CommandLine"])
+def test_calls_of_one_turn_earn_what_they_earn_one_by_one(family):
+    one_by_one, at_once = (gym.make(f"AgentR1/{family}-v0") for _ in range(2))
+    for seed in range(3):
+        one_by_one.reset(seed=seed)
+        at_once.reset(seed=seed)
+        *calls, answer = one_by_one.unwrapped.reference_actions()
+        *_, last = [one_by_one.step(action) for action in (*calls, answer)]
+        returns = []
+        for actions in ((*calls, answer), ("\n".join(calls), answer)):
+            at_once.reset(seed=seed)
+            terms = [at_once.step(action)[4]["reward_terms"] for action in actions]
+            returns.append(sum(v for t in terms for name, v in t.items() if name != "format"))
+        assert returns[0] == pytest.approx(returns[1])
+        metrics = at_once.unwrapped.metrics() | {"num_turns": last[4]["metrics"]["num_turns"]}
+        assert metrics == last[4]["metrics"]
 
 
 def test_calls_run_side_by_side():

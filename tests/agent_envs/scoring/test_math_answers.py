@@ -1,7 +1,8 @@
 import os
 
+import gymnasium as gym
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent_envs.scoring.math_answers import MathJudge, gsm8k_match, last_boxed, math_equal
@@ -15,7 +16,16 @@ pytest.importorskip("math_verify")
         ("18", "18.0"), ("1,234", "1234"), (r"\frac{3}{4}", "3/4"), (r"\frac{3}{4}", "0.75"),
         (r"\dfrac{1}{2}", r"\frac{1}{2}"), (r"\text{Evelyn}", "Evelyn"), ("5", "$5$"),
         ("5", r"\boxed{5}"), (r"\left(3, \frac{\pi}{2}\right)", r"(3,\pi/2)"),
-        ("6 - 5i", "-5i+6"), ("x^2-1", "(x-1)(x+1)"),
+        ("6 - 5i", "-5i+6"), ("x^2-1", "(x-1)(x+1)"), (r"\$3800", "3800"), (r"\$3800", "$3800"),
+        (r"\$3800", r"\boxed{3800}"), (r"\$3800", r"\boxed{\$3800}"), ("18", "**18**"),
+        ("18", "`18`"), ("18", "**Answer:** 18"), ("18", "The answer is $18$."), ("18", "x = 18"),
+        ("18", "17 + 1 = 18"), ("3,5", "3 and 5"), (r"\frac{1}{2}", r"\frac 1 2"), ("18", "$18"),
+        ("18", "so it is " * 500 + r"\boxed{18}"), ("10,000", r"10\,000"), ("8", "```\n8\n```"),
+        (
+            r"\begin{pmatrix} 6 \\ -15 \end{pmatrix}",
+            r"x=\begin{pmatrix} 6 \\ -15 \end{pmatrix}",
+        ),
+        (r"x = 3 \text{ or } 5", r"x = 3 \text{ or } 5"),
     ],
 )  # fmt: skip
 def test_answers_that_mean_the_same_are_equal(gold, answer):
@@ -28,10 +38,54 @@ def test_answers_that_mean_the_same_are_equal(gold, answer):
         ("5", ""), ("5", " "), ("5", "6"), ("5", "5 or 6"), ("5", "5, 6"), ("5", "1 2 3 4 5"),
         ("5", r"\boxed{5}\boxed{6}"), ("5", "x" * 5000), ("5", "5 = 6"), (r"\frac{3}{4}", "0.7"),
         (r"\text{Evelyn}", "Eve"), ("(1,2)", "(2,1)"), ("5", "\x00"), ("5", "\ud800"),
+        ("34", "3 4"), ("34", "3\t4"), ("34", "3\u00a04"), ("3.5", "3 .5"), ("34", r"3\,4"),
+        ("1", "x 1e999\\boxed{"), ("18", "17 = 18"), ("18", "18 = 17"), ("18", r"18\\19"),
+        ("18", "The answer to 3 is 18"), ("18", "$18$ and $19$"), ("5", r"\boxed{5} or \boxed{6}"),
+        (r"\$38", "3"), ("5", "{5"), ("5", "either 5"), ("5", "not 5"),
     ],
 )  # fmt: skip
 def test_answers_that_do_not_are_not(gold, answer):
     assert not math_equal(answer, gold)
+
+
+VALUES = st.integers(-99, 999).map(str) | st.sampled_from([r"\frac{1}{2}", "x+1", r"\pi", "0.25"])
+SEVERAL = st.sampled_from(
+    [
+        "{} (or {})", "{} or {}", "{}\n{}", "{} {}", "either {} or {}", "{}; {}", "{} | {}",
+        r"{} \text{{ or }} {}", "${}$ or ${}$", r"\boxed{{{}}} \boxed{{{}}}", "{} ({} also)",
+        "{}, or maybe {}", "{} = {}", "not {} but {}", "{}... {}",
+    ]
+)  # fmt: skip
+
+
+@given(VALUES, VALUES, SEVERAL)
+@settings(max_examples=60, deadline=None)
+def test_an_answer_that_says_two_things_is_none_of_them(one, other, several):
+    assume(not math_equal(one, other))
+    assume(not (several == "{} {}" and "-" in other))  # 3 -4 is a difference
+    answer = several.format(one, other)
+    assume("=" not in answer or (one != "x+1" and other != "x+1"))
+    # whatever else it may mean, such as a product, it is neither of the two
+    assert not math_equal(answer, one)
+    assert not math_equal(answer, other)
+
+
+def test_every_real_gold_answer_is_right_in_a_box_and_in_markdown(shared_data):
+    golds = []
+    for name in ("math500_test.jsonl", "math_test_without_math500.jsonl.gz", "gsm8k_test.jsonl"):
+        env = gym.make(
+            f"AgentR1/{'GSM8K' if name.startswith('gsm') else 'MATH'}-v0",
+            data=str(shared_data / name),
+        ).unwrapped
+        golds += [env.get_task(index).answers[0] for index in range(env.num_tasks)]
+    forms = [r"\boxed{{{}}}", "**{}**", "The answer is \\boxed{{{}}}.", "`{}`", " {}\n"]
+    refused = {
+        form.format(gold)
+        for gold in golds
+        for form in forms
+        if not math_equal(form.format(gold), gold)
+    }
+    assert not refused
 
 
 def test_an_answer_that_takes_for_ever_is_wrong_and_the_next_is_judged(monkeypatch):

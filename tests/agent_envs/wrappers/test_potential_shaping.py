@@ -67,3 +67,13 @@ def test_where_no_gold_passages_are_known_nothing_is_added(data_files):
 def test_a_discount_out_of_range_is_refused():
     with pytest.raises(ConfigurationError, match="gamma must be in"):
         PotentialShaping(gym.make(ID), found_gold, 1.5)
+
+
+def test_a_restored_episode_is_shaped_as_if_it_had_gone_on():
+    env = PotentialShaping(gym.make(ID), found_gold)
+    play(env, reference()[:1])
+    snapshot = env.unwrapped.snapshot()
+    expected = env.step(reference()[1])
+    env.reset(seed=5)
+    env.unwrapped.restore(snapshot)
+    assert env.step(reference()[1]) == expected

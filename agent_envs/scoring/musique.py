@@ -1,0 +1,63 @@
+"""MuSiQue-Full's scores, which count a question and its unanswerable twin together.
+
+As in the official ``evaluate_v1.0.py`` (github.com/StonyBrookNLP/musique): what is earned on the
+answerable member counts only if both members are told apart rightly.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from agent_envs.errors import DataError
+
+UNANSWERABLE_SUFFIX = "-unanswerable"
+"""Ends the task id of an unanswerable twin; before it stands that of the question."""
+_SCORES = {
+    "group_answer_sufficiency_em": "exact_match",
+    "group_answer_sufficiency_f1": "f1",
+    "group_support_sufficiency_f1": "support_f1",
+}
+
+
+def musique_group_scores(
+    episodes: Iterable[tuple[str, Mapping[str, float]]],
+) -> dict[str, float]:
+    """Return the official group scores of episodes of ``MuSiQue-v0`` with ``unanswerable=True``.
+
+    Args:
+        episodes: Task id and metrics of each episode; of both members of every pair, once or
+            several times (then each episode of a member is paired with each of its twin).
+
+    Returns:
+        ``group_answer_sufficiency_f1`` and ``_em``, and, where facts were cited in notes,
+        ``group_support_sufficiency_f1``; means over pairs, in [0, 1].
+
+    Raises:
+        DataError: If a pair lacks a member, or an episode the metric ``sufficiency``.
+    """
+    pairs: dict[str, dict[bool, list[Mapping[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for task_id, metrics in episodes:
+        if "sufficiency" not in metrics:
+            raise DataError(
+                f"{task_id}: there is no metric 'sufficiency'. Make the environment with "
+                "unanswerable=True."
+            )
+        question = task_id.removesuffix(UNANSWERABLE_SUFFIX)
+        pairs[question][question == task_id].append(metrics)
+    if not pairs:
+        raise DataError("There are no episodes to score.")
+    if lonely := sorted(question for question, members in pairs.items() if len(members) < 2):
+        raise DataError(
+            f"{len(lonely)} of {len(pairs)} questions were played without their twin, as "
+            f"{lonely[0]!r}. The group scores need both members of each pair."
+        )
+    return {
+        name: sum(_pair_score(members, metric) for members in pairs.values()) / len(pairs)
+        for name, metric in _SCORES.items()
+        if all(metric in episode for members in pairs.values() for episode in members[True])
+    }
+
+
+def _pair_score(members: Mapping[bool, list[Mapping[str, float]]], metric: str) -> float:
+    earned = [episode[metric] * episode["sufficiency"] for episode in members[True]]
+    refused = [episode["sufficiency"] for episode in members[False]]
+    return sum(earned) / len(earned) * sum(refused) / len(refused)

@@ -1,0 +1,195 @@
+"""Structured search: sub-questions, filtered queries, a log of queries, a table of evidence.
+
+After the tools of EigentSearch-Q+: what an agent wants to know, what it asked for, and what it
+found are kept apart from the conversation and can be looked up. All is bounded.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from agent_envs.core.tool import Tool, ToolError, ToolResult
+from agent_envs.retrieval import Hit, Retriever
+from agent_envs.tools.search import MAX_QUERY_CHARS, NO_HIT_TEXT, ShowPassage, format_hits
+
+MAX_QUESTIONS: Final = 12
+MAX_ROWS: Final = 40
+MAX_QUERIES: Final = 40
+MAX_CHARS: Final = 300
+"""Longest sub-question, claim or query that is kept."""
+_NUM_CANDIDATES: Final = 10
+"""How many passages a filter looks at, times those it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A row of the table."""
+
+    claim: str
+    title: str
+    question: int | None
+    """The number of the sub-question it is about."""
+    supports: bool
+    """Whether it speaks for the claim; otherwise against it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedQuery:
+    """A search, and what came of it."""
+
+    query: str
+    titles: tuple[str, ...]
+    num_new: int
+    """How many of the passages no earlier search had found."""
+
+
+class EvidenceTable:
+    """What was asked and found in one episode; its methods are the tools."""
+
+    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_retriever", "_show"})
+
+    def __init__(
+        self, retriever: Retriever, *, top_k: int, show: ShowPassage | None = None
+    ) -> None:
+        """Search in `retriever`, `top_k` passages at a time, shown as `show` says."""
+        self._retriever, self._top_k, self._show = retriever, top_k, show
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.questions: list[str] = []
+        self.rows: list[Evidence] = []
+        self.queries: list[LoggedQuery] = []
+        self._num_queries = 0
+        self._seen: set[int] = set()
+        self._titles: dict[str, str] = {}
+
+    @property
+    def tools(self) -> dict[str, Sequence[Tool]]:
+        """The tools by the name they are asked for."""
+        functions = (
+            self.decompose, self.filtered_search, self.query_log, self.add_evidence,
+            self.evidence_table,
+        )  # fmt: skip
+        # In memory and quick: no thread of their own.
+        return {"evidence": tuple(Tool(function, timeout=None) for function in functions)}
+
+    def log(self, query: str, hits: Sequence[Hit]) -> None:
+        """Note a search and what it found."""
+        found = set(map(_checksum, hits))
+        titles = tuple(dict.fromkeys(_short(hit.passage.title) for hit in hits))
+        self._num_queries += 1
+        self.queries.append(LoggedQuery(_short(query), titles, len(found - self._seen)))
+        self._seen |= found
+        self._titles |= {_fold(title): title for title in titles}
+        del self.queries[:-MAX_QUERIES]
+
+    def decompose(self, questions: list[str]) -> str:
+        """Write down the sub-questions that lead to the answer, in the order to ask them.
+
+        Args:
+            questions: The sub-questions; they replace those written down before.
+        """
+        kept = [_short(question) for question in questions if question.strip()]
+        if not 1 <= len(kept) <= MAX_QUESTIONS:
+            raise ToolError(f"Write 1 to {MAX_QUESTIONS} sub-questions, not {len(kept)}.")
+        self.questions = kept
+        self.rows = [row for row in self.rows if row.question is None or row.question <= len(kept)]
+        return self._open_questions()
+
+    def filtered_search(
+        self,
+        query: str,
+        must_have: list[str] | None = None,
+        must_not_have: list[str] | None = None,
+        only_new: bool = False,
+    ) -> ToolResult:
+        """Search the passages for a query, and leave out those that do not fit.
+
+        Args:
+            query: What to look for.
+            must_have: Words or phrases that a passage or its title must hold, all of them.
+            must_not_have: Words or phrases that it must not hold, none of them.
+            only_new: Leave out what a search has found before.
+        """
+        wanted = [_fold(text) for text in (must_have or [])[:MAX_QUESTIONS] if text.strip()]
+        refused = [_fold(text) for text in (must_not_have or [])[:MAX_QUESTIONS] if text.strip()]
+        hits = []
+        for hit in self._retriever.search(query[:MAX_QUERY_CHARS], self._top_k * _NUM_CANDIDATES):
+            text = _fold(f"{hit.passage.title}\n{hit.passage.text}")
+            if only_new and _checksum(hit) in self._seen:
+                continue
+            if all(each in text for each in wanted) and not any(each in text for each in refused):
+                hits.append(hit)
+        hits = hits[: self._top_k]
+        return ToolResult(format_hits(hits, self._show) or NO_HIT_TEXT, data=hits)
+
+    def query_log(self) -> str:
+        """Show the searches so far, and what they found."""
+        first = self._num_queries - len(self.queries) + 1
+        lines = [
+            f"[{number}] {each.query}: {each.num_new} new of {'; '.join(each.titles) or 'nothing'}"
+            for number, each in enumerate(self.queries, first)
+        ]
+        return "\n".join(lines) or "There was no search yet."
+
+    def add_evidence(
+        self, claim: str, title: str, question: int | None = None, supports: bool = True
+    ) -> str:
+        """Add a row to the table of evidence.
+
+        Args:
+            claim: What the passage says, in a sentence.
+            title: The passage's title; a search must have shown it.
+            question: The number of the sub-question that it answers.
+            supports: Whether the passage speaks for the claim; false if it speaks against it.
+        """
+        if not claim.strip():
+            raise ToolError("A row of evidence needs a claim.")
+        if len(self.rows) >= MAX_ROWS:
+            raise ToolError(f"The table is full: it holds {MAX_ROWS} rows.")
+        known = self._titles.get(_fold(_short(title)))
+        if known is None:
+            raise ToolError(f"No search has shown {_short(title)!r}. Search for it first.")
+        if question is not None and not 1 <= question <= len(self.questions):
+            raise ToolError(
+                f"There is no sub-question {question} (there are {len(self.questions)}). Write "
+                "them down with decompose."
+            )
+        self.rows.append(Evidence(_short(claim), known, question, supports))
+        return f"Kept as row {len(self.rows)}. {self._open_questions()}".strip()
+
+    def evidence_table(self) -> str:
+        """Show the table of evidence, and which sub-questions have none."""
+        lines = [
+            f"[{number}] {'' if row.question is None else f'question {row.question} | '}{row.claim}"
+            f" | {row.title} | {'for' if row.supports else 'against'}"
+            for number, row in enumerate(self.rows, 1)
+        ]
+        return "\n".join(
+            [*(lines or ["There is no evidence yet."]), self._open_questions()]
+        ).strip()
+
+    def _open_questions(self) -> str:
+        answered = {row.question for row in self.rows if row.supports}
+        lines = [
+            f"{number}. {question}"
+            for number, question in enumerate(self.questions, 1)
+            if number not in answered
+        ]
+        if not self.questions:
+            return ""
+        return "\n".join(["Without evidence:", *lines]) if lines else "Every question has evidence."
+
+
+def _checksum(hit: Hit) -> int:
+    return zlib.crc32(f"{hit.passage.title}\n{hit.passage.text}".encode("utf-8", "replace"))
+
+
+def _short(text: str) -> str:
+    return " ".join(text[: MAX_CHARS * 2].split())[:MAX_CHARS]
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -1,0 +1,228 @@
+"""Tells the control tokens that a chat template writes from text that only looks like them.
+
+What a message says is plain text, whoever said it: ``<|im_end|>`` in a passage is ten characters,
+not the end of a turn. Texts are guarded before the template is rendered (`ControlTokens.guard`): a
+lone surrogate, which no other text can hold, stands before every character with which a control
+token could begin. So in what comes out each control token has one author, the template, and only
+those become tokens (`ControlTokens.encode`).
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+_START: Final = "\udc00"
+"""Stands before a character of a text with which a control token could begin."""
+_EDGE: Final = "\udc01"
+"""Stands where a text begins, so that it cannot end a control token that the template began."""
+_NAME: Final = "\ufdd0"
+"""Begins and ends the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
+_MARKUP: Final = re.compile(r"[<>\[\]{}|]")
+_TAG: Final = re.compile(r"</?[\w-]+>")
+
+
+class OwnMarkup(NamedTuple):
+    """What a model writes itself in a turn: calls and thoughts."""
+
+    tags: frozenset[str] = frozenset()
+    """Control tokens that count in pairs: ``<tool_call>`` with ``</tool_call>`` after it."""
+    opened: str = ""
+    """The name of the tag that the template opens for the model, which only closes it; or none."""
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer.
+
+    They are its special tokens, and its other added ones that look like markup
+    (``<tool_response>``); added words and runs of blanks are vocabulary like any other.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Read what `tokenizer` has."""
+        self._tokenizer = tokenizer
+        self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+        added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))
+        self._ids = {str(token): id for id, token in added.items() if _is_control(token)}
+        self._ids.pop("", None)
+        self._added = {
+            f"{_NAME}{id}{_NAME}" if self._ids.get(str(token)) == id else str(token): (id, token)
+            for id, token in added.items()
+        }
+        """Id and token by the name in `_plain`."""
+        unknown = tokenizer.unk_token_id  # not a control token: what any unknown word becomes
+        self._control_ids = frozenset(self._ids.values()) - {unknown}
+        self._lengths = sorted({len(text) for text in self._ids}, reverse=True)
+        self.tags = frozenset(
+            text for id, token in added.items()
+            if not token.special and _TAG.fullmatch(text := str(token)) and id in self._control_ids
+        )  # fmt: skip
+        """Those that a model may write itself: ``<tool_call>``, ``<think>``."""
+        first = "".join(sorted({text[0] for text in self._ids}))
+        self._first = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
+        ends = "".join(sorted({*first, *(text[-1] for text in self._ids)}))
+        self._ends = re.compile(f"[{re.escape(ends)}]" if ends else "(?!)")
+
+    def guard(self, value: Any, own: OwnMarkup | None = None) -> Any:
+        """Return a text, or what holds texts, marked; as it is where there is nothing to mark.
+
+        Args:
+            value: Text, or a list or dictionary of such (a tool's schema, a call's arguments).
+            own: Control tokens that the text's author may write; None for none.
+        """
+        if isinstance(value, str):
+            return self._guard_text(value, own)
+        if isinstance(value, Mapping):
+            return {self.guard(key): self.guard(item, own) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.guard(item, own) for item in value]
+        return value
+
+    def encode(self, text: str, marked: str) -> list[int]:
+        """Return the tokens of `text`; its control tokens are those the template wrote.
+
+        Where no text was taken for a control token they are those of the tokenizer itself.
+
+        Args:
+            text: A rendered conversation, or a part of one.
+            marked: The same, rendered of guarded texts.
+        """
+        ids: list[int] = self._tokenizer(clean(text), add_special_tokens=False)["input_ids"]
+        if marked == text and not self._hides_markup(text):
+            return ids
+        written = [id for id, _, _ in self.find(marked) if id in self._control_ids]
+        if [id for id in ids if id in self._control_ids] == written:
+            return ids
+        return self._encode_marked(marked)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of a text that no template wrote: none is a control token."""
+        return self.encode(text, self.guard(text))
+
+    def find(self, marked: str) -> Iterator[tuple[int, int, int]]:
+        """Yield the template's control tokens in a rendered text: id, start and end."""
+        end = 0
+        for match in self._first.finditer(marked):
+            start = match.start()
+            if start < end or marked[start - 1 : start] == _START:
+                continue
+            for length in self._lengths:
+                if (id := self._ids.get(marked[start : start + length])) is not None:
+                    end = start + length
+                    yield id, start, end
+                    break
+
+    def _guard_text(self, text: str, own: OwnMarkup | None) -> str:
+        text = clean(text)
+        if not self._ends.search(text):
+            return text
+        spans = _own_spans(text, own) if own is not None else []
+        parts: list[str] = []
+        position, is_marked = 0, False
+        for start, end in [*spans, (len(text), len(text))]:
+            said = text[position:start]
+            is_marked |= self._ends.search(said) is not None
+            parts += [self._first.sub(lambda found: _START + found[0], said), text[start:end]]
+            position = end
+        if not is_marked:
+            return text
+        marked = "".join(parts)
+        indent = len(text) - len(text.lstrip())  # blank, so without marks; templates strip it
+        if marked.startswith(_START, indent) or any(start == indent for start, _ in spans[:1]):
+            return marked
+        return marked[:indent] + _EDGE + marked[indent:]
+
+    def _hides_markup(self, text: str) -> bool:
+        """Return whether the tokenizer's normaliser may turn other characters into markup."""
+        normalizer = self._backend.normalizer if self._backend is not None else None
+        if normalizer is None or text.isascii():
+            return False
+        return len(_MARKUP.findall(normalizer.normalize_str(clean(text)))) != len(
+            _MARKUP.findall(text)
+        )
+
+    def _encode_marked(self, marked: str) -> list[int]:
+        if self._backend is None:  # cannot be told to leave text alone: the text is broken up
+            broken = re.sub(f"{_START}(.)", r"\1 ", marked).replace(_EDGE, " ")
+            ids: list[int] = self._tokenizer(clean(broken), add_special_tokens=False)["input_ids"]
+            return ids
+        parts, end = [], 0
+        for id, start, stop in self.find(marked):
+            parts += [_unmarked(marked[end:start]), _NAME, str(id), _NAME]
+            end = stop
+        encoding = self._plain.encode(
+            "".join([*parts, _unmarked(marked[end:])]), add_special_tokens=False
+        )
+        return [
+            token_id
+            for token, id in zip(encoding.tokens, encoding.ids, strict=True)
+            for token_id in self._spelled(token, id)
+        ]
+
+    @functools.cached_property
+    def _plain(self) -> Tokenizer:
+        """The tokenizer with names for control tokens that no text can hold."""
+        assert self._backend is not None
+        plain = Tokenizer(self._backend.model)
+        if self._backend.normalizer is not None:
+            plain.normalizer = self._backend.normalizer
+        if self._backend.pre_tokenizer is not None:
+            plain.pre_tokenizer = self._backend.pre_tokenizer
+        for name, (_, token) in self._added.items():
+            is_control = name != str(token)
+            plain.add_tokens(
+                [AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)]
+                if is_control
+                else [token]
+            )
+        return plain
+
+    def _spelled(self, token: str, id: int) -> list[int]:
+        """Return what a token of `_plain` is in the tokenizer."""
+        if token in self._added:
+            return [self._added[token][0]]
+        if id not in self._control_ids:
+            return [id]
+        # A word of the model's own vocabulary, as ``<pad>`` in word-level ones: letter by letter.
+        letters = [i for letter in token for i in self._plain.encode(letter).ids]
+        return [i for i in letters if i not in self._control_ids]
+
+
+def clean(text: str) -> str:
+    """Return `text` with question marks for lone surrogates, which cannot be encoded."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _own_spans(text: str, own: OwnMarkup) -> list[tuple[int, int]]:
+    """Return where a text holds markup of its author's own; in linear time."""
+    spans: list[tuple[int, int]] = []
+    names = sorted(tag[1:-1] for tag in own.tags if f"</{tag[1:]}" in own.tags)
+    opening = re.compile("|".join(f"<({re.escape(name)})>" for name in names) or "(?!)")
+    position = 0
+    unclosed: set[str] = set()
+    if own.opened and own.opened in names:
+        start = text.find(closing := f"</{own.opened}>")
+        if start >= 0 and f"<{own.opened}>" not in text[:start]:
+            position = start + len(closing)
+            spans.append((start, position))
+    while match := opening.search(text, position):
+        name, position = match[match.lastindex or 0], match.end()
+        start = -1 if name in unclosed else text.find(f"</{name}>", position)
+        if start < 0:
+            unclosed.add(name)
+            continue
+        end = start + len(f"</{name}>")
+        spans += [match.span(), (start, end)]
+        position = end
+    return spans
+
+
+def _is_control(token: AddedToken) -> bool:
+    return token.special or bool(_MARKUP.search(str(token)))
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(_START, "").replace(_EDGE, "").replace(_NAME, "\ufffd")

@@ -1,0 +1,105 @@
+"""`StepEvent.is_last` at the turn limit, wherever Gymnasium keeps it."""
+
+import copy
+import pickle
+from typing import ClassVar
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import Autoreset, RecordEpisodeStatistics, TimeLimit
+
+from agent_envs import Task, ToolEnv
+
+
+class LastStep(ToolEnv):
+    """Pays 1 for the last step."""
+
+    reward_functions: ClassVar = {"last": lambda env, event: float(event.is_last)}
+    default_rewards: ClassVar = {"last": 1.0}
+
+    def get_task(self, index):
+        return Task(id="wait", question="Wait.", answers=())
+
+
+class Stricter(TimeLimit):
+    """A turn limit of somebody's own."""
+
+    def step(self, action):
+        return super().step(action)
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    gym.register("Last/Step-v0", f"{__name__}:LastStep", max_episode_steps=3)
+    yield
+    del gym.registry["Last/Step-v0"]
+
+
+def make():
+    return gym.make("Last/Step-v0")
+
+
+MADE = {
+    "register": make,
+    "make": lambda: gym.make("Last/Step-v0", max_episode_steps=3),
+    "own wrapper": lambda: TimeLimit(LastStep(), 3),
+    "two wrappers": lambda: TimeLimit(gym.make("Last/Step-v0", max_episode_steps=9), 3),
+    "subclass": lambda: Stricter(LastStep(), 3),
+    "outside": lambda: RecordEpisodeStatistics(make()),
+    "inside": lambda: TimeLimit(RecordEpisodeStatistics(LastStep()), 3),
+    "autoreset": lambda: Autoreset(make()),
+    "deep copy": lambda: copy.deepcopy(make()),
+    "pickle": lambda: pickle.loads(pickle.dumps(make())),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_the_last_step_that_the_limit_allows_is_the_last_one(how):
+    env = MADE[how]()
+    for _ in range(2):
+        env.reset(seed=0)
+        rewards = [env.step("hm")[1] for _ in range(3)]
+        assert rewards == [0.0, 0.0, 1.0]
+
+
+def test_without_a_limit_only_an_answer_is_last():
+    env = gym.make("Last/Step-v0", max_episode_steps=-1)
+    env.reset(seed=0)
+    assert [env.step("hm")[1] for _ in range(5)] == [0.0] * 5
+    assert env.step("<answer>x</answer>")[1] == 1.0
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_members_of_a_vector_environment_know_their_limit(mode):
+    envs = SyncVectorEnv([make, make], autoreset_mode=mode)
+    envs.reset(seed=0)
+    rewards = []
+    for _ in range(3):
+        _, reward, _, truncated, _ = envs.step(["hm", "hm"])
+        rewards.append(reward.tolist())
+    assert truncated.all()
+    assert rewards == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_made_in_mid_episode_ends_where_the_original_does(again):
+    env = make()
+    env.reset(seed=0)
+    env.step("hm")
+    for other in (again(env), env):
+        assert [other.step("hm")[1:4] for _ in range(2)] == [
+            (0.0, False, False),
+            (1.0, False, True),
+        ]
+
+
+def test_a_restored_episode_ends_by_the_limit_of_where_it_goes_on():
+    env, longer = make(), gym.make("Last/Step-v0", max_episode_steps=5)
+    for made in (env, longer):
+        made.reset(seed=0)
+    env.step("hm")
+    longer.unwrapped.restore(env.unwrapped.snapshot())
+    rewards = [longer.step("hm")[1] for _ in range(4)]
+    assert rewards == [0.0, 0.0, 0.0, 1.0]
+    assert longer.unwrapped.max_turns == 5

@@ -1,0 +1,50 @@
+import pytest
+
+from agent_envs import DataError
+from agent_envs.scoring import musique_group_scores
+
+
+def episode(task_id, *, right, f1=0.0, support=0.0):
+    metrics = {"sufficiency": float(right), "f1": f1, "exact_match": float(f1 == 1.0)}
+    return task_id, metrics | ({} if task_id.endswith("-unanswerable") else {"support_f1": support})
+
+
+def test_a_pair_counts_only_where_both_members_are_told_apart():
+    scores = musique_group_scores([
+        episode("a", right=True, f1=0.5, support=1.0), episode("a-unanswerable", right=True),
+        episode("b", right=True, f1=1.0, support=1.0), episode("b-unanswerable", right=False),
+        episode("c", right=False, f1=1.0), episode("c-unanswerable", right=True),
+        episode("d", right=True, f1=1.0, support=0.5), episode("d-unanswerable", right=True),
+    ])  # fmt: skip
+    # a earns 0.5, d 1; b and c nothing
+    assert scores == {
+        "group_answer_sufficiency_em": 0.25,
+        "group_answer_sufficiency_f1": 0.375,
+        "group_support_sufficiency_f1": 0.375,
+    }
+
+
+def test_always_refusing_earns_nothing():
+    pair = [episode("a", right=False), episode("a-unanswerable", right=True, f1=1.0)]
+    assert set(musique_group_scores(pair).values()) == {0.0}
+
+
+def test_episodes_of_a_member_are_paired_with_each_of_its_twin():
+    scores = musique_group_scores([
+        episode("a", right=True, f1=1.0), episode("a", right=True, f1=0.0),
+        episode("a-unanswerable", right=True), episode("a-unanswerable", right=False),
+    ])  # fmt: skip
+    assert scores["group_answer_sufficiency_f1"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([], "no episodes"),
+        ([episode("a", right=True)], "1 of 1 questions were played without their twin, as 'a'"),
+        ([("a", {"f1": 1.0})], "unanswerable=True"),
+    ],
+)
+def test_what_cannot_be_paired_is_named(episodes, message):
+    with pytest.raises(DataError, match=message):
+        musique_group_scores(episodes)

@@ -1,0 +1,66 @@
+"""Every built-in tool and scorer answers 100 kB of anything in linear time, and in few words."""
+
+import time
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ENVIRONMENTS
+from agent_envs.core.actions import example_arguments
+from agent_envs.core.tool import DEFAULT_MAX_RESULT_CHARS
+from agent_envs.scoring import exact_match, f1, normalize_answer, squad_f1
+from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
+
+LENGTH = 100_000
+SECONDS = 5.0
+"""Of this process; a quadratic or unbounded one takes minutes. Each takes milliseconds."""
+PIECES = (
+    "a", "a ", "9", "9,", "1.", "**", "$", "`", "(", "{", "[", "\\", "\n", " ", "the ", "#### ",
+    "\\boxed{", "\\text{", "\\text ", "\\begin{a}", "\ufdfa", "\u0130", "\x00", "\ud800", "*a ",
+    "<b>", "| ", "==", "x**", "{}", '"', "\\frac 1", "$1$", "[1] ",
+)  # fmt: skip
+STRINGS = [(piece * LENGTH)[:LENGTH] for piece in PIECES]
+NO_SERVER = ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0")
+SCORERS = {
+    "normalize_answer": normalize_answer,
+    "exact_match": lambda text: exact_match(text, ["a"] * 50),
+    "f1": lambda text: f1(text, ["a b"] * 50),
+    "squad_f1": lambda text: squad_f1(text, ["a b"] * 50),
+    "math_equal": lambda text: math_equal(text, "5"),
+    "math_equal, 1,000 characters": lambda text: math_equal(text[:900] + " 5 6", "5"),
+    "gsm8k_match": lambda text: gsm8k_match(text, "5"),
+    "last_boxed": last_boxed,
+}
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_a_scorer_takes_linear_time(name):
+    pytest.importorskip("math_verify")
+    for text in STRINGS:
+        start = time.process_time()
+        SCORERS[name](text)
+        assert time.process_time() - start < SECONDS, text[:20]
+
+
+@pytest.mark.parametrize("env_id", [spec.id for spec in ENVIRONMENTS if spec.id not in NO_SERVER])
+def test_a_tool_takes_linear_time_and_says_little(env_id, data_files, request):
+    kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
+    if env_id == "AgentR1/TextWorld-v0":
+        kwargs = {"game": request.getfixturevalue("text_world_game")}
+    if env_id in ("AgentR1/HumanEval-v0", "AgentR1/MBPP-v0", "AgentR1/CommandLine-v0"):
+        pytest.skip("its tools are programs in a sandbox, which has limits of its own")
+    plain = gym.make(env_id, **kwargs).unwrapped
+    names = [name for name in plain.optional_tool_names if name != "python"]
+    env = gym.make(env_id, **kwargs, tools=names, max_episode_steps=-1)
+    env.reset(seed=0)
+    for tool in env.unwrapped.tools.values():
+        properties = tool.parameters["properties"]
+        texts = [n for n in example_arguments(tool) if properties[n].get("type") == "string"]
+        for text in STRINGS if texts else ():
+            arguments = dict.fromkeys(example_arguments(tool), 1) | dict.fromkeys(texts, text)
+            start = time.process_time()
+            result = tool.run(**arguments)
+            assert time.process_time() - start < SECONDS, (tool.name, text[:20])
+            assert len(result.content) < DEFAULT_MAX_RESULT_CHARS + 100
+            if result.error is not None:
+                assert len(result.content) < 1_000
