@@ -31,6 +31,7 @@ _JUDGE: Final = Path(__file__).with_name("math_judge.py")
 _MARKDOWN: Final = re.compile(
     r"(?<![\w*)])(\*{1,3}|_{1,3}|`{1,3})(?=\S|\n)(.*?\S)\s*\1(?![\w*(])", re.S
 )
+_HEADING: Final = re.compile(r"\A(?:#{1,6}|[*+])\s+")
 _FORMULA: Final = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S
 )
@@ -150,7 +151,7 @@ def _value_said(answer: str) -> str | None:
         return None if said is None or any(box != said for box in boxed) else _formula(said)
     if len(answer) > MAX_CHARS:
         return None
-    text = _MARKDOWN.sub(r"\2", answer).strip()
+    text = _HEADING.sub("", _MARKDOWN.sub(r"\2", answer).strip())
     formulas = [next(filter(None, groups), "") for groups in _FORMULA.findall(text)]
     if not formulas:
         return _formula(text)

@@ -46,8 +46,12 @@ def play_ways(env: TextEnv, seed: int, actions: Sequence[str] = ()) -> list[Play
 
 
 def find_detour(plays: Sequence[Play]) -> str | None:
-    """Return which of the plays earns what it must not; None if none does."""
+    """Return which of the plays earns what it must not; None if none does, or there are none."""
+    if not plays:
+        return None
     shortest = plays[0]
+    if not shortest.solved:
+        return "the reference actions do not solve the task"
     least = min((play for play in plays if play.solved), key=lambda play: play.earned)
     for play in plays:
         limit, other = (

@@ -4,7 +4,7 @@ import json
 import gymnasium as gym
 import pytest
 
-from agent_envs import ConfigurationError, DataError, MissingExtraError
+from agent_envs import ConfigurationError, DataError, MissingExtraError, tool
 from tests.conftest import GSM8K_ROWS, MATH_ROWS
 
 GSM8K = "AgentR1/GSM8K-v0"
@@ -43,6 +43,28 @@ def test_values_of_the_solution_and_results_that_are_used_earn(env):
 def test_numbers_of_the_question_are_no_results(env):
     calculate(env, "3 + 0")
     assert calculate(env, "3 * 1")[4]["reward_terms"]["used_result"] == 0.0
+
+
+@tool
+def count(last: int, first: int = 0) -> str:
+    """Count up to a number."""
+    return " ".join(map(str, range(first, last + 1)))
+
+
+def test_what_a_flood_of_numbers_shows_finds_nothing(data_files):
+    def recall(*calls):
+        env = gym.make(GSM8K, data=data_files[GSM8K], tools=[count], max_episode_steps=40)
+        env.reset(options={"task": 0})
+        for name, arguments in calls:
+            info = env.step(env.unwrapped.write_call(name, **arguments))[4]
+        return info["metrics"]["intermediate_value_recall"]
+
+    # 4 red and 5 blue balls are 9, of 3 children 27
+    assert recall(("calculator", {"expression": "9 + 18"})) == 0.5
+    assert recall(("count", {"last": 1_600})) == 0.0
+    assert recall(("calculator", {"expression": "27"})) == 0.0  # what a call says is not found
+    steps = [("count", {"first": n, "last": n + 4}) for n in range(20, 1_000, 5)]
+    assert recall(*steps[5:30], *steps[:3]) == 0.0
 
 
 @pytest.mark.parametrize("answer", ["", "28", "9 27", "nothing"])
