@@ -98,7 +98,7 @@ class Reference:
     """The back-ends after it; read only."""
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def play_ground_truth(row: Row) -> tuple[Reference, ...]:
     """Play the calls of each turn."""
     back_ends = BackEnds(row)

@@ -106,14 +106,14 @@ class _Engine:
         self.process_id = os.getpid()
         try:
             # It ends by itself when its standard input does: with this process, however that ends.
-            port, self._process = launch_gateway(
+            port, token, self._process = launch_gateway(
                 classpath=scienceworld.constants.JAR_PATH, die_on_exit=True, return_proc=True,
                 cwd=scienceworld.constants.BASEPATH, javaopts=_JAVA_OPTIONS,
-                java_path=_find_java(),
+                java_path=_find_java(), enable_auth=True,
             )  # fmt: skip
             # Its own memory management asks the process from within Python's garbage collector.
             parameters = GatewayParameters(
-                port=port, auto_field=True, read_timeout=_TIMEOUT_SECONDS,
+                port=port, auth_token=token, auto_field=True, read_timeout=_TIMEOUT_SECONDS,
                 enable_memory_management=False,
             )  # fmt: skip
             self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self._process)
