@@ -165,9 +165,12 @@ def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> An
     """
     if timeout is None:
         return resolve(function())
-    session = CallSession()
-    session.submit(0, lambda: resolve(function(), timeout), timeout)
-    (outcome,) = session.wait(math.inf)
+    ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    _run_in_a_thread(lambda: ended.put(outcome_of(0, lambda: resolve(function(), timeout))))
+    try:
+        outcome = ended.get(timeout=min(timeout, threading.TIMEOUT_MAX))
+    except queue.Empty:
+        raise TimeoutError(f"no result within {timeout:g} seconds") from None
     if outcome.error is not None:
         raise outcome.error
     return outcome.value
