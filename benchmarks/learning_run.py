@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.train import make_trainer, parse_arguments
+from agent_trainers.cli.train import make_trainer
+from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy

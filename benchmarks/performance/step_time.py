@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, Final
 
-from agent_trainers.cli.train import parse_arguments
+from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from benchmarks.performance.alternation import TimedStep, train_in_turns

@@ -18,7 +18,7 @@ from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
-from agent_trainers.cli.train import make_parser
+from agent_trainers.cli.train_options import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -132,9 +132,7 @@ class CommandLineEnv(ToolEnv):
         """Lay the folder out anew."""
         self._made: ShellTask = self.task.data["task"]
         self._take(Folder.of(self._made.files))
-        self._progress = Progress(
-            self.share_right
-        )  # right at first earns nothing
+        self._progress = Progress(self.share_right)  # right at first earns nothing
 
     def shell(self, command: str) -> str:
         """Run a command in the folder of the task.

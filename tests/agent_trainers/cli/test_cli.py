@@ -210,7 +210,7 @@ def test_a_language_model_keeps_credit_per_step_and_is_told_what_applies(tmp_pat
     assert options.algorithm == "grpo_step"
     assert config.advantage_estimator == "grpo_step"
     assert config.learning_rate == 1e-6
-    assert "64 episodes a batch in groups of 8" in train._what_applies(options, config)
+    assert "64 episodes a batch in groups of 8" in train.what_applies(options, config)
 
 
 def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):

@@ -14,7 +14,7 @@ from agent_trainers.cli.output_folder import (
     settings_of,
     write_settings,
 )
-from agent_trainers.cli.train import TrainArguments
+from agent_trainers.cli.train_options import TrainArguments
 
 
 def make_run(folder, *names):

@@ -8,7 +8,7 @@ import torch
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import StepGRPOTrainer, StepPPOConfig, StepPPOTrainer
-from agent_trainers.cli.train import parse_arguments
+from agent_trainers.cli.train_options import parse_arguments
 from tests.agent_trainers.gradients import gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"

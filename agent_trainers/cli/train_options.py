@@ -1,0 +1,177 @@
+"""The options of ``agent-r1-train``, and the settings files that they stand on."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.hf_argparser import HfArg
+
+from agent_envs.core.lookup import lookup
+from agent_trainers.cli.arguments import CommandParser, json_object, read_config
+from agent_trainers.cli.launch import unknown_to_accelerate
+from agent_trainers.cli.models import ModelArguments
+from agent_trainers.recipes import (
+    ACCELERATE_CONFIGS,
+    FOLDER,
+    MODEL_RECIPE,
+    RECIPES,
+    find_settings,
+)
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
+
+PROGRAM: Final = "agent-r1-train"
+HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "environment": ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks"),
+    "model": (
+        "model", "dtype", "max_prompt_length", "max_completion_length", "bf16", "use_cpu", "lora_r",
+        "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapter",
+    ),
+    "algorithm": (
+        "algorithm", "advantage_estimator", "gamma", "lam", "token_gamma", "token_lam",
+        "step_advantage_weight", "loss_type", "loss_denominator", "loss_mask", "advantage_mask",
+        "importance_sampling_level", "epsilon", "epsilon_high", "beta", "kl_placement",
+        "use_bias_correction_kl",
+        "reward_schedules",
+    ),
+    "critic": (
+        "critic_model", "critic_learning_rate", "critic_warmup_steps", "value_coef",
+        "value_clip_range", "bootstrap_truncated",
+    ),
+    "rollout": (
+        "num_generations", "temperature", "step_timeout", "episode_timeout", "group_quorum",
+        "max_fault_share",
+        "transformers_generation", "use_vllm", "vllm_mode", "vllm_importance_sampling_mode",
+        "max_logprob_drift",
+    ),
+    "optimisation": (
+        "max_steps", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps",
+        "max_tokens_per_micro_batch", "merge_steps", "seed",
+    ),
+    "processes": ("num_processes", "accelerate_config"),
+    "the run": (
+        "output_dir", "save_steps", "resume", "overwrite", "dry_run", "sample_steps", "report_to",
+        "push_to_hub",
+    ),
+}  # fmt: skip
+"""What ``--help`` shows: our own options, and those of TRL's that most runs set."""
+
+
+@dataclass
+class TrainArguments(ModelArguments):
+    """What to train, where, and how it is measured."""
+
+    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to train in.")
+    env_kwargs: str | None = HfArg(
+        default=None, help='Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'.'
+    )
+    eval_env_kwargs: str | None = HfArg(
+        default=None, help="Those that differ where it is evaluated, as JSON."
+    )
+    algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
+    num_eval_tasks: int = HfArg(
+        default=200,
+        help="Tasks played once before and once after training; 0 for none. Without "
+        "eval_env_kwargs they are held out of training, at most a fifth of all.",
+    )
+    sample_steps: int = HfArg(
+        default=10,
+        help="Optimiser steps between two samples of trajectories, in trajectories/ and on "
+        "trajectories.html; 0 for those of the first and the last step only.",
+    )
+    dry_run: bool = HfArg(
+        default=False,
+        help="Play, score and backpropagate one batch, show all of it, and stop before anything is "
+        "updated or saved.",
+    )
+    num_processes: int | None = HfArg(
+        default=None,
+        help="Processes that share each batch, one on each accelerator or on the CPU; further "
+        "options of 'accelerate launch' are handed on to it.",
+    )
+    accelerate_config: str | None = HfArg(
+        default=None,
+        help=f"A file of Accelerate's settings, or one of {', '.join(ACCELERATE_CONFIGS)}.",
+    )
+    resume: bool = HfArg(
+        default=False,
+        help="Go on from the newest checkpoint in output_dir that is whole; begin anew if the run "
+        "there was stopped before its first.",
+    )
+    overwrite: bool = HfArg(
+        default=False, help="Delete the run that output_dir holds, and begin anew."
+    )
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
+    """Parse the command line and the settings file."""
+    options, config = make_parser(arguments).parse(arguments, unknown_to_accelerate)
+    return options, config
+
+
+def make_parser(arguments: Sequence[str]) -> CommandParser:
+    """Return the parser of a command line, with its algorithm's options and its file's defaults.
+
+    Without ``--config`` the file is the recipe ``default``; with ``--model`` the one in the model's
+    folder, else ``language_model``. A file's arguments of an environment are for its own
+    environment only.
+
+    Raises:
+        ConfigurationError: If the file is wrong.
+        UnknownNameError: If there is no such recipe or algorithm.
+    """
+    first = argparse.ArgumentParser(PROGRAM, add_help=False, allow_abbrev=False)
+    for name in ("config", "model", "env", "algorithm"):
+        first.add_argument(f"--{name}")
+    given, _ = first.parse_known_args(list(arguments))
+    recipe = "default" if given.model is None else "language_model"
+    if given.model is not None and (own := Path(given.model) / MODEL_RECIPE).is_file():
+        recipe = str(own)
+    path = find_settings(RECIPES, given.config or recipe, kind="--config")
+    settings = read_config(path)
+    if given.env not in (None, settings.get("env", TrainArguments.env)):
+        of_another = ("env_kwargs", "eval_env_kwargs")
+        settings = {name: settings[name] for name in settings if name not in of_another}
+    algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
+    # each evaluation task is played once
+    presets = {"num_generations_eval": 1} | dict(lookup(PRESETS, algorithm, kind="algorithm"))
+    if path == RECIPES["default"] and has_critic(algorithm):
+        presets |= read_config(FOLDER / "default_critic.yaml")
+    parser = CommandParser(
+        (TrainArguments, config_class(algorithm)),
+        program=PROGRAM,
+        description="Train a language model in a Gymnasium environment by step-level RL.\n"
+        "The defaults shown are those beside what else is on the command line: --model, --config "
+        "and\n--algorithm change some.",
+        groups=HELP_GROUPS,
+        show_all="--help_all" in arguments,
+    )
+    parser.use_settings(presets, algorithm)
+    parser.use_settings(settings, str(path))
+    return parser
+
+
+def environment_settings(options: TrainArguments) -> dict[str, Any]:
+    """Return which environment is trained in, and by which arguments.
+
+    Raises:
+        ConfigurationError: If arguments are no JSON object.
+    """
+    return {
+        "env": options.env,
+        "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
+        "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
+    }
+
+
+def what_applies(options: TrainArguments, config: StepGRPOConfig) -> str:
+    """Say by which settings a model is trained that were not given."""
+    device = "the CPU" if config.use_cpu else "the accelerator"
+    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
+    return (
+        f"{options.algorithm} on {device} in {precision}: learning rate {config.learning_rate:g}, "
+        f"{config.generation_batch_size} episodes a batch in groups of {config.num_generations}, "
+        f"{config.max_steps} steps."
+    )
