@@ -14,7 +14,8 @@ TEMPLATE: Final = Path(__file__).parent / "template"
 NEXT_STEPS: Final = """\
 Check it:  python -m agent_envs.check {env}
 Test it:   python -m pytest {test}
-Train it:  agent-r1-train --env {env} --max_steps 2"""
+Train it:  python -m agent_trainers.make_tiny_policy --env {env} --output tiny
+           agent-r1-train --env {env} --model tiny"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -289,7 +289,7 @@ class Own(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        text = f"Say {self.target}"
+        text = "search"  # a word of the embedded policy
         return text, {"messages": [{"role": "user", "content": text}], "task_id": "0"}
 
     def step(self, action):
