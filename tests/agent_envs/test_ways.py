@@ -5,6 +5,7 @@ import pytest
 
 from agent_envs import ENVIRONMENTS
 from agent_envs.core.rewards import earnings_of
+from agent_envs.errors import MissingExtraError
 from agent_envs.testing import find_detour, play_ways
 
 SPECS = {spec.id: spec for spec in ENVIRONMENTS}
@@ -26,7 +27,7 @@ def check_ways(env, spec, actions=()):
         least, most = earnings_of(kind.default_rewards, kind.earnings(**spec.kwargs), solved=solved)
         assert least - TOLERANCE <= min(earned)
         assert max(earned) <= most + TOLERANCE
-    # every way without a mistake earns the same: the shortest is the best, and so is a right guess
+    # the shortest earns the most that there is
     assert plays[0].earned == pytest.approx(
         earnings_of(kind.default_rewards, kind.earnings(**spec.kwargs), solved=True)[1]
     )
@@ -42,7 +43,13 @@ def test_no_way_of_playing_earns_more_than_the_shortest(env_id, data_files, requ
     if env_id in TURNS_IN_A_SANDBOX:
         request.getfixturevalue("strong_sandbox")
         kwargs["max_episode_steps"] = TURNS_IN_A_SANDBOX[env_id]
-    with gym.make(env_id, **kwargs) as env:
+    if env_id == "AgentR1/ScienceWorld-v0":
+        kwargs = {"task": "find-non-living-thing", "variations": 1, "max_episode_steps": 6}
+    try:
+        env = gym.make(env_id, **kwargs)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    with env:
         check_ways(env, SPECS[env_id])
 
 
