@@ -17,6 +17,8 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.testing.episodes import TextEnv, mistake, reference_actions, step
 
 NUM_RANDOM_WAYS: Final = 8
+MAX_TOOLS: Final = 3
+"""How many of the tools are called without a need."""
 UNLIMITED_TURNS: Final = 12
 """How long ways get where there is no turn limit."""
 FLOOD: Final = " ".join(map(str, range(1_000)))
@@ -84,19 +86,20 @@ def _ways(env: TextEnv, actions: Sequence[str], seed: int) -> Iterator[tuple[str
     *calls, last = actions
     room = max(0, limit - len(actions))
     wrong = base.write_answer("nothing of the kind")
+    tools = list(base.tools.values())[:MAX_TOOLS]
     pointless = {
         "mistakes": mistake(env),
         "the first call again": actions[0],
         "no action": "hm",
         **{
             f"pointless calls of {tool.name}": base.write_call(tool.name, **example_arguments(tool))
-            for tool in base.tools.values()
+            for tool in tools
         },
         **{
             f"floods of {tool.name}": base.write_call(
                 tool.name, **dict.fromkeys(example_arguments(tool), FLOOD)
             )
-            for tool in base.tools.values()
+            for tool in tools
         },
     }
     yield "the last action at once", [last]

@@ -35,7 +35,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     Task: answer a question about films, people, companies and cities of a world made from the
     task's number; or several, one after the other. Tool: ``search(query)`` over the about 330 facts
     of that world, two at a time. Reward: exact match of each answer, and a share of 0.2 for each
-    fact on the way that a search finds first, or that all answers being right did without (see
+    fact on the way that a search finds first, which a lucky guess goes without (see
     `RetrievalQAEnv`; ``all_correct`` pays at the end only). The episode ends with the last answer,
     or at the turn limit (4 turns unless ``max_episode_steps=`` says otherwise; more than 3 hops
     need more).
@@ -107,7 +107,12 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     def earnings(cls, *, questions: int = 1, **_: Any) -> Mapping[str, Earnings]:
         """Return what terms can sum to: all answers but one may be right without a success."""
         most = 1.0 - 1.0 / questions
-        return {**cls.term_earnings, "exact_match": Earnings((1.0, 1.0), (0.0, most))}
+        facts = Earnings((0.0, 1.0), (0.0, 1.0))
+        return {
+            **cls.term_earnings,
+            "exact_match": Earnings((1.0, 1.0), (0.0, most)),
+            "new_gold_passage": facts,
+        }
 
     @property
     def num_questions(self) -> int:
@@ -151,8 +156,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         self.noted["exact_match"] = self.is_correct[-1] / self.num_questions
         self.noted["f1"] = self.f1_scores[-1] / self.num_questions
         self.noted["all_correct"] = float(self.is_all_correct)
-        if self.is_all_correct:
-            self.note_solved()
         number = len(self.is_correct)
         return NewConversation(questions[number].text) if number < len(questions) else None
 
