@@ -37,7 +37,9 @@ for module, names in {{
 }}.items():
     for name in names:
         delattr(module, name)
-INSIDE = ("agent_envs.sandbox.supervisor", "agent_envs.sandbox.zygote")
+INSIDE = (
+    "agent_envs.sandbox.supervisor", "agent_envs.sandbox.usage", "agent_envs.sandbox.zygote",
+)  # fmt: skip
 for name in {packages!r}:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, f"{{name}}."):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from agent_envs.core.tool import Tool, ToolError, ToolResult
+from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.retrieval import Hit, Retriever
 from agent_envs.tools.search import MAX_QUERY_CHARS, NO_HIT_TEXT, ShowPassage, format_hits
 
@@ -151,7 +151,7 @@ class EvidenceTable:
             raise ToolError(f"The table is full: it holds {MAX_ROWS} rows.")
         known = self._titles.get(_fold(_short(title)))
         if known is None:
-            raise ToolError(f"No search has shown {_short(title)!r}. Search for it first.")
+            raise ToolError(f"No search has shown {quoted(title)}. Search for it first.")
         if question is not None and not 1 <= question <= len(self.questions):
             raise ToolError(
                 f"There is no sub-question {question} (there are {len(self.questions)}). Write "

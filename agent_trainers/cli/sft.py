@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Train on demonstrations and say how to go on."""
-    options, config = _parse(arguments)
+    options, config = make_parser(arguments).parse(arguments)
     if options.trajectories and options.conversations:
         raise ConfigurationError("--trajectories and --conversations: give one of the two.")
     folder = Path(config.output_dir)
@@ -112,7 +112,8 @@ def run(arguments: Sequence[str]) -> None:
         _train(options, config)
 
 
-def _parse(arguments: Sequence[str]) -> tuple[WarmStartArguments, WarmStartConfig]:
+def make_parser(arguments: Sequence[str]) -> CommandParser:
+    """Return the parser of a command line, with its file's defaults."""
     parser = CommandParser(
         (WarmStartArguments, WarmStartConfig),
         program=PROGRAM,
@@ -123,8 +124,7 @@ def _parse(arguments: Sequence[str]) -> tuple[WarmStartArguments, WarmStartConfi
     parser.use_settings(DEFAULTS, PROGRAM)
     if (given := parser.parse_known_args(list(arguments))[0].config) is not None:
         parser.use_settings(read_config(Path(given)), given)
-    options, config = parser.parse(arguments)
-    return options, config
+    return parser
 
 
 def _train(options: WarmStartArguments, config: WarmStartConfig) -> None:

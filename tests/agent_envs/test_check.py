@@ -41,7 +41,7 @@ def test_an_environment_outside_the_repository_is_checked_a_line_per_check(tmp_p
     assert (result.returncode, result.stderr) == (0, "")
     assert lines[0] == "ok   gymnasium: check_env has no complaint"
     assert lines[-1] == "ok   processes: byte for byte, with another PYTHONHASHSEED"
-    assert len(lines) == 11
+    assert len(lines) == 12
 
 
 def test_a_failure_is_a_line_and_the_exit_code(tmp_path):

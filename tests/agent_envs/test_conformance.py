@@ -1,8 +1,8 @@
 import itertools
 import json
 import math
+import os
 import re
-import sys
 import time
 from typing import ClassVar
 
@@ -164,9 +164,12 @@ class Counts(Square):
         super().__init__(system_prompt=f"Environment {next(self.number)}")
 
 
+BORN = int(os.environ.setdefault("BORN_IN", str(os.getpid())))
+
+
 class FailsElsewhere(Square):
     def begin_step(self):
-        if sys.argv[0] == "-c":
+        if os.getpid() != BORN:
             raise ValueError("not here")
 
 

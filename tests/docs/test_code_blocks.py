@@ -15,7 +15,9 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from agent_envs.errors import UnknownNameError
 from agent_leaderboard import cli as leaderboard
 from agent_leaderboard.play.config import load_configs
+from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
+from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.train_options import make_parser
@@ -128,6 +130,10 @@ def check_command(words):
     elif program == "agent-r1-eval":
         parser = CommandParser((EvaluateArguments,), program=program, description="")
         parser.check(arguments)
+    elif program == "agent-r1-sft":
+        sft.make_parser(arguments).check(arguments)
+    elif program == "agent-r1-collect":
+        CommandParser((CollectArguments,), program=program, description="").check(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
         check_leaderboard(given)

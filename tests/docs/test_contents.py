@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from trl import GRPOConfig
 
 from agent_envs import ENVIRONMENTS, tool
 from agent_envs.core.contexts import CONTEXTS
@@ -91,7 +92,7 @@ ERRORS = {
     "an estimator without its critic": settings(advantage_estimator="gae_step"),
     "TRL's reward weights": settings(reward_weights=[1.0]),
     "a batch that does not divide": settings(per_device_train_batch_size=6),
-    "bf16 on a CPU": lambda: StepGRPOConfig("x", bf16=True),
+    "bf16 on a CPU": lambda: GRPOConfig("x"),
     "a mistyped option": lambda: main(["--learning_rat", "1"]),
     "JSON that is not valid": lambda: main(["--env_kwargs", "{hops: 2}"]),
     "no run to resume": lambda: main(["--resume", "--output_dir", "runs/nowhere"]),

@@ -191,7 +191,7 @@ def test_a_program_that_breaks_the_sandbox_has_failed(make_env, monkeypatch):
         assert observation.endswith("0 of 1 passed.")
         _, reward, terminated, _, info = env.step(env.unwrapped.write_answer(RIGHT))
         assert terminated
-        assert (reward, info["metrics"]["success"]) == (0.02, 0.0)
+        assert (reward, info["metrics"]["success"]) == (0.0, 0.0)
         patch.setattr(Sandbox, "run_python", break_down)
         env.reset(seed=0)
         assert call(env, "run_code", "1")[4]["action"]["error"] == "tool_error"

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.environments import environment_maker, hold_out
 from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
+from agent_trainers.cli.models import ModelArguments
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
 from agent_trainers.trainers.grpo import StepGRPOTrainer
@@ -327,8 +327,8 @@ def test_help_shows_our_own_options_first_with_their_defaults(capsys):
         return capsys.readouterr().out
 
     text = shown("--help")
-    own = {field.name for field in dataclasses.fields(train.TrainArguments)}
-    own |= set(StepGRPOConfig.__annotations__)
+    own = {*train.TrainArguments.__annotations__, *StepGRPOConfig.__annotations__}
+    own |= set(ModelArguments.__annotations__) - {"model_name_or_path"}
     assert {name for name in own if f"  --{name}" not in text} == set()
     assert "--learning_rate (default: 0.003)" in text
     assert "--critic_model" not in text
@@ -413,7 +413,7 @@ def test_the_recipe_holds_the_first_papers_settings():
         (["--env_kwargs", "{hops: 2}"], ConfigurationError, "--env_kwargs is not valid JSON"),
         (["--env_kwargs", "[1]"], ConfigurationError, "must be a JSON object"),
         (["--model", "nowhere/at-all", "--max_steps", "1", "--use_cpu", "--bf16", "false",
-          "--per_device_train_batch_size", "8"], ConfigurationError, "--model nowhere/at-all"),
+          "--per_device_train_batch_size", "8"], ConfigurationError, "Model nowhere/at-all"),
         (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "none.jsonl"}',
           "--eval_env_kwargs", "{}"], DataError, "none.jsonl"),
     ],

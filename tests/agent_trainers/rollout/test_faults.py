@@ -171,7 +171,7 @@ def test_a_batch_in_which_everything_fails_changes_no_weight(
 ):
     trainer = make_trainer(
         lambda: wrapper(gym.make(ID)), kind, max_steps=2, per_device_train_batch_size=4,
-        advantage_estimator=estimator, beta=0.1,
+        advantage_estimator=estimator, beta=0.1, max_fault_share=None,
     )  # fmt: skip
     before = [weight.clone() for weight in trainer.model.parameters()]
     trainer.train()
