@@ -4,12 +4,15 @@ import sys
 
 import gymnasium as gym
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.records import read_records
 from agent_envs.errors import RolloutError
+from agent_trainers import TINY_POLICY
 from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.environments import environment_maker, hold_out
@@ -106,6 +109,48 @@ def test_a_run_that_was_cut_off_resumes_from_its_last_checkpoint(tmp_path):
         [(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, cut)
     )
     assert logged == resumed  # nothing is there twice
+
+
+def test_adapters_are_trained_resumed_bit_by_bit_and_merged(tmp_path):
+    lora = ["--lora_r", "2", "--lora_target_modules", "q_proj", "v_proj", "--beta", "0.05",
+            "--num_eval_tasks", "0", "--max_steps", "4", "--save_steps", "2"]  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_train(whole, *lora, "--merge_adapter", "true")
+    run_train(cut, *lora)
+    for name in ("checkpoint-4", "results.json", "adapter_model.safetensors"):
+        subprocess.run(["rm", "-r", str(cut / name)], check=True)
+    run_train(cut, *lora, "--resume")
+    one, other = (load_file(f / "adapter_model.safetensors") for f in (whole, cut))
+    assert all("lora" in name for name in one)
+    assert any(weight.abs().max() > 0 for name, weight in one.items() if "lora_B" in name)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not (whole / "model.safetensors").exists()
+    merged = load_file(whole / "merged" / "model.safetensors")
+    base = load_file(TINY_POLICY / "model.safetensors")
+    changed = {name for name in merged if not torch.equal(merged[name], base[name])}
+    assert changed
+    assert all("q_proj" in name or "v_proj" in name for name in changed)
+    for folder in (whole, whole / "merged"):
+        evaluate.run(["--model", str(folder), "--num_tasks", "1"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lora_alpha", "8"], "--lora_alpha does nothing without --lora_r"),
+        (["--merge_adapter", "true"], "--merge_adapter does nothing"),
+        (["--lora_r", "2", "--load_in_4bit", "true"], "bitsandbytes"),
+    ],
+)
+def test_options_of_adapters_that_would_do_nothing_are_refused(
+    tmp_path, arguments, message, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises((ConfigurationError, SystemExit)) as caught:
+        run_train(tmp_path, *arguments)
+    assert message in f"{caught.value} {capsys.readouterr().err}"
 
 
 def test_a_given_checkpoint_is_gone_on_from(tmp_path):
