@@ -212,9 +212,9 @@ def skip_space(text: str, start: int) -> int:
     return start
 
 
-def example_arguments(tool: Tool) -> dict[str, str]:
-    """Return a stand-in for each argument that a tool requires."""
-    return {name: f"the {name}" for name in tool.parameters.get("required", [])}
+def example_arguments(tool: Tool) -> dict[str, Any]:
+    """Return a stand-in for each argument that a tool requires, of the argument's type."""
+    return _example_members(tool.parameters, tool.parameters.get("$defs", {}))
 
 
 def text_argument(tool: Tool) -> str | None:
@@ -222,6 +222,53 @@ def text_argument(tool: Tool) -> str | None:
     properties = tool.parameters.get("properties", {})
     is_text = [p.get("type") for p in properties.values()] == ["string"]
     return next(iter(properties)) if is_text else None
+
+
+def leading_text_argument(tool: Tool) -> str | None:
+    """Return the name of the only argument that a tool requires if it is text.
+
+    Text that does not begin like an object can only be meant as its value.
+    """
+    properties, required = (tool.parameters.get(key, {}) for key in ("properties", "required"))
+    schemas = [properties.get(name, {}) for name in required]
+    if len(schemas) != 1 or not any(
+        kind.get("type") == "string" for kind in [*schemas, *schemas[0].get("anyOf", [])]
+    ):
+        return text_argument(tool)
+    return str(required[0])
+
+
+def _example_members(schema: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    return {
+        name: _example(properties.get(name, {}), types, f"the {name}")
+        for name in schema.get("required", [])
+    }
+
+
+def _example(schema: Any, types: Mapping[str, Any], text: str) -> Any:
+    """Return a value that a schema takes, `text` where it may be a text."""
+    schema = schema if isinstance(schema, dict) else {}
+    if "$ref" in schema:
+        return _example(types.get(schema["$ref"].rpartition("/")[2]), types, text)
+    for key in ("enum", "anyOf", "oneOf", "allOf"):
+        if schema.get(key):
+            first = schema[key][0]
+            return first if key == "enum" else _example(first, types, text)
+    if "const" in schema:
+        return schema["const"]
+    match schema.get("type"):
+        case "integer" | "number":
+            return schema.get("minimum", 1)
+        case "boolean":
+            return True
+        case "array":
+            return [_example(schema.get("items"), types, text)]
+        case "object":
+            return _example_members(schema, types)
+        case "null":
+            return None
+    return text
 
 
 def _refuse_constant(name: str) -> Any:

@@ -15,8 +15,8 @@ from agent_envs.core.actions import (
     ParsedAction,
     ToolFormat,
     example_arguments,
+    leading_text_argument,
     skip_space,
-    text_argument,
 )
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
@@ -138,7 +138,7 @@ class ReactFormat(ToolFormat):
     def _read_call(self, name: str, body: str, tools: Mapping[str, Tool]) -> ParsedAction:
         if name not in tools:
             return self.checked_call(name, {}, tools)
-        if body and not body.startswith("{") and (argument := text_argument(tools[name])):
+        if body and not body.startswith("{") and (argument := leading_text_argument(tools[name])):
             return self.checked_call(name, {argument: body}, tools)
         try:
             arguments, end = STRICT_JSON.raw_decode(body, 0) if body else ({}, 0)

@@ -18,6 +18,7 @@ from agent_envs.core.actions import (
     ParsedAction,
     ToolFormat,
     example_arguments,
+    leading_text_argument,
     skip_space,
     text_argument,
 )
@@ -127,7 +128,8 @@ class HermesFormat(_MarkupFormat):
 class TagsFormat(_MarkupFormat):
     """``<search>…</search>`` and ``<answer>…</answer>``: the tool's name is the tag.
 
-    The body is the value of the tool's only argument, or a JSON object where it has several.
+    The body is the value of the tool's only argument, or a JSON object where it has several. Where
+    it requires one text of several, what does not begin like an object is that text.
     """
 
     name = "tags"
@@ -167,6 +169,7 @@ class TagsFormat(_MarkupFormat):
         if end < 0:
             return self._unclosed("bad_call", text, tag, tools)
         body = text[start:end].strip()
+        argument = leading_text_argument(tools[tag]) if body else argument
         understand = (
             partial(self.json_call, tag, body, tools)
             if argument is None

@@ -44,7 +44,14 @@ _GAP: Final = re.compile(r"(?<![0-9A-Za-z.])\s+|\s+(?![0-9A-Za-z.])")
 _TEXT: Final = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _TABLE: Final = re.compile(r"\\begin\{.*\\end\{\w+\*?\}", re.S)
 _CHOICE: Final = re.compile(r"\b(?:or|nor|not|either|neither|but|versus|vs|maybe|also)\b", re.I)
-_SEVERAL: Final = re.compile(r"[\d.)}\]]\s+[.]?\d|\n|\\\\|[|;\u2223]|\.\.\.")
+_SEVERAL: Final = re.compile(
+    r"[\d.)}\]]\s+[.]?\d|\n|\\\\|[|;&\u2223\u2026\u3001\uff0c\uff1b]|\.\.\."
+)
+_RELATION: Final = re.compile(
+    r"[<>\u2264\u2265\u2260]|\\(?:not|n?(?:leq?|geq?)|[lg]eqslant|neq?|lt|gt)(?![a-z])"
+)
+_OF_A_SET: Final = re.compile(r"[(\[=]|\\(?:in|cup|cap|infty)(?![a-z])")
+_BASE: Final = re.compile(r"\d\s*_\s*\{?\s*(?!10\b)\d")
 _NUMBER: Final = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NAME: Final = re.compile(r"[A-Za-z]\w*(?:\([a-z]\))?|[A-Za-z ]+")
@@ -176,9 +183,11 @@ def _says_one_thing(said: str, gold: str) -> bool:
     said, gold = _TABLE.sub("T", said), _TABLE.sub("T", gold)
     if said.count("{") != said.count("}") or "=" in said[-1:]:
         return False
-    for several in (_CHOICE, _SEVERAL):
+    for several in (_CHOICE, _SEVERAL, _BASE):
         if several.search(said) and not several.search(gold):
             return False
+    if _RELATION.search(said) and not (_RELATION.search(gold) or _OF_A_SET.search(gold)):
+        return False  # less than 5 is not 5
     if re.search(r"\band\b", said) and not re.search(r",|\band\b", gold):
         return False
     words = _WORD.findall(_TEXT.sub("", said))
@@ -188,4 +197,4 @@ def _says_one_thing(said: str, gold: str) -> bool:
 def _plain(text: str) -> str:
     r"""Return an answer without ``\text`` and needless space, as a quick first comparison."""
     text = _TEXT.sub(r"\1", _formula(text)).replace("dfrac", "frac").strip()
-    return _GAP.sub("", text)
+    return _GAP.sub("", " ".join(text.split()))  # of several spaces one counts

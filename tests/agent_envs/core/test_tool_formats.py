@@ -1,11 +1,18 @@
 import json
 import time
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
-from agent_envs.core.actions import MAX_CALLS, MAX_EXAMPLE_CHARS, MAX_REASON_CHARS
+from agent_envs.core.actions import (
+    MAX_CALLS,
+    MAX_EXAMPLE_CHARS,
+    MAX_REASON_CHARS,
+    example_arguments,
+)
 from agent_envs.core.openai_format import FunctionCall, write_message
 from agent_envs.core.tool import tool
 from agent_envs.core.tool_formats import TOOL_FORMATS
@@ -354,3 +361,70 @@ def test_feedback_is_short_however_long_the_mistake_and_however_many_the_tools()
 def test_a_hermes_call_is_read_back_as_it_was_written(query):
     action = HERMES.parse(HERMES.write_call("search", {"query": query}), TOOLS)
     assert action.arguments == {"query": query}
+
+
+class Place(BaseModel):
+    name: str
+    floor: int
+
+
+@tool
+def echo(content: str, file_name: str | None = None, times: int = 1) -> str:
+    """Write something."""
+    return content
+
+
+@tool
+def go(
+    place: Place, mode: Literal["foot", "car"], far: bool, stops: list[float], with_: str | None
+) -> str:
+    """Go somewhere."""
+    return mode
+
+
+@tool
+def power(base: float, exponent: Annotated[int, Field(ge=2)]) -> float:
+    """Calculate a power."""
+    return base**exponent
+
+
+@tool
+def status() -> str:
+    """Say how it is."""
+    return "well"
+
+
+@tool
+def sort(by: str = "", up: bool = True) -> str:
+    """Sort."""
+    return by
+
+
+@tool
+def find(name: str | None, limit: int = 3) -> str:
+    """Find by name."""
+    return name or ""
+
+
+@tool
+def wait(seconds: int) -> int:
+    """Wait."""
+    return seconds
+
+
+@pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=TOOL_FORMATS)
+@pytest.mark.parametrize("made", [search, add, note, echo, go, power, status, sort, find, wait])
+def test_the_example_of_a_call_that_is_shown_is_understood_when_copied(made, form):
+    shown = form.write_call(made.name, example_arguments(made))
+    tools = {made.name: made}
+    assert form.is_structured or shown in form.examples(tools)
+    action = form.parse(shown, tools)
+    assert (action.kind, action.name, action.message) == ("tool_call", made.name, None)
+
+
+def test_of_several_arguments_text_alone_is_the_one_that_is_required():
+    tools = {"echo": echo}
+    for text in ("<echo>hello</echo>", '<echo>{"content": "hello"}</echo>'):
+        assert parse(text, TAGS, tools)["arguments"]["content"] == "hello"
+    assert parse("<echo></echo>", TAGS, tools)["error"] == "bad_arguments"
+    assert parse("Action: echo\nAction Input: hello", REACT, tools)["kind"] == "tool_call"
