@@ -7,6 +7,7 @@ A member is played in two halves: `begin_step` or `begin_reset` hands the work t
 import ctypes
 import logging
 import queue
+import reprlib
 import threading
 import time
 import weakref
@@ -23,6 +24,9 @@ from agent_envs.errors import ActionTypeError, ConfigurationError
 
 _LOGGER = logging.getLogger(__name__)
 _MISTAKES_OF_THE_CALLER: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
+
+_RESET_SIZE: Final = 2
+_STEP_SIZE: Final = 5
 
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -61,17 +65,17 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         elif self._replacement_seed is not None:
             seed = self._replacement_seed
         env = self.env
-        self._begin(lambda: env.reset(seed=seed, options=options))
+        self._begin(lambda: _whole(env.reset(seed=seed, options=options), _RESET_SIZE))
 
     def begin_step(self, action: Any, mode: AutoresetMode) -> None:
         """Begin a step, or the reset that stands in its place or follows it by `mode`."""
         if mode == AutoresetMode.NEXT_STEP and self._is_over:
             return self.begin_reset(None, None)
         env = self.env
-        played = self._begin(lambda: env.step(action))
+        played = self._begin(lambda: _whole(env.step(action), _STEP_SIZE))
         if mode == AutoresetMode.SAME_STEP:
             self._work = self._thread.submit(
-                lambda: env.reset() if _is_over(played.result()) else None
+                lambda: _whole(env.reset(), _RESET_SIZE) if _is_over(played.result()) else None
             )
             self._begun.append(self._work)
         return None
@@ -241,6 +245,21 @@ def _get(attribute: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _is_over(result: StepResult) -> bool:
     return bool(result[2] or result[3])
+
+
+def _whole(result: Any, size: int) -> Any:
+    """Return what `reset` or `step` returned, if the vector environment can take it apart.
+
+    Raises:
+        TypeError: If it is no tuple of that many values, with the info as the last.
+    """
+    if not (
+        isinstance(result, tuple | list) and len(result) == size and isinstance(result[-1], dict)
+    ):
+        method = "step" if size == _STEP_SIZE else "reset"
+        text = reprlib.repr(result)
+        raise TypeError(f"{method}() returned {text}, not {size} values, the last one a dict")
+    return result
 
 
 def _describe(error: BaseException) -> str:

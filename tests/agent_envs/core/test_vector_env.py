@@ -257,6 +257,36 @@ def test_a_reset_that_fails_gets_a_second_environment():
     envs.close()
 
 
+class NonsenseEnv(FragileEnv):
+    """Returns what is no result of a step, and at the first reset of all what is none of that."""
+
+    num_resets = 0
+
+    def reset(self, **kwargs):
+        NonsenseEnv.num_resets += 1
+        return None if NonsenseEnv.num_resets == 1 else super().reset(**kwargs)
+
+    def step(self, action):
+        results = {"none": None, "two": ("x", 0.0), "info": ("x", 0.0, False, False, "info")}
+        return results[action] if action in results else super().step(action)
+
+
+@pytest.mark.parametrize("nonsense", ["none", "two", "info"])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_member_that_returns_nonsense_is_replaced_as_one_that_raises(mode, nonsense):
+    NonsenseEnv.num_resets = 0
+    envs = ThreadVectorEnv([NonsenseEnv, NonsenseEnv], autoreset_mode=mode)
+    _, infos = envs.reset(seed=1)
+    assert "reset() returned None" in " ".join(filter(None, infos["member_error"]))
+
+    _, rewards, _, truncated, infos = envs.step(["no action", nonsense])
+    infos = infos.get("final_info", infos)
+    assert truncated.tolist() == [False, True]
+    assert rewards[1] == 0.0
+    assert "step() returned" in infos["member_error"][1]
+    envs.close()
+
+
 def test_a_reset_that_fails_twice_is_raised_and_names_the_member():
     class Broken(FragileEnv):
         def reset(self, *, seed=None, options=None):
