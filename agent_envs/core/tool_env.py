@@ -397,6 +397,8 @@ def _chosen(
     tools: Iterable[Tool | str] | None, optional: Mapping[str, Sequence[Tool]]
 ) -> list[Tool]:
     chosen: list[Tool] = []
+    if isinstance(tools, str):
+        raise ConfigurationError(f"tools= takes a list: tools=[{tools!r}].")
     for tool in tools or ():
         if not isinstance(tool, str | Tool):
             raise ConfigurationError(

@@ -62,6 +62,8 @@ def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> set[str]
     parts = _Parts(env, callables)
     try:
         states, missing = parts.load(state)
+        if not isinstance(states, Mapping):
+            raise TypeError(f"it holds {type(states).__name__}, no state")  # noqa: TRY301
     except Exception as error:
         name = type(env).__name__
         raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error

@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +15,8 @@ class TurnLimit:
 
     ``gym.make(..., max_episode_steps=N)`` and ``gymnasium.wrappers.TimeLimit`` count in a wrapper,
     out of the environment's sight. But `reset` and `step` pass through every wrapper, so those with
-    a limit are found among their callers.
+    a limit are found among their callers, or, where those wait in another thread, in what
+    `hand_over` left.
     """
 
     def __init__(self, *, is_restored: bool = False) -> None:
@@ -53,6 +56,19 @@ class TurnLimit:
         )
 
 
+_handed_over: ContextVar[tuple[TimeLimit, ...]] = ContextVar("handed_over", default=())
+
+
+@contextmanager
+def hand_over(env: gym.Env[Any, Any], method: str) -> Iterator[None]:
+    """Let `env` find the wrappers around it from another thread, which begins in this context."""
+    token = _handed_over.set(tuple(_calling_limits(env, method)))
+    try:
+        yield
+    finally:
+        _handed_over.reset(token)
+
+
 def _calling_limits(env: gym.Env[Any, Any], method: str) -> Iterator[TimeLimit]:
     frame = inspect.currentframe()
     while frame is not None:
@@ -60,3 +76,4 @@ def _calling_limits(env: gym.Env[Any, Any], method: str) -> Iterator[TimeLimit]:
         if isinstance(caller, TimeLimit) and caller.unwrapped is env:
             yield caller
         frame = frame.f_back
+    yield from (limit for limit in _handed_over.get() if limit.unwrapped is env)

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium as gym
 
 from agent_envs.core.event_loop import resolve
+from agent_envs.core.turn_limit import hand_over
 
 
 class Awaited(gym.Wrapper[str, str, str, str]):
@@ -19,12 +20,14 @@ class Awaited(gym.Wrapper[str, str, str, str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
-        answer: tuple[str, dict[str, Any]] = resolve(self.env.reset(seed=seed, options=options))
+        with hand_over(self.unwrapped, "reset"):
+            answer: tuple[str, dict[str, Any]] = resolve(self.env.reset(seed=seed, options=options))
         return answer
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one model turn."""
-        answer: tuple[str, float, bool, bool, dict[str, Any]] = resolve(self.env.step(action))
+        with hand_over(self.unwrapped, "step"):
+            answer: tuple[str, float, bool, bool, dict[str, Any]] = resolve(self.env.step(action))
         return answer
 
 

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset, RecordEpisodeStatistics, TimeLimit
 
 from agent_envs import Task, ToolEnv
+from agent_envs.wrappers.awaited import awaited
 
 
 class LastStep(ToolEnv):
@@ -103,3 +104,21 @@ def test_a_restored_episode_ends_by_the_limit_of_where_it_goes_on():
     rewards = [longer.step("hm")[1] for _ in range(4)]
     assert rewards == [0.0, 0.0, 0.0, 1.0]
     assert longer.unwrapped.max_turns == 5
+
+
+class AsyncLastStep(LastStep):
+    """Runs in the thread of the event loop, where no wrapper is among the callers."""
+
+    async def reset(self, **options):
+        return super().reset(**options)
+
+    async def step(self, action):
+        return super().step(action)
+
+
+def test_an_async_environment_knows_its_last_step_too():
+    env = awaited(TimeLimit(AsyncLastStep(), 3))
+    for _ in range(2):
+        env.reset(seed=0)
+        assert [env.step("x")[1] for _ in range(3)] == [0.0, 0.0, 1.0]
+    assert env.unwrapped.max_turns == 3
