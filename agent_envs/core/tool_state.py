@@ -63,7 +63,7 @@ def load_state(env: Any, callables: Mapping[str, Any], state: bytes) -> set[str]
     try:
         states, missing = parts.load(state)
         if not isinstance(states, Mapping):
-            raise TypeError(f"it holds {type(states).__name__}, no state")  # noqa: TRY301
+            raise TypeError(f"it holds {type(states).__name__}, no state")
     except Exception as error:
         name = type(env).__name__
         raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import gymnasium as gym
@@ -353,3 +353,12 @@ def test_the_tools_of_an_episode_are_restored_with_their_state():
         env.restore(snapshot)
         assert play(env) == expected
     assert play(pickle.loads(pickle.dumps(env))) == play(env)
+
+
+@pytest.mark.parametrize("state", [pickle.dumps(5), pickle.dumps(()), b"", b"no pickle"])
+def test_a_damaged_snapshot_is_refused(state):
+    env = gym.make(ID)
+    env.reset(seed=0)
+    damaged = replace(env.unwrapped.snapshot(), state=state)
+    with pytest.raises(SnapshotError, match="cannot be read here"):
+        env.unwrapped.restore(damaged)
