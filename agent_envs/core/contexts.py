@@ -276,10 +276,10 @@ def make_view(policy: ContextPolicy, history: History) -> View:
     shown = policy(history)
     if isinstance(shown, View):
         return shown
-    if not isinstance(shown, list | tuple) or not all(map(is_message, shown)):
+    if not isinstance(shown, list | tuple) or not shown or not all(map(is_message, shown)):
         raise TypeError(
             f"The context policy {policy!r} returned {reprlib.repr(shown)}; it must return a View, "
-            'or a list of messages {"role": ..., "content": ...} with texts.'
+            'or a list, not empty, of messages {"role": ..., "content": ...} with texts.'
         )
     num_dropped = max(0, len(history.messages) - len(shown))
     is_same = list(shown) == history.messages

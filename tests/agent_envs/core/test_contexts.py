@@ -204,7 +204,7 @@ def test_a_context_of_ones_own_may_stand_in_a_list():
     assert (view.num_dropped, view.reason) == (5, "custom context")
 
 
-@pytest.mark.parametrize("shown", [None, "text", [{"role": "user"}], [None], {}])
+@pytest.mark.parametrize("shown", [None, "text", [], [{"role": "user"}], [None], {}])
 def test_what_a_context_of_ones_own_returns_is_checked(shown):
     def nonsense(_):
         return shown
