@@ -90,6 +90,17 @@ def test_a_state_that_does_not_extend_the_last_is_rendered_afresh(renderer):
     assert renderer.prompt_ids(messages, TOOLS, first) == fresh
 
 
+def test_after_a_second_kind_of_end_the_state_is_what_a_server_would_render(renderer):
+    """A model may declare several ends of a turn; the template knows one."""
+    previous = acted(renderer, STATE, TOOLS)
+    other = renderer.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    previous = replace(previous, completion_ids=[*previous.completion_ids[:-1], other])
+    state = [*STATE, {"role": "assistant", "content": ACTION}, REPLY]
+    ids = renderer.prompt_ids(state, TOOLS, previous)
+    assert other not in ids
+    assert ids == renderer.prompt_ids(state, TOOLS, None)
+
+
 def test_lone_surrogates_of_a_tool_do_no_harm(renderer):
     assert renderer.prompt_ids([{"role": "user", "content": "\ud800 x"}], None, None)
 
