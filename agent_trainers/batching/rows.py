@@ -44,6 +44,13 @@ class Row:
         whole = self.prompt_ids + self.completion_ids
         return transition.prompt_ids[: len(whole)] == whole
 
+    def labels(self) -> list[int]:
+        """Return what supervised training is told of prompt and completion: -100 is not trained."""
+        trained = zip(self.completion_ids, self.is_trained, strict=True)
+        return [-100] * len(self.prompt_ids) + [
+            t if is_trained else -100 for t, is_trained in trained
+        ]
+
     def append(
         self, transition: Transition, step: int, *, is_trained: bool, train_between: bool
     ) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+import gymnasium as gym
 import yaml
 from transformers import HfArgumentParser
 
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import AgentEnvsError, ConfigurationError
 
 T = TypeVar("T")
 
@@ -135,6 +136,16 @@ def parse(arguments: Sequence[str], kind: type[T], *, program: str, description:
         parser.use_settings(read_config(Path(config)), config)
     parsed: T = parser.parse(arguments)[0]
     return parsed
+
+
+def run_command(
+    program: str, run: Callable[[list[str]], None], arguments: Sequence[str] | None
+) -> None:
+    """Call `run` with a command line, this process's if None; a mistake of a user is one line."""
+    try:
+        run(list(sys.argv[1:] if arguments is None else arguments))
+    except (AgentEnvsError, gym.error.Error) as error:
+        sys.exit(f"{program}: {error}")
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -12,14 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import gymnasium as gym
-import numpy as np
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.cli.arguments import parse
+from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import (
     PolicyArguments,
@@ -27,7 +25,8 @@ from agent_trainers.cli.policies import (
     fitting_environment,
     open_policy,
 )
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-collect"
@@ -53,10 +52,7 @@ class CollectArguments(PolicyArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    try:
-        run(list(sys.argv[1:] if arguments is None else arguments))
-    except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"{PROGRAM}: {error}")
+    run_command(PROGRAM, run, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -85,7 +81,9 @@ def run(arguments: Sequence[str]) -> None:
             part = parts / f"{number:06d}.jsonl.gz"
             if not part.exists():
                 rollout = Rollout(make_env, policy)
-                played = rollout.collect(_specs(portion, options))
+                played = rollout.collect(
+                    plan_samples(portion, options.samples_per_task, options.seed)
+                )
                 rollout.close()
                 save_trajectories(part, _best(played, options))
             best = load_trajectories(part)
@@ -101,19 +99,6 @@ def run(arguments: Sequence[str]) -> None:
     say(f"{len(kept)} episodes of {num_played} tasks, {num_solved} of them solved: {output}")
     hint = f" --env {options.env}" if "tool_format" not in env_kwargs else ""
     say(f"Learn from them with: agent-r1-sft --trajectories {output}{hint}")
-
-
-def _specs(tasks: Sequence[int], options: CollectArguments) -> list[EpisodeSpec]:
-    return [
-        EpisodeSpec(
-            task=task,
-            seed=task,
-            group_id=str(task),
-            rng=np.random.default_rng([options.seed, task, sample]),
-        )
-        for task in tasks
-        for sample in range(options.samples_per_task)
-    ]
 
 
 def _best(played: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:

@@ -25,6 +25,14 @@ def environment_maker(env_id: str, kwargs: Mapping[str, Any]) -> Callable[[], An
     return functools.partial(_make, env_id, kwargs)
 
 
+def count_tasks(make_env: Callable[[], Any]) -> int | None:
+    """Return how many tasks an environment has; None where they are endless."""
+    env = make_env()
+    num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
+    env.close()
+    return num_tasks
+
+
 class Split(NamedTuple):
     """Which tasks are trained on, and which are played to measure it."""
 
@@ -40,12 +48,9 @@ def hold_out(make_env: Callable[[], Any], count: int, seed: int) -> Split:
 
     Of an endless family they are the last of all: training draws from all at random.
     """
-    env = make_env()
-    num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
     if count == 0:
         return Split(None, [], "nothing")
-    if num_tasks is None:
+    if (num_tasks := count_tasks(make_env)) is None:
         return Split(None, list(range(ENDLESS - count, ENDLESS)), "tasks held out of training")
     count = min(count, num_tasks // 5)
     if count == 0:
@@ -57,10 +62,7 @@ def hold_out(make_env: Callable[[], Any], count: int, seed: int) -> Split:
 
 def first_tasks(make_env: Callable[[], Any], count: int) -> list[int]:
     """Return the first tasks of an environment, as many as asked for or as it has."""
-    env = make_env()
-    limit = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
-    return list(range(min(count, limit or count)))
+    return list(range(min(count, count_tasks(make_env) or count)))
 
 
 def _make(env_id: str, kwargs: Mapping[str, Any]) -> Any:

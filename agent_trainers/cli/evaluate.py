@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import gymnasium as gym
 from rich.console import Console
 from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.cli.arguments import parse
+from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import (
     PolicyArguments,
@@ -43,10 +42,7 @@ class EvaluateArguments(PolicyArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    try:
-        run(list(sys.argv[1:] if arguments is None else arguments))
-    except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"agent-r1-eval: {error}")
+    run_command("agent-r1-eval", run, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:

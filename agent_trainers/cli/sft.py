@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import gymnasium as gym
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTTrainer
 
-from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.errors import ConfigurationError
 from agent_trainers.cli import output_folder
-from agent_trainers.cli.arguments import CommandParser, json_object, read_config
+from agent_trainers.cli.arguments import CommandParser, json_object, read_config, run_command
 from agent_trainers.cli.environments import environment_maker, first_tasks
 from agent_trainers.cli.models import ModelArguments, fit_environment, write_merged
 from agent_trainers.monitoring.metrics_log import MetricsLog
@@ -92,10 +91,7 @@ class WarmStartArguments(ModelArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    try:
-        run(list(sys.argv[1:] if arguments is None else arguments))
-    except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"{PROGRAM}: {error}")
+    run_command(PROGRAM, run, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import Row, make_rows
+from agent_trainers.cli.environments import count_tasks
 from agent_trainers.make_tiny_policy.embedded import (
     CHAT_TEMPLATE,
     END,
@@ -195,10 +196,7 @@ def _tasks(
     make_env: Callable[[], TextEnv], count: int, rng: np.random.Generator
 ) -> tuple[list[int], list[int]]:
     """Return tasks whose reference is shown, and others that are played to measure."""
-    env = make_env()
-    num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
-    if num_tasks is None:
+    if (num_tasks := count_tasks(make_env)) is None:
         drawn = rng.integers(ENDLESS, size=count + NUM_TESTED).tolist()
         return drawn[:count], drawn[count:]
     order = rng.permutation(num_tasks).tolist()
@@ -239,13 +237,7 @@ def _batches(rows: Sequence[Row], rng: np.random.Generator) -> Iterator[list[Row
 
 def _loss(model: Any, rows: Sequence[Row], pad_token_id: int) -> torch.Tensor:
     tokens = [torch.tensor([*row.prompt_ids, *row.completion_ids]) for row in rows]
-    labels = [
-        torch.tensor(
-            [-100] * len(row.prompt_ids)
-            + [t if a else -100 for t, a in zip(row.completion_ids, row.is_action, strict=True)]
-        )
-        for row in rows
-    ]
+    labels = [torch.tensor(row.labels()) for row in rows]
     ids = pad_sequence(tokens, True, pad_token_id)
     loss: torch.Tensor = model(input_ids=ids, labels=pad_sequence(labels, True, -100)).loss
     return loss

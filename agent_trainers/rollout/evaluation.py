@@ -34,6 +34,17 @@ class Evaluation:
         return sum(t.success for t in self.trajectories) / max(1, len(self.trajectories))
 
 
+def plan_samples(tasks: Sequence[int], samples_per_task: int, seed: int) -> list[EpisodeSpec]:
+    """Say what to play: so many episodes of each task, those of a task next to each other."""
+    return [
+        EpisodeSpec(
+            task=task, seed=task, group_id=str(task), rng=np.random.default_rng([seed, task, k])
+        )
+        for task in tasks
+        for k in range(samples_per_task)
+    ]
+
+
 def evaluate_policy(
     make_env: Callable[[], TextEnv],
     policy: Policy,
@@ -48,13 +59,7 @@ def evaluate_policy(
     `ks` are the k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
     be scored are left out.
     """
-    specs = [
-        EpisodeSpec(
-            task=task, seed=task, group_id=str(task), rng=np.random.default_rng([seed, task, k])
-        )
-        for task in tasks
-        for k in range(samples_per_task)
-    ]
+    specs = plan_samples(tasks, samples_per_task, seed)
     solved = 0
     with (
         contextlib.closing(Rollout(make_env, policy)) as rollout,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from datasets import Dataset
 from trl import SFTConfig
@@ -11,9 +10,6 @@ from agent_envs.errors import DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.trainers.machine import follow_the_machine
 from agent_trainers.trajectory import Trajectory
-
-IGNORED: Final = -100
-"""Label of a token that is not trained."""
 
 
 @dataclass
@@ -52,13 +48,7 @@ def supervised_dataset(
             if max_length is not None and len(input_ids) > max_length:
                 num_too_long += 1
                 continue
-            actions = [
-                token if is_trained else IGNORED
-                for token, is_trained in zip(row.completion_ids, row.is_trained, strict=True)
-            ]
-            kept.append(
-                {"input_ids": input_ids, "labels": [IGNORED] * len(row.prompt_ids) + actions}
-            )
+            kept.append({"input_ids": input_ids, "labels": row.labels()})
     if not kept:
         raise DataError(
             f"There is nothing to learn from: no demonstration is left, {num_too_long} rows are "
