@@ -60,12 +60,13 @@ def count_memory(pids: Iterator[int]) -> int:
     shared: dict[bytes, int] = {}
     buffers: dict[tuple[int, int], int] = {}
     for pid in pids:
-        place = _living_thread(pid)
+        thread = _living_thread(pid)
+        place = f"/proc/{pid}/task/{thread}"
         _add_buffers(place, buffers)
         maps = _read_proc(f"{place}/maps")
-        if not maps or any(_share_memory(pid, other) for other in seen):
+        if not maps or any(_share_memory(thread, other) for other in seen):
             continue  # it ended, or is the child of a vfork
-        seen.append(pid)
+        seen.append(thread)
         _add_shared(maps, shared)
         total += maps.count(b"\n") * _MAPPING_BYTES
         for line in _read_proc(f"{place}/smaps_rollup").splitlines():
@@ -79,18 +80,18 @@ def stat_fields(pid: int) -> list[bytes]:
     return _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
-def _living_thread(pid: int) -> str:
-    """Return where /proc shows a process, whose first thread may have ended."""
-    place = f"/proc/{pid}"
+def _living_thread(pid: int) -> int:
+    """Return the first thread of a process, or if that has ended, one that lives: it has memory."""
     if stat_fields(pid)[:1] == [b"Z"]:
-        for name in _list(f"{place}/task"):
-            if _read_proc(f"{place}/task/{name}/maps"):
-                return f"{place}/task/{name}"
-    return place
+        for name in _list(f"/proc/{pid}/task"):
+            if _read_proc(f"/proc/{pid}/task/{name}/maps"):
+                return int(name)
+    return pid
 
 
-def _share_memory(pid: int, other: int) -> bool:
-    return bool(_libc.syscall(_KCMP, pid, other, _SAME_MEMORY, 0, 0) == 0)
+def _share_memory(thread: int, other: int) -> bool:
+    """Return whether two threads share their memory; all that have ended would seem to."""
+    return bool(_libc.syscall(_KCMP, thread, other, _SAME_MEMORY, 0, 0) == 0)
 
 
 def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:

@@ -168,6 +168,7 @@ time.sleep(60)
 for _ in range(6):
     if os.fork() == 0:
         def hold():
+            time.sleep(0.3)  # by then all first threads have ended
             data = bytearray(b"x") * (40 << 20)
             time.sleep(60)
         threading.Thread(target=hold).start()
@@ -193,14 +194,14 @@ time.sleep(60)
     "full pipes": """
 kept = []
 for _ in range(40):
-    ends = os.pipe()
+    ends = os.pipe2(os.O_NONBLOCK)  # whoever has many gets smaller ones
     kept.append(ends)
     os.write(ends[1], bytes(65536))
 for _ in range(14):
     if os.fork() == 0:
         os.closerange(3, 128)
         while True:
-            try: ends = os.pipe()
+            try: ends = os.pipe2(os.O_NONBLOCK)
             except OSError: break
             os.write(ends[1], bytes(65536))
         hold = bytearray(b"x") * (4 << 20)
