@@ -197,6 +197,7 @@ def sampler_of(trainer: Any) -> TrainerSampler:
             ) as model,
             trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
             without_dropout(model),
+            trainer.accelerator.autocast(),  # around all passes: weights are cast once for all
         ):
             yield model
 
