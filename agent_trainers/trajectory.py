@@ -165,7 +165,7 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
     Raises:
         DataError: If the suffix is another.
     """
-    _check_suffix(path)
+    check_kind(path)
     records = [_trajectory_record(trajectory) for trajectory in trajectories]
     with atomic_path(path) as temporary:
         if temporary.suffix == ".parquet":
@@ -182,7 +182,7 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
     Raises:
         DataError: If the file cannot be read or a row is no trajectory; names file and row.
     """
-    _check_suffix(path)
+    check_kind(path)
     is_parquet = str(path).endswith(".parquet")
     trajectories = []
     for number, record in enumerate(read_records(path), start=1):
@@ -195,7 +195,12 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
     return trajectories
 
 
-def _check_suffix(path: str | Path) -> None:
+def check_kind(path: str | Path) -> None:
+    """Refuse a file in which no trajectories are kept, by its ending.
+
+    Raises:
+        DataError: Names the endings there are.
+    """
     if not str(path).endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
 

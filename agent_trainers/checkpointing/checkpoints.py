@@ -176,8 +176,10 @@ def drop_old_checkpoints(
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--output_dir") -> None:
     """Make the output folder, and refuse one that cannot be written to before work begins.
+
+    `option` is what names it.
 
     Raises:
         ConfigurationError: If nothing can be written there; the message says why.
@@ -188,7 +190,7 @@ def check_writable(folder: Path) -> None:
             file.write(b"x")
     except OSError as error:
         raise ConfigurationError(
-            f"--output_dir {folder}: cannot be written to ({error.strerror}). Choose another "
+            f"{option} {folder}: cannot be written to ({error.strerror}). Choose another "
             "folder, or make room or permissions there."
         ) from None
 

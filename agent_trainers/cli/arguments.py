@@ -3,23 +3,34 @@
 import argparse
 import dataclasses
 import difflib
+import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import gymnasium as gym
 import yaml
-from transformers import HfArgumentParser
+from transformers.hf_argparser import HfArgumentParser
 
-from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.errors import (
+    AgentEnvsError,
+    ConfigurationError,
+    DataError,
+    MissingExtraError,
+    UnknownNameError,
+)
 
 T = TypeVar("T")
 
 _TEXT_WIDTH: Final = 92
 _OTHERS: Final = "TRL and transformers"
+_MISTAKES: Final = (
+    ConfigurationError, DataError, MissingExtraError, UnknownNameError, gym.error.Error,
+)  # fmt: skip
+"""What is wrong with a command line or what it names, as against what fails while it runs."""
 
 
 class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is untyped
@@ -45,6 +56,13 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         self._fields = {
             field.name: field for kind in kinds for field in dataclasses.fields(kind) if field.init
         }
+        # a field's own type is no longer what was written: transformers' parser changes it
+        self._annotations = {
+            name: str(annotation)
+            for kind in kinds
+            for base in reversed(kind.__mro__)
+            for name, annotation in inspect.get_annotations(base).items()
+        }
         groups = groups or {"options": tuple(self._fields)}
         grouped = {name for names in groups.values() for name in names}
         others = tuple(name for name in self._fields if name not in grouped)
@@ -61,7 +79,9 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         values = {}
         for name, value in settings.items():
             if name not in self._fields:
-                self.error(self._unknown_option(f"--{name}"))
+                self.error(unknown_option(f"--{name}", self._fields))
+            if isinstance(value, list) and "list" not in self._annotations[name]:
+                self.error(f"{name} takes one value, not a list: {value}")
             if value is not None and not isinstance(value, list):
                 text = json.dumps(value) if isinstance(value, bool | dict) else str(value)
                 given, _ = self.parse_known_args([f"--{name}={text}"])
@@ -83,7 +103,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         """
         values, left_over = self.parse_known_args(list(arguments))
         if unknown := others(left_over):
-            self.error(self._unknown_option(unknown[0]))
+            self.error(unknown_option(unknown[0], self._fields))
         return values, left_over
 
     def parse(
@@ -96,14 +116,12 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
                 list(arguments), return_remaining_strings=True, look_for_args_file=False
             )
             return tuple(parsed)
-        except ValueError as error:  # ours, TRL's and transformers' own checks
-            self.error(str(error))
+        except (ValueError, ImportError, OSError) as error:  # TRL's and transformers' own checks
+            self.error(" ".join(str(error).split()))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in two lines; argparse would show the whole usage first."""
-        text = f"{self.prog}: {self._source}{message}\nAll options: {self.prog} --help\n"
-        sys.stderr.write(text)
-        sys.exit(2)
+        refuse(self.prog, f"{self._source}{message}")
 
     def format_help(self) -> str:
         """Return the options by group, with their defaults."""
@@ -123,10 +141,18 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         text = self._fields[name].metadata.get("help", "").replace("%%", "%")
         return "\n".join([line, *(f"{' ' * 8}{part}" for part in textwrap.wrap(text, _TEXT_WIDTH))])
 
-    def _unknown_option(self, option: str) -> str:
-        name = option.split("=")[0]
-        close = difflib.get_close_matches(name, [f"--{known}" for known in self._fields], n=1)
-        return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
+
+def unknown_option(option: str, known: Iterable[str]) -> str:
+    """Say that there is no such option, and which is nearest."""
+    name = option.split("=")[0]
+    close = difflib.get_close_matches(name, [f"--{other}" for other in known], n=1)
+    return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
+
+
+def refuse(program: str, message: str) -> NoReturn:
+    """Say in two lines what is wrong with a command line, and exit with code 2."""
+    sys.stderr.write(f"{program}: {message}\nAll options: {program} --help\n")
+    sys.exit(2)
 
 
 def parse(arguments: Sequence[str], kind: type[T], *, program: str, description: str) -> T:
@@ -141,27 +167,44 @@ def parse(arguments: Sequence[str], kind: type[T], *, program: str, description:
 def run_command(
     program: str, run: Callable[[list[str]], None], arguments: Sequence[str] | None
 ) -> None:
-    """Call `run` with a command line, this process's if None; a mistake of a user is one line."""
+    """Call `run` with a command line, this process's if None; an error is one line and a code.
+
+    Exits with 2 where the command line, or what it names, is wrong, with 1 where the work failed,
+    and with 130 after Ctrl-C.
+    """
     try:
         run(list(sys.argv[1:] if arguments is None else arguments))
     except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"{program}: {error}")
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(2 if isinstance(error, _MISTAKES) else 1)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\n{program}: Stopped.\n")
+        sys.exit(130)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings.
+def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
+    """Read a YAML file of settings, which `option` named.
 
     Raises:
-        ConfigurationError: If it cannot be read or holds no mapping.
+        ConfigurationError: If it cannot be read or holds no mapping from names.
     """
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"--config {path}: cannot be read ({error.strerror}).") from None
+        raise ConfigurationError(f"{option} {path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{option} {path}: is no UTF-8 text ({error}).") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigurationError(
+            f"{option} {path}{place}: is not valid YAML: {error.problem or error.context}."
+        ) from None
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config {path}: is not valid YAML: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"--config {path}: must hold 'option: value' lines.")
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"{option} {path}: is not valid YAML: {reason}") from None
+    if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
+        raise ConfigurationError(f"{option} {path}: must hold 'option: value' lines.")
     return config
 
 
@@ -178,3 +221,14 @@ def json_object(value: str | None, option: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ConfigurationError(f'{option} must be a JSON object such as {{"hops": 2}}: {value}')
     return parsed
+
+
+def check_range(options: Any, words: str, is_right: Callable[[Any], bool], *names: str) -> None:
+    """Refuse options that are given and out of their range.
+
+    Raises:
+        ConfigurationError: Names the first.
+    """
+    for name in names:
+        if (value := getattr(options, name, None)) is not None and not is_right(value):
+            raise ConfigurationError(f"--{name} must be {words}, not {value}.")

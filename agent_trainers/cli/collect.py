@@ -5,32 +5,34 @@ succeed, or the best of them, are kept. Tasks are played in portions, each kept 
 as soon as it is done; the same command goes on after the last.
 """
 
-import json
+import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
-from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import parse, run_command
+from agent_trainers.cli.arguments import check_range, json_object, parse, run_command
 from agent_trainers.cli.environments import first_tasks
+from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
 from agent_trainers.cli.policies import (
     PolicyArguments,
+    Venue,
+    check_output,
+    check_played,
     check_policy,
-    fitting_environment,
     open_policy,
+    open_venue,
 )
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-collect"
-_MAY_CHANGE: Final = ("base_url", "api_key_env", "max_concurrency", "request_timeout", "batch_size")
 
 
 @dataclass
@@ -60,31 +62,50 @@ def run(arguments: Sequence[str]) -> None:
     options = parse(
         arguments, CollectArguments, program=PROGRAM, description="Play tasks and keep the best."
     )
-    for name in ("num_tasks", "samples_per_task", "keep", "tasks_at_once"):
-        if (value := getattr(options, name)) < 1:
-            raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task",
+                "keep", "tasks_at_once")  # fmt: skip
     check_policy(options)
+    check_output("--output", options.output, is_trajectories=True)
     output = Path(options.output)
-    if output.exists():
-        raise ConfigurationError(f"--output {output} is there already. Choose another name.")
     parts = output.with_name(f"{output.name}.parts")
-    _check_same(parts / "settings.json", options)
-    env_kwargs, make_env = fitting_environment(options, say)
-    tasks = first_tasks(make_env, options.num_tasks)
+    with hold(parts, "--output"):
+        if output.exists():
+            raise ConfigurationError(f"--output {output} is there already. Choose another name.")
+        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+        settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
+        if differing := differences(parts, settings):
+            raise ConfigurationError(  # portions would not belong together
+                f"{parts} was begun with other settings ({'; '.join(differing.values())}). Give "
+                "the same again, choose another --output, or delete that folder."
+            )
+        venue = open_venue(options, say)
+        write_settings(parts, settings)
+        num_kept = _collect(options, venue, parts)
+    shutil.rmtree(parts)
+    if num_kept == 0:
+        return
+    hint = f" --env {options.env}" if "tool_format" not in venue.env_kwargs else ""
+    say(f"Learn from them with: agent-r1-sft --trajectories {output}{hint}")
+
+
+def _collect(options: CollectArguments, venue: Venue, parts: Path) -> int:
+    """Play what is not played yet, a portion after the other; write the best, return how many."""
+    tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
     portions = [
         tasks[i : i + options.tasks_at_once] for i in range(0, len(tasks), options.tasks_at_once)
     ]
     num_solved = num_played = 0
     kept: list[Trajectory] = []
-    with open_policy(options, make_env) as policy, tqdm(total=len(tasks), unit="task") as bar:
+    with open_policy(options, venue) as policy, tqdm(total=len(tasks), unit="task") as bar:
         for number, portion in enumerate(portions):
             part = parts / f"{number:06d}.jsonl.gz"
             if not part.exists():
-                rollout = Rollout(make_env, policy)
+                rollout = Rollout(venue.make_env, policy)
                 played = rollout.collect(
                     plan_samples(portion, options.samples_per_task, options.seed)
                 )
                 rollout.close()
+                check_played(played)  # before they are kept: a server that is back plays them again
                 save_trajectories(part, _best(played, options))
             best = load_trajectories(part)
             kept += best
@@ -92,13 +113,11 @@ def run(arguments: Sequence[str]) -> None:
             num_solved += len({t.group_id for t in best if t.success})
             bar.update(len(portion))
             bar.set_postfix(solved=f"{num_solved / num_played:.2f}")
-    save_trajectories(output, kept)
-    for path in parts.iterdir():
-        path.unlink()
-    parts.rmdir()
-    say(f"{len(kept)} episodes of {num_played} tasks, {num_solved} of them solved: {output}")
-    hint = f" --env {options.env}" if "tool_format" not in env_kwargs else ""
-    say(f"Learn from them with: agent-r1-sft --trajectories {output}{hint}")
+    save_trajectories(options.output, kept)
+    say(
+        f"{len(kept)} episodes of {num_played} tasks, {num_solved} of them solved: {options.output}"
+    )
+    return len(kept)
 
 
 def _best(played: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:
@@ -114,22 +133,6 @@ def _best(played: Sequence[Trajectory], options: CollectArguments) -> list[Traje
             : options.keep
         ]
     ]
-
-
-def _check_same(path: Path, options: CollectArguments) -> None:
-    """Keep the settings; refuse to go on with others, for portions would not belong together."""
-    settings: dict[str, Any] = {k: v for k, v in asdict(options).items() if k not in _MAY_CHANGE}
-    if not path.exists():
-        write_json(path, settings)
-        return
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if differing := [
-        f"{k}: {kept.get(k)!r} -> {v!r}" for k, v in settings.items() if kept.get(k) != v
-    ]:
-        raise ConfigurationError(
-            f"{path.parent} was begun with other settings ({'; '.join(differing)}). Give the same "
-            "again, choose another --output, or delete that folder."
-        )
 
 
 def say(text: str) -> None:

@@ -11,15 +11,17 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import parse, run_command
+from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.environments import first_tasks
+from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.policies import (
     PolicyArguments,
+    check_output,
+    check_played,
     check_policy,
-    fitting_environment,
     open_policy,
+    open_venue,
 )
-from agent_trainers.cli.results import EMBEDDED
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
 from agent_trainers.trajectory import save_trajectories
 
@@ -56,22 +58,23 @@ def run(arguments: Sequence[str]) -> None:
     _check(options)
     is_synthetic = options.env == "AgentR1/SyntheticMultiHop-v0"
     defaults = {"split": "test"} if is_synthetic else {}
-    env_kwargs, make_env = fitting_environment(options, say, **defaults)
+    venue = open_venue(options, say, **defaults)
     ks = options.pass_at or sorted({1, options.samples_per_task})
-    with open_policy(options, make_env) as policy:
+    with open_policy(options, venue) as policy:
         evaluation = evaluate_policy(
-            make_env,
+            venue.make_env,
             policy,
-            first_tasks(make_env, options.num_tasks),
+            first_tasks(venue.look.num_tasks, options.num_tasks),
             samples_per_task=options.samples_per_task,
             ks=ks,
             seed=options.seed,
         )
     if options.output:
-        write_json(options.output, _as_json(options, env_kwargs, evaluation))
+        write_json(options.output, _as_json(options, venue.env_kwargs, evaluation))
     if options.trajectories:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
+    check_played(evaluation.trajectories)
 
 
 def say(text: str) -> None:
@@ -80,10 +83,11 @@ def say(text: str) -> None:
 
 
 def _check(options: EvaluateArguments) -> None:
-    for name in ("num_tasks", "samples_per_task"):
-        if (value := getattr(options, name)) < 1:
-            raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task")
     check_policy(options)
+    for name in ("output", "trajectories"):
+        if (path := getattr(options, name)) is not None:
+            check_output(f"--{name}", path, is_trajectories=name == "trajectories")
     for k in options.pass_at or ():
         if not 1 <= k <= options.samples_per_task:
             raise ConfigurationError(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-import yaml
 from accelerate import PartialState
 from accelerate.commands.launch import launch_command_parser
 
@@ -29,6 +28,7 @@ from agent_trainers.checkpointing.interruption import (
     catch_signals,
     leave_closed_terminal,
 )
+from agent_trainers.cli.arguments import read_config
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 _CONFIG_OPTION: Final = "--accelerate_config"
@@ -68,7 +68,7 @@ def launch_command(
     launch_options = [*count, *others]
     if accelerate_config is not None:
         config = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind=_CONFIG_OPTION)
-        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        settings = read_config(config, _CONFIG_OPTION)
         launch_options = ["--config_file", str(config), *launch_options]
     import torch
 

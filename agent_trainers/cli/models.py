@@ -1,27 +1,31 @@
-"""Which model the launchers train, how much of it, and whether it can read the environment."""
+"""Which model the launchers train, how much of it, and whether it can read the environment.
 
+Nothing here imports torch before a model is loaded: options are parsed without it.
+"""
+
+import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.checkpointing.checkpoints import flush
-from agent_trainers.cli.environments import environment_maker
+from agent_trainers.cli.arguments import check_range
+from agent_trainers.cli.environments import FirstLook
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.episode import template_tools
 
+EMBEDDED: Final = "embedded policy"
+"""What the model is called where none was given."""
 FORMAT_IN_WORDS: Final = "tags"
 """The tool format for templates that show no tools: the environment describes them itself."""
 MAX_UNKNOWN_SHARE: Final = 0.1
-_NUM_STATES: Final = 4
-
-
 MERGED_FOLDER: Final = "merged"
 
 
@@ -56,6 +60,7 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         Raises:
             ConfigurationError: If something does nothing, or its library is missing.
         """
+        check_range(self, "at least 1", lambda value: value >= 1, "lora_r")
         if self.lora_r is not None:
             self.use_peft = True
         elif self.use_peft:
@@ -77,6 +82,8 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Return what the trainers take of it."""
+        from trl import get_peft_config, get_quantization_config
+
         return {
             "peft_config": get_peft_config(self),
             "quantization_config": get_quantization_config(self),
@@ -101,8 +108,27 @@ def write_merged(trainer: Any) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def refused_settings() -> Iterator[None]:
+    """Take what libraries complain of while the block sets a trainer up for a wrong setting.
+
+    Raises:
+        ConfigurationError: In their words.
+    """
+    try:
+        yield
+    except AgentEnvsError:
+        raise
+    except (ValueError, ImportError, OSError) as error:
+        raise ConfigurationError(" ".join(str(error).split())) from error
+
+
 def fit_environment(
-    tokenizer: Any, env_id: str, env_kwargs: Mapping[str, Any], say: Callable[[str], None]
+    tokenizer: Any,
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    look: FirstLook,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Return an environment's arguments, with the tool format that fits a model's chat template.
 
@@ -110,19 +136,15 @@ def fit_environment(
         tokenizer: The model's.
         env_id: The environment.
         env_kwargs: What was given.
+        look: What it shows with them.
         say: Is told in one line what was chosen.
 
     Raises:
         ConfigurationError: If the tokenizer does not know the words of the environment.
     """
     renderer = ChatRenderer(tokenizer)
-    env = environment_maker(env_id, env_kwargs)()
-    try:
-        states = [env.reset(seed=seed)[1] for seed in range(_NUM_STATES)]
-    finally:
-        env.close()
-    _check_words(renderer, env_id, states)
-    tools = template_tools(states[0])
+    _check_words(renderer, env_id, look.states)
+    tools = template_tools(look.states[0])
     if not tools or "tool_format" in env_kwargs or renderer.shows_tools(tools):
         return dict(env_kwargs)
     say(

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,26 +49,29 @@ _MAY_CHANGE: Final = frozenset(
     vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
     vllm_gpu_memory_utilization include_num_input_tokens_seen local_rank project trackio_space_id
     sample_steps dry_run num_processes accelerate_config resume overwrite merge_adapter
+    base_url api_key_env max_concurrency request_timeout batch_size
     """.split()
 )
 """Settings on which what is trained does not depend."""
+_FILES: Final = ("trajectories", "conversations", "model")
+"""Options that may name a file, on whose contents depends what is trained."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Keep other runs out of `folder` while the block runs.
+def hold(folder: Path, option: str = "--output_dir") -> Iterator[None]:
+    """Keep other runs out of `folder`, which `option` named, while the block runs.
 
     Raises:
         ConfigurationError: If a run is on there, or nothing can be written.
     """
-    check_writable(folder)
+    check_writable(folder, option)
     lock = FileLock(folder / _LOCK_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise ConfigurationError(
-            f"--output_dir {folder}: another run writes there now. Wait for it, stop it, or choose "
+            f"{option} {folder}: another run writes there now. Wait for it, stop it, or choose "
             "another folder."
         ) from None
     try:
@@ -76,24 +80,55 @@ def hold(folder: Path) -> Iterator[None]:
         lock.release()  # the file stays: who waits for it could hold what another one deletes
 
 
+def check_use(
+    folder: Path, *, resume: bool, overwrite: bool, checkpoint: str | None = None
+) -> bool:
+    """Refuse what a command is not to do with a folder; return whether a run goes on there.
+
+    Args:
+        folder: The output folder.
+        resume: Whether to go on from the last checkpoint in it.
+        overwrite: Whether to delete what a run left there.
+        checkpoint: What to go on from, if that was named.
+
+    Raises:
+        ConfigurationError: If there is nothing to go on from, or something would be lost.
+    """
+    if resume and overwrite:
+        raise ConfigurationError("--resume and --overwrite: give one of the two.")
+    if resume and not folder.is_dir():
+        raise ConfigurationError(
+            f"--resume: there is no folder {folder}, so no run to go on with. Check --output_dir, "
+            "or leave --resume out to begin anew."
+        )
+    if checkpoint and not Path(checkpoint).is_dir():
+        raise ConfigurationError(f"--resume_from_checkpoint {checkpoint}: there is no such folder.")
+    if resume or (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
+        return True
+    if overwrite:
+        _check_ours(folder)
+    else:
+        check_unused(folder)
+    return False
+
+
 def check_unused(folder: Path) -> None:
     """Refuse a folder in which something would be lost, before any work.
 
     Raises:
-        ConfigurationError: If a run ended or saved a checkpoint there, or a model lies there.
+        ConfigurationError: If a run ended or saved a checkpoint there, or files of others lie
+            there that a run would replace.
     """
-    found = "a finished run" if (folder / RESULTS_FILE).exists() else None
-    if found is None and any(folder.glob("checkpoint-*")):
+    _check_ours(folder)
+    found = None
+    if any(folder.glob("checkpoint-*")):
         found = "a run that was stopped, with checkpoints"
+    if (folder / RESULTS_FILE).exists() or any(_weights(folder)):
+        found = "a finished run"
     if found is not None:
         raise ConfigurationError(
             f"--output_dir {folder} holds {found}. --resume goes on with it, --overwrite deletes "
             "it and begins anew; or choose another folder."
-        )
-    if not (folder / RUN_FILE).exists() and any(_weights(folder)):
-        raise ConfigurationError(
-            f"--output_dir {folder} holds a model that no run of this command wrote there, and the "
-            "trained one would replace it. Choose another folder."
         )
 
 
@@ -101,24 +136,38 @@ def clear(folder: Path) -> None:
     """Delete what a run left in `folder`; other files stay.
 
     Raises:
-        ConfigurationError: If a model lies there that no run of this command wrote.
+        ConfigurationError: If no run of ours was there, but files that a run would replace.
     """
-    if not (folder / RUN_FILE).exists():
-        check_unused(folder)
+    _check_ours(folder)
+    for path in _of_a_run(folder):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder with files that a run would replace or delete, and no run wrote."""
+    if any((folder / name).exists() for name in (RUN_FILE, SETTINGS_FILE)):
+        return
+    if (found := next(_of_a_run(folder), None)) is not None:
+        raise ConfigurationError(
+            f"--output_dir {folder} holds {found.name}, which no run of this command wrote there, "
+            "and which would be replaced. Choose another folder."
+        )
+
+
+def _of_a_run(folder: Path) -> Iterator[Path]:
     for pattern in _OF_A_RUN:
-        for path in folder.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        yield from folder.glob(pattern)
 
 
 def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any]:
     """Return all that decides what a run trains, as JSON has it.
 
     Args:
-        environment: ``env``, ``env_kwargs`` and ``eval_env_kwargs``; of a file that is named in
-            them, the digest is kept, too.
+        environment: ``env``, ``env_kwargs`` and perhaps ``eval_env_kwargs``. Of a file that is
+            named anywhere the digest is kept, too.
         settings: Dataclasses: the launcher's options, and the trainer's.
     """
     fields = {
@@ -127,11 +176,15 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
         for field in dataclasses.fields(part)
         if field.init and field.name not in _MAY_CHANGE
     }
-    data = {
-        f"{name} of {kwargs}": _digest(Path(value))
+    named = {
+        f"{name} of {kwargs}": value
         for kwargs in ("env_kwargs", "eval_env_kwargs")
-        for name, value in environment[kwargs].items()
-        if isinstance(value, str) and Path(value).is_file()
+        for name, value in environment.get(kwargs, {}).items()
+    } | {name: fields.get(name) for name in _FILES}
+    data = {
+        name: _digest(Path(value))
+        for name, value in named.items()
+        if isinstance(value, str) and os.path.isfile(value)  # noqa: PTH113 - no error if too long
     }
     chosen = {**fields, **environment, "data": data}
     return dict(json.loads(json.dumps(chosen, default=str)))
@@ -140,6 +193,31 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Keep the settings of a run that begins."""
     write_json(folder / SETTINGS_FILE, settings)
+
+
+def differences(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return in what the settings that were kept in `folder` differ: by name, as ``a: 1 -> 2``.
+
+    Empty where none were kept: the run was stopped before it began, or an earlier version began it.
+
+    Raises:
+        CheckpointError: If what was kept cannot be read.
+    """
+    path = folder / SETTINGS_FILE
+    if not path.exists():
+        return {}
+    try:
+        kept = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). It holds the settings of the run that was begun "
+            "there; without them choose another folder."
+        ) from None
+    return {
+        name: f"{name}: {json.dumps(kept[name])} -> {json.dumps(settings[name])}"
+        for name in kept
+        if name in settings and kept[name] != settings[name]
+    }
 
 
 def check_same_settings(folder: Path, settings: Mapping[str, Any]) -> list[str]:
@@ -152,18 +230,7 @@ def check_same_settings(folder: Path, settings: Mapping[str, Any]) -> list[str]:
         CheckpointError: If what was kept cannot be read.
         ConfigurationError: If settings differ; names each.
     """
-    path = folder / SETTINGS_FILE
-    if not path.exists():  # stopped before it began, or begun by an earlier version
-        return []
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}).") from None
-    differing = {
-        name: f"{name}: {json.dumps(kept[name])} -> {json.dumps(settings[name])}"
-        for name in kept
-        if name in settings and kept[name] != settings[name]
-    }
+    differing = differences(folder, settings)
     lengths = [differing.pop(name) for name in _LENGTH if name in differing]
     if differing:
         raise ConfigurationError(

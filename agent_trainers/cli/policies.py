@@ -1,22 +1,27 @@
-"""Who plays, for the launchers that only play: a local model or a served one, and in what."""
+"""Who plays, for the launchers that only play: a local model or a served one, and in what.
+
+Torch is imported when a model is loaded: ``--help`` and wrong options need none.
+"""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import json_object
-from agent_trainers.cli.environments import environment_maker
+from agent_envs.errors import ConfigurationError, RolloutError
+from agent_trainers.checkpointing.checkpoints import check_writable
+from agent_trainers.cli.arguments import check_range, json_object
+from agent_trainers.cli.environments import FirstLook, environment_maker, look_at
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.policies import Policy
-from agent_trainers.policies.local import load_policy
-from agent_trainers.policies.models import find_model, load_tokenizer
+from agent_trainers.policies.models import find_model, load_model, load_tokenizer
 from agent_trainers.tiny_policy import TINY_POLICY
+from agent_trainers.trajectory import Trajectory, check_kind
 
 
 @dataclass
@@ -67,39 +72,73 @@ def check_policy(options: PolicyArguments) -> None:
     Raises:
         ConfigurationError: Names them.
     """
-    for name in ("batch_size", "max_concurrency"):
-        if (value := getattr(options, name)) < 1:
-            raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
-    if options.temperature < 0:
-        raise ConfigurationError(f"--temperature must not be negative: {options.temperature}.")
+    check_range(options, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
+                "max_completion_length")  # fmt: skip
+    check_range(options, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
+    check_range(options, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
+    check_range(options, "positive", lambda value: value > 0, "request_timeout")
     _check_source(options)
 
 
-def fitting_environment(
-    options: PolicyArguments, say: Callable[[str], None], **defaults: Any
-) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Return the environment's arguments, so that the model can read it, and what makes it.
+def check_output(option: str, path: str, *, is_trajectories: bool = False) -> None:
+    """Refuse a file that could not be written when all is played.
 
-    `defaults` are arguments that hold where no others are given.
+    Raises:
+        DataError: If no trajectories can be written in a file of its kind.
+        ConfigurationError: If its folder cannot be written to, or it is a folder.
+    """
+    if is_trajectories:
+        check_kind(path)
+    if Path(path).is_dir():
+        raise ConfigurationError(f"{option} {path}: is a folder. Name a file.")
+    check_writable(Path(path).parent, option)
+
+
+class Venue(NamedTuple):
+    """Where is played, fitted to who plays."""
+
+    env_kwargs: dict[str, Any]
+    """The environment's arguments."""
+    make_env: Callable[[], Any]
+    """Makes it."""
+    look: FirstLook
+    """What it shows."""
+    tokenizer: Any
+    """The model's; None for a served one."""
+    model: str
+    """The model, as transformers loads it, or as its server knows it."""
+
+
+def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults: Any) -> Venue:
+    """Look at the environment and at the model's tokenizer, and fit the first to the second.
+
+    `defaults` are arguments of the environment that hold where no others are given. What is wrong
+    with either is said before anything heavy is loaded.
     """
     env_kwargs = dict(defaults) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
-    if options.base_url is None:
-        tokenizer = load_tokenizer(find_model(options.model or str(TINY_POLICY)))
-        env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, say)
-    return env_kwargs, environment_maker(options.env, env_kwargs)
+    make_env = environment_maker(options.env, env_kwargs)
+    if options.base_url is not None:
+        return Venue(env_kwargs, make_env, look_at(make_env, options.env), None, str(options.model))
+    model = find_model(str(TINY_POLICY) if options.model is None else options.model)
+    look = look_at(make_env, options.env)
+    tokenizer = load_tokenizer(model)
+    env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, look, say)
+    return Venue(env_kwargs, environment_maker(options.env, env_kwargs), look, tokenizer, model)
 
 
 @contextlib.contextmanager
-def open_policy(options: PolicyArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
+def open_policy(options: PolicyArguments, venue: Venue) -> Iterator[Policy]:
     """Load the model or connect to its server; close it when the block ends."""
     temperature = 0.0 if options.greedy else options.temperature
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
-    if options.base_url is None or options.model is None:
-        yield load_policy(
-            options.model or str(TINY_POLICY),
-            dtype=options.dtype,
+    if options.base_url is None:
+        from agent_trainers.policies.local import local_policy
+
+        yield local_policy(
+            load_model(venue.model, options.dtype),
+            venue.tokenizer,
             max_new_tokens=options.max_completion_length,
             **sampling,
             top_k=options.top_k,
@@ -108,13 +147,10 @@ def open_policy(options: PolicyArguments, make_env: Callable[[], Any]) -> Iterat
         return
     from agent_trainers.policies.served import OpenAIPolicy
 
-    env = make_env()
-    _, info = env.reset(seed=0)
-    env.close()
     policy = OpenAIPolicy(
         base_url=options.base_url,
-        model=options.model,
-        tool_format=info.get("tool_format", "hermes"),
+        model=venue.model,
+        tool_format=venue.look.states[0].get("tool_format", "hermes"),
         api_key_env=options.api_key_env,
         max_new_tokens=options.max_completion_length or 512,
         **sampling,
@@ -123,6 +159,21 @@ def open_policy(options: PolicyArguments, make_env: Callable[[], Any]) -> Iterat
     )
     with contextlib.closing(policy):
         yield policy
+
+
+def check_played(trajectories: Sequence[Trajectory]) -> None:
+    """Refuse to go on where most episodes failed through no fault of the model.
+
+    Raises:
+        RolloutError: With the first error's last line.
+    """
+    failed = [t for t in trajectories if not t.is_scorable]
+    if 2 * len(failed) > len(trajectories):
+        error = next((t.error for t in failed if t.error), None) or "no error was kept"
+        raise RolloutError(
+            f"{len(failed)} of {len(trajectories)} episodes failed through no fault of the model. "
+            f"The first error: {error.strip().splitlines()[-1]}"
+        )
 
 
 def _check_source(options: PolicyArguments) -> None:
@@ -136,6 +187,11 @@ def _check_source(options: PolicyArguments) -> None:
                 "the chat template of the local model describes the tools."
             )
         return
+    if not options.base_url.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"--base_url {options.base_url}: must begin with http:// or https://, as "
+            "http://localhost:8000/v1."
+        )
     if options.model is None:
         raise ConfigurationError("--base_url needs --model: the name the server knows it by.")
     if options.top_k:

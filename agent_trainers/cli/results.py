@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
+from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.output_folder import RESULTS_FILE
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
@@ -26,8 +27,6 @@ from agent_trainers.monitoring.trajectory_samples import (
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import save_trajectories
 
-EMBEDDED: Final = "embedded policy"
-"""What the model is called where none was given."""
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
 SAMPLES_ON_PAGE: Final = 4

@@ -4,6 +4,7 @@ From an environment's own reference actions, from recorded trajectories, or from
 """
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,23 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTTrainer
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli import output_folder
-from agent_trainers.cli.arguments import CommandParser, json_object, read_config, run_command
-from agent_trainers.cli.environments import environment_maker, first_tasks
-from agent_trainers.cli.models import ModelArguments, fit_environment, write_merged
+from agent_trainers.cli.arguments import (
+    CommandParser,
+    check_range,
+    json_object,
+    read_config,
+    run_command,
+)
+from agent_trainers.cli.environments import environment_maker, first_tasks, look_at
+from agent_trainers.cli.first_checks import WARM_START_FOLDER
+from agent_trainers.cli.models import (
+    ModelArguments,
+    fit_environment,
+    refused_settings,
+    write_merged,
+)
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
@@ -40,7 +54,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "save_total_limit": 1,
     "gradient_checkpointing": False,
     "report_to": "none",
-    "output_dir": "runs/sft",
+    "output_dir": WARM_START_FOLDER,
 }
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "demonstrations": (
@@ -91,7 +105,13 @@ class WarmStartArguments(ModelArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_command(PROGRAM, run, arguments)
+    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    try:
+        run_command(PROGRAM, run, arguments)
+    except Interrupted as interrupted:
+        say("Stopped. The same command with --resume goes on from the last checkpoint.")
+        sys.exit(interrupted.exit_code)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -99,13 +119,22 @@ def run(arguments: Sequence[str]) -> None:
     options, config = make_parser(arguments).parse(arguments)
     if options.trajectories and options.conversations:
         raise ConfigurationError("--trajectories and --conversations: give one of the two.")
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
     folder = Path(config.output_dir)
-    with output_folder.hold(folder):
-        if options.overwrite:
+    use = {"resume": options.resume, "overwrite": options.overwrite,
+           "checkpoint": config.resume_from_checkpoint}  # fmt: skip
+    output_folder.check_use(folder, **use)
+    with output_folder.hold(folder), StopRequests(say) as requests:
+        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+        environment = {"env": options.env, "env_kwargs": env_kwargs}
+        settings = output_folder.settings_of(environment, options, config)
+        if output_folder.check_use(folder, **use):
+            for difference in output_folder.check_same_settings(folder, settings):
+                say(f"Going on with {difference}.")
+        elif options.overwrite:
             output_folder.clear(folder)
-        elif not options.resume:
-            output_folder.check_unused(folder)
-        _train(options, config)
+        output_folder.write_settings(folder, settings)
+        _train(options, config, requests)
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -123,8 +152,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     return parser
 
 
-def _train(options: WarmStartArguments, config: WarmStartConfig) -> None:
-    model = find_model(options.model or str(TINY_POLICY))
+def _train(options: WarmStartArguments, config: WarmStartConfig, requests: StopRequests) -> None:
+    model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
     told = list(demonstrations(options, tokenizer))
     kept = [t for t in told if options.keep_failures or t.metrics.get("success", 1.0) > 0]
@@ -138,16 +167,21 @@ def _train(options: WarmStartArguments, config: WarmStartConfig) -> None:
     adapters = options.trainer_arguments()
     if (quantization := adapters["quantization_config"]) is not None:
         config.model_init_kwargs["quantization_config"] = quantization
-    trainer = SFTTrainer(
-        model,
-        args=config,
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        peft_config=adapters["peft_config"],
-        callbacks=[MetricsLog()],
-    )
+    with refused_settings():
+        trainer = SFTTrainer(
+            model,
+            args=config,
+            train_dataset=dataset,
+            processing_class=tokenizer,
+            peft_config=adapters["peft_config"],
+            callbacks=[MetricsLog()],
+        )
+    stop = StopAtStepEnd(requests, trainer.accelerator)
+    trainer.add_callback(stop)
     checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
+    if stop.stopped_by is not None:
+        raise Interrupted(stop.stopped_by)
     trainer.save_model()
     if options.merge_adapter:
         say(f"The model with its adapters merged: {write_merged(trainer)}")
@@ -171,19 +205,19 @@ def demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Traj
     tools, make_env = None, None
     if env_id is not None:
         given = json_object(options.env_kwargs, "--env_kwargs")
-        make_env = environment_maker(env_id, fit_environment(tokenizer, env_id, given, say))
+        look = look_at(environment_maker(env_id, given), env_id)
+        fitting = fit_environment(tokenizer, env_id, given, look, say)
+        make_env = environment_maker(env_id, fitting)
     if options.trajectories is None:
         assert make_env is not None
-        tasks = first_tasks(make_env, options.num_tasks)
+        tasks = first_tasks(look.num_tasks, options.num_tasks)
         yield from tqdm(
             play_reference(make_env, renderer, tasks),
             desc="demonstrating", total=len(tasks), unit="episode",
         )  # fmt: skip
         return
     if make_env is not None:
-        env = make_env()
-        tools = template_tools(env.reset(seed=0)[1])
-        env.close()
+        tools = template_tools(look_at(make_env, str(env_id)).states[0])
     for trajectory in load_trajectories(options.trajectories):
         yield retell(trajectory, renderer, tools)
 

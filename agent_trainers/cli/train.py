@@ -12,14 +12,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-import gymnasium as gym
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
     Interrupted,
@@ -27,7 +26,15 @@ from agent_trainers.checkpointing.interruption import (
     StopRequests,
 )
 from agent_trainers.cli import dry_run, output_folder
-from agent_trainers.cli.environments import Split, environment_maker, first_tasks, hold_out
+from agent_trainers.cli.arguments import run_command
+from agent_trainers.cli.environments import (
+    Split,
+    count_tasks,
+    environment_maker,
+    first_tasks,
+    hold_out,
+    look_at,
+)
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
@@ -35,9 +42,9 @@ from agent_trainers.cli.launch import (
     unknown_to_accelerate,
 )
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.models import fit_environment, write_merged
+from agent_trainers.cli.models import EMBEDDED, fit_environment, refused_settings, write_merged
 from agent_trainers.cli.output_folder import EVALUATION_FILE
-from agent_trainers.cli.results import EMBEDDED, SampleCollector, describe_run, write_results
+from agent_trainers.cli.results import SampleCollector, describe_run, write_results
 from agent_trainers.cli.train_options import (
     PROGRAM,
     TrainArguments,
@@ -56,28 +63,30 @@ from agent_trainers.trainers.presets import trainer_class
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
     try:
-        given, others = make_parser(arguments).check(arguments, unknown_to_accelerate)
-        command = launch_command(
-            given.num_processes,
-            given.accelerate_config,
-            others,
-            "agent_trainers.cli.train",
-            arguments,
-        )
-        if command is not None:
-            sys.exit(supervise(command, say))
-        with StopRequests(say) as requests:
-            exit_code = run(arguments, requests)
-        leave_process_group()
-    except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"{PROGRAM}: {error}")
+        run_command(PROGRAM, _run_or_launch, arguments)
     except Interrupted as interrupted:
         say("Stopped. The same command with --resume goes on from the last checkpoint.")
         sys.exit(interrupted.exit_code)
+
+
+def _run_or_launch(arguments: list[str]) -> NoReturn:
+    """Train here, or start the processes that do; exit with their code."""
+    given, others = make_parser(arguments).check(arguments, unknown_to_accelerate)
+    command = launch_command(
+        given.num_processes,
+        given.accelerate_config,
+        others,
+        "agent_trainers.cli.train",
+        arguments,
+    )
+    if command is not None:
+        sys.exit(supervise(command, say))
+    with StopRequests(say) as requests:
+        exit_code = run(arguments, requests)
+    leave_process_group()
     sys.exit(exit_code)
 
 
@@ -96,11 +105,8 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         return 0
     folder = Path(config.output_dir)
     is_main = int(os.environ.get("RANK", "0")) == 0  # the others leave the folder to it
-    if options.resume and not folder.is_dir():
-        raise ConfigurationError(
-            f"--resume: there is no folder {folder}, so no run to go on with. Check --output_dir, "
-            "or leave --resume out to begin anew."
-        )
+    if is_main:
+        _check_use(folder, options, config)
     with output_folder.hold(folder) if is_main else contextlib.nullcontext():
         if is_main:
             prepare_folder(folder, options, config)
@@ -114,15 +120,21 @@ def prepare_folder(folder: Path, options: TrainArguments, config: StepGRPOConfig
         ConfigurationError: If another run would be lost, or goes on with other settings.
     """
     settings = output_folder.settings_of(environment_settings(options), options, config)
-    given = config.resume_from_checkpoint
-    if options.resume or (given and Path(given).resolve().parent == folder.resolve()):
+    if _check_use(folder, options, config):
         for difference in output_folder.check_same_settings(folder, settings):
             say(f"Going on with {difference}.")
     elif options.overwrite:
         output_folder.clear(folder)
-    else:
-        output_folder.check_unused(folder)
     output_folder.write_settings(folder, settings)
+
+
+def _check_use(folder: Path, options: TrainArguments, config: StepGRPOConfig) -> bool:
+    return output_folder.check_use(
+        folder,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        checkpoint=config.resume_from_checkpoint,
+    )
 
 
 def train(
@@ -144,7 +156,7 @@ def train(
     run = {
         **environment_settings(options),
         "evaluated_on": evaluated_on,
-        "model": options.model or EMBEDDED,
+        "model": EMBEDDED if options.model is None else options.model,
         "algorithm": options.algorithm,
         "command": command,
     }
@@ -199,28 +211,31 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> tuple[StepG
         ConfigurationError: If the model cannot be loaded.
     """
     environment = environment_settings(options)
-    model = find_model(options.model or str(TINY_POLICY))
+    env_kwargs, eval_kwargs = environment["env_kwargs"], environment["eval_env_kwargs"]
+    look = look_at(environment_maker(options.env, env_kwargs), options.env)
+    model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
-    env_kwargs = fit_environment(tokenizer, options.env, environment["env_kwargs"], say_once)
+    env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, look, say_once)
     make_env = environment_maker(options.env, env_kwargs)
-    make_eval_env = environment_maker(options.env, env_kwargs | environment["eval_env_kwargs"])
-    if environment["eval_env_kwargs"]:
-        tasks = first_tasks(make_eval_env, options.num_eval_tasks)
-        split = Split(None, tasks, json.dumps(environment["eval_env_kwargs"]))
+    make_eval_env = environment_maker(options.env, env_kwargs | eval_kwargs, "--eval_env_kwargs")
+    if eval_kwargs:
+        tasks = first_tasks(count_tasks(make_eval_env), options.num_eval_tasks)
+        split = Split(None, tasks, json.dumps(eval_kwargs))
     else:
-        split = hold_out(make_env, options.num_eval_tasks, config.seed)
+        split = hold_out(look.num_tasks, options.num_eval_tasks, config.seed)
     given = config.model_init_kwargs or {}
     config.model_init_kwargs = {**options.load_arguments(), **given}
-    trainer = trainer_class(options.algorithm)(
-        model=model,
-        env=make_env,
-        eval_env=make_eval_env,
-        args=config,
-        train_dataset=split.train and Dataset.from_dict({"task": split.train}),
-        eval_dataset=Dataset.from_dict({"task": split.eval}) if split.eval else None,
-        processing_class=tokenizer,
-        **options.trainer_arguments(),
-    )
+    with refused_settings():
+        trainer = trainer_class(options.algorithm)(
+            model=model,
+            env=make_env,
+            eval_env=make_eval_env,
+            args=config,
+            train_dataset=split.train and Dataset.from_dict({"task": split.train}),
+            eval_dataset=Dataset.from_dict({"task": split.eval}) if split.eval else None,
+            processing_class=tokenizer,
+            **options.trainer_arguments(),
+        )
     return trainer, split.words
 
 

@@ -1,24 +1,17 @@
 """The options of ``agent-r1-train``, and the settings files that they stand on."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
-from agent_trainers.cli.arguments import CommandParser, json_object, read_config
+from agent_trainers.cli.arguments import CommandParser, check_range, json_object, read_config
+from agent_trainers.cli.first_checks import given_values
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
-from agent_trainers.recipes import (
-    ACCELERATE_CONFIGS,
-    FOLDER,
-    MODEL_RECIPE,
-    RECIPES,
-    find_settings,
-)
+from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
 
@@ -104,6 +97,15 @@ class TrainArguments(ModelArguments):
         default=False, help="Delete the run that output_dir holds, and begin anew."
     )
 
+    def __post_init__(self) -> None:
+        """Check our own.
+
+        Raises:
+            ConfigurationError: If a number is out of its range.
+        """
+        super().__post_init__()
+        check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks", "sample_steps")
+
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
     """Parse the command line and the settings file."""
@@ -122,14 +124,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
         ConfigurationError: If the file is wrong.
         UnknownNameError: If there is no such recipe or algorithm.
     """
-    first = argparse.ArgumentParser(PROGRAM, add_help=False, allow_abbrev=False)
-    for name in ("config", "model", "env", "algorithm"):
-        first.add_argument(f"--{name}")
-    given, _ = first.parse_known_args(list(arguments))
-    recipe = "default" if given.model is None else "language_model"
-    if given.model is not None and (own := Path(given.model) / MODEL_RECIPE).is_file():
-        recipe = str(own)
-    path = find_settings(RECIPES, given.config or recipe, kind="--config")
+    given = given_values(PROGRAM, arguments)
+    path = find_recipe(given.config, given.model)
     settings = read_config(path)
     if given.env not in (None, settings.get("env", TrainArguments.env)):
         of_another = ("env_kwargs", "eval_env_kwargs")

@@ -145,6 +145,13 @@ def load_policy(
     """
     folder = find_model(name)
     tokenizer, model = load_tokenizer(folder), load_model(folder, dtype)
+    return local_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
+
+
+def local_policy(
+    model: Any, tokenizer: Any, *, max_new_tokens: int | None = None, **options: Any
+) -> TokenPolicy:
+    """Make a policy of a loaded model, on the accelerator if there is one; see `load_policy`."""
     model.eval()
     is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
     if not is_tiny and torch.accelerator.is_available():

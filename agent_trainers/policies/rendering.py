@@ -1,12 +1,17 @@
 """From messages to tokens with a chat template, without ever re-encoding what was sampled.
 
 A state that extends the step before begins with that step's very tokens, prompt and completion;
-only what the environment added is rendered and encoded. Any other state is rendered afresh. Text is
+only what the environment added is rendered and encoded. Any other state is rendered afresh; so is
+one in which the template writes earlier turns otherwise than the model did, as those of thinking
+models do that drop the thoughts of turns before the last question: the model sees what a server
+would show it that renders the whole conversation each time, spaces and line breaks aside. Text is
 never encoded as control tokens (`ControlTokens`): those are the template's, and the model's own.
 """
 
 import functools
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -22,6 +27,10 @@ _MARK: Final = "\udc02"
 """Stands for a turn where only what is around it is of interest; a lone surrogate, which no message
 holds."""
 _CALL_ID: Final = "call00000"  # some templates ask for nine letters or digits
+_QUESTION: Final[Message] = {"role": "user", "content": "Hello"}
+_THOUGHT: Final = ("<think>", "</think>")
+_TAG: Final = re.compile(r"</?[\w-]+>|\[/?[A-Z_]+\]")
+"""What may stand for the beginning or the end of a thought or a call."""
 _OWN_WORDS: Final = ("content", "reasoning_content", "thinking")
 """Members of an assistant's message where it may open calls and thoughts itself."""
 
@@ -59,7 +68,7 @@ class ChatRenderer:
         """Return the tokens of a state, ready for the model to go on after step `previous`."""
         if previous is not None and (reply := _reply(messages, previous)) is not None:
             suffix = self._encode_suffix(_key(reply, tools), previous.completion_ids[-1])
-            if suffix is not None:
+            if suffix is not None and self._stays(messages, tools, previous):
                 return [*previous.prompt_ids, *previous.completion_ids, *suffix]
         return list(self._encode_state(_key(messages, tools)))
 
@@ -86,8 +95,7 @@ class ChatRenderer:
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Say whether the template renders otherwise with tools than without."""
-        question: list[Message] = [{"role": "user", "content": "Hello"}]
-        return self.render(question, tools) != self.render(question, None)
+        return self.render([_QUESTION], tools) != self.render([_QUESTION], None)
 
     def turn_ids(self, text: str) -> list[int]:
         """Return the tokens of a turn as the model would write it, the end of the turn included."""
@@ -161,6 +169,49 @@ class ChatRenderer:
         is_last = mark and id == last_id and not rest[:start].strip()
         return rest[start:] if is_last else None
 
+    def _stays(self, messages: Sequence[Message], tools: Schemas, previous: Transition) -> bool:
+        """Return whether the template writes all that was said as it stands in the tokens."""
+        if self._keeps_turns:
+            return True
+        turn = self.tokenizer.decode(list(previous.completion_ids[:-1]))
+        assert isinstance(turn, str)
+        return self._is_written(messages, tools, len(previous.messages), turn)
+
+    def _is_written(
+        self, messages: Sequence[Message], tools: Schemas, place: int, turn: str
+    ) -> bool:
+        """Return whether a conversation is written as it came about, spaces aside.
+
+        First the state before `place`, then `turn`, then what follows any turn of the model.
+        """
+        after = self._suffix(messages[place + 1 :], tools, self._end_of_turn) or ""
+        before = self._apply_template(messages[:place], tools)
+        whole = self._apply_template(messages, tools)
+        return "".join((before + turn + after).split()) == "".join(whole.split())
+
+    @functools.cached_property
+    def _keeps_turns(self) -> bool:
+        """Whether the template writes every turn as it was written, whatever is in it.
+
+        Asked with each tag that its source names, for a template that looks into a turn names what
+        it looks for; before a user's message, and before a tool's.
+        """
+        tags = dict.fromkeys([*_TAG.findall(str(self.tokenizer.chat_template)), *_THOUGHT])
+        turns = ["Yes", "Hm".join(("", *_THOUGHT, "")), *(f"Hm{tag}Yes" for tag in tags)]
+        replies: list[Message] = [
+            {"role": "user", "content": "Go on"},
+            {"role": "tool", "name": "f", "content": "Go on"},
+        ]
+        for turn, reply in itertools.product(turns, replies):
+            said: Message = {"role": "assistant", "content": turn}
+            messages = [_QUESTION, said, reply, said, reply]
+            try:
+                if not self._is_written(messages, None, 3, turn):
+                    return False
+            except Exception:  # noqa: BLE001, S112 - foreign code: such a conversation is none
+                continue
+        return True
+
     def _apply_template(
         self, messages: Sequence[Message], tools: Schemas, *, add_generation_prompt: bool = True
     ) -> str:
@@ -211,16 +262,15 @@ class ChatRenderer:
 
         ``<tool_response>`` is none: the template puts it around what others say.
         """
-        question: Message = {"role": "user", "content": "Hello"}
         call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
         told: Any = [
-            question,
+            _QUESTION,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": _MARK},
         ]
         tags, opened = self.control_tokens.tags, ""
         try:
-            prompt = self._apply_template([question], None).rstrip()
+            prompt = self._apply_template([_QUESTION], None).rstrip()
             opened = next((tag[1:-1] for tag in tags if prompt.endswith(tag)), "")
             text = self._apply_template(told, None, add_generation_prompt=False)
         except Exception:  # noqa: BLE001 - foreign code: it may know of no tools

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -68,11 +69,27 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
 ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_advantage_weight")
 """Settings handed on to the advantage estimator, where given."""
 Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
+TRAINER_RANGES: Final[Ranges] = {
+    "at least 1": (
+        lambda x: x >= 1,
+        (
+            "per_device_train_batch_size", "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+        ),
+    ),
+    "at least 0": (lambda x: x >= 0, ("seed",)),
+    "a number, at least 0": (lambda x: 0 <= x < math.inf, ("learning_rate",)),
+}  # fmt: skip
+"""Of settings that every trainer has, and that transformers does not look at before it trains."""
 _RANGES: Final[Ranges] = {
     "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam", "token_gamma", "token_lam")),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
-    "at least 1": (lambda x: x >= 1, ("max_prompt_length", "max_tokens_per_micro_batch")),
-    "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout")),
+    "1 or more": (
+        lambda x: x >= 1,
+        ("max_prompt_length", "max_tokens_per_micro_batch", "max_completion_length"),
+    ),
+    "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout", "temperature")),
+    **TRAINER_RANGES,
 }
 _CHOICES: Final[Mapping[str, Collection[str]]] = {
     "importance_sampling_level": RATIO_LEVELS,

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from datasets import Dataset
 from trl import SFTConfig
 
 from agent_envs.errors import DataError
 from agent_trainers.batching.rows import make_rows
+from agent_trainers.trainers.grpo_config import TRAINER_RANGES, Ranges, check_ranges
 from agent_trainers.trainers.machine import follow_the_machine
 from agent_trainers.trajectory import Trajectory
+
+_RANGES: Final[Ranges] = {**TRAINER_RANGES, "positive": (lambda x: x > 0, ("max_length",))}
 
 
 @dataclass
@@ -20,6 +24,7 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
         """Choose device and precision where they are left open."""
         follow_the_machine(self)
         super().__post_init__()
+        check_ranges(self, _RANGES)
 
 
 def supervised_dataset(

@@ -15,7 +15,7 @@ from agent_envs.errors import RolloutError
 from agent_trainers import TINY_POLICY
 from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli import evaluate, train
-from agent_trainers.cli.environments import environment_maker, hold_out
+from agent_trainers.cli.environments import count_tasks, environment_maker, hold_out
 from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
 from agent_trainers.monitoring.metrics_log import read_metrics
@@ -222,18 +222,17 @@ def test_an_environment_whose_words_the_model_does_not_know_is_refused(tmp_path,
 
 
 def test_tasks_of_evaluation_are_held_out_where_no_others_are_named(tmp_path):
-    make = environment_maker("AgentR1/SyntheticMultiHop-v0", {})
-    assert min(hold_out(make, 5, seed=0).eval) == ENDLESS - 5
+    assert min(hold_out(None, 5, seed=0).eval) == ENDLESS - 5
     rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(20)]
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     make = environment_maker("AgentR1/GSM8K-v0", {"data": str(data)})
-    split = hold_out(make, 200, seed=0)
+    split = hold_out(count_tasks(make), 200, seed=0)
     assert split.words == "4 of 20 tasks, held out of training"
     assert sorted([*split.train, *split.eval]) == list(range(20))
     assert len(split.eval) == 4
     data.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
-    assert hold_out(make, 200, seed=0).words.startswith("training tasks")
+    assert hold_out(count_tasks(make), 200, seed=0).words.startswith("training tasks")
 
 
 def test_a_template_without_tools_gets_a_format_in_words(tmp_path, capsys):

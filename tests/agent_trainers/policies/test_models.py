@@ -12,7 +12,8 @@ from agent_trainers.policies import models
 from tests.agent_trainers.real_models import save_model
 
 
-def test_a_name_or_a_folder_is_taken_as_it_is_and_a_missing_file_is_named():
+def test_a_name_or_a_folder_is_taken_as_it_is_and_a_missing_file_is_named(monkeypatch):
+    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", False)
     assert models.find_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
     with pytest.raises(ConfigurationError, match=r"Model nowhere\.gguf: there is no such file"):
         models.find_model("nowhere.gguf")
@@ -83,3 +84,25 @@ def test_a_model_that_is_none_is_named(tmp_path):
     for load in (models.load_tokenizer, models.load_model):
         with pytest.raises(ConfigurationError, match=r"empty: .*could"):
             load(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "name is empty"),
+        ("./nowhere", r"no such folder, and no model on the hub can be called so"),
+        ("a/b/c", r"no model on the hub can be called so"),
+        ("folder", r"folder: the folder holds no config\.json"),
+        ("notes.txt", r"notes\.txt: is no GGUF file"),
+        ("nowhere/at-all", r"not in the cache, while HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_what_can_be_no_model_is_refused_before_anything_is_loaded(
+    tmp_path, monkeypatch, name, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigurationError, match=message):
+        models.check_model(name)
