@@ -9,10 +9,18 @@ OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
-.PHONY: demo test test-newest test-oldest test-packages test-wheel docs lint types setup clean
+.PHONY: demo demo-llm test test-newest test-oldest test-packages test-wheel docs lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
+
+# A language model of 135 million weights from a Python package: shown 64 games, then trained by reward.
+demo-llm: setup
+	model=$$($(BIN)/python -m agent_trainers.small_models smollm2) && \
+	$(BIN)/agent-r1-eval --model $$model --num_tasks 32 --max_completion_length 32 && \
+	$(BIN)/agent-r1-sft --model $$model --env AgentR1/SyntheticMultiHop-v0 --env_kwargs '{"hops": [1, 2, 2]}' \
+		--output_dir runs/smollm2/warm --overwrite && \
+	$(BIN)/agent-r1-train --config smollm2 --overwrite
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadscope

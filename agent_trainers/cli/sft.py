@@ -40,6 +40,7 @@ from agent_trainers.rollout.conversations import read_conversations
 from agent_trainers.rollout.demonstrations import play_reference, retell
 from agent_trainers.rollout.episode import template_tools
 from agent_trainers.tiny_policy import TINY_POLICY
+from agent_trainers.trainers.machine import fast_precision
 from agent_trainers.trainers.supervised import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
@@ -147,8 +148,11 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
         show_all="--help_all" in arguments,
     )
     parser.use_settings(DEFAULTS, PROGRAM)
-    if (given := parser.parse_known_args(list(arguments))[0].config) is not None:
-        parser.use_settings(read_config(Path(given)), given)
+    given = parser.parse_known_args(list(arguments))[0]
+    if given.model is not None:
+        parser.use_settings(fast_precision(), "this machine")
+    if given.config is not None:
+        parser.use_settings(read_config(Path(given.config)), given.config)
     return parser
 
 

@@ -13,6 +13,7 @@ from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.machine import fast_precision
 from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
 
 PROGRAM: Final = "agent-r1-train"
@@ -145,6 +146,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
         show_all="--help_all" in arguments,
     )
     parser.use_settings(presets, algorithm)
+    if given.model or settings.get("model"):
+        parser.use_settings(fast_precision(), "this machine")
     parser.use_settings(settings, str(path))
     return parser
 

@@ -10,7 +10,7 @@ from agent_envs.errors import ConfigurationError
 FOLDER: Final = Path(__file__).parent
 RECIPES: Final[Mapping[str, Path]] = {
     name: FOLDER / f"{name}.yaml"
-    for name in ("default", "language_model", "hotpotqa_grpo", "hotpotqa_grpo_server")
+    for name in ("default", "language_model", "smollm2", "hotpotqa_grpo", "hotpotqa_grpo_server")
 }
 """Settings of ``agent-r1-train``."""
 ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {

@@ -14,7 +14,7 @@ from agent_envs.data.records import read_records
 from agent_envs.errors import RolloutError
 from agent_trainers import TINY_POLICY
 from agent_trainers.algorithms.advantages import needs_values
-from agent_trainers.cli import evaluate, train
+from agent_trainers.cli import evaluate, sft, train
 from agent_trainers.cli.environments import count_tasks, environment_maker, hold_out
 from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
@@ -255,6 +255,24 @@ def test_a_language_model_keeps_credit_per_step_and_is_told_what_applies(tmp_pat
     assert config.advantage_estimator == "grpo_step"
     assert config.learning_rate == 1e-6
     assert "64 episodes a batch in groups of 8" in train.what_applies(options, config)
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_a_language_model_runs_in_bf16_on_a_processor_that_multiplies_in_it(
+    has_instructions, monkeypatch
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    found = {"avx512_bf16": has_instructions}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    options, config = train.parse_arguments(["--model", "some/model"])
+    assert config.bf16 is has_instructions
+    words = train.what_applies(options, config)
+    assert ("on the CPU in bf16" if has_instructions else "on the CPU in float32") in words
+    assert train.parse_arguments(["--config", "smollm2"])[1].bf16 is has_instructions
+    assert train.parse_arguments(["--model", "some/model", "--bf16", "false"])[1].bf16 is False
+    assert train.parse_arguments([])[1].bf16 is False  # the embedded policy stays exact
+    warm_start = sft.make_parser(["--model", "some/model"]).parse(["--model", "some/model"])[1]
+    assert warm_start.bf16 is has_instructions
 
 
 def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):
