@@ -119,7 +119,7 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
     Args:
         environment: ``env``, ``env_kwargs`` and ``eval_env_kwargs``; of a file that is named in
             them, the digest is kept, too.
-        settings: Dataclasses: the launcher's options, and the trainer's.
+        settings: Dataclasses: the launcher's options, and the trainer's; of a file of skills, too.
     """
     fields = {
         field.name: getattr(part, field.name)
@@ -127,10 +127,15 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
         for field in dataclasses.fields(part)
         if field.init and field.name not in _MAY_CHANGE
     }
-    data = {
-        f"{name} of {kwargs}": _digest(Path(value))
+    named = {
+        f"{name} of {kwargs}": value
         for kwargs in ("env_kwargs", "eval_env_kwargs")
         for name, value in environment[kwargs].items()
+    }
+    named["skills"] = fields.get("skills")
+    data = {
+        name: _digest(Path(value))
+        for name, value in named.items()
         if isinstance(value, str) and Path(value).is_file()
     }
     chosen = {**fields, **environment, "data": data}

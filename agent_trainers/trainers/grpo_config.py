@@ -25,6 +25,7 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
+from agent_trainers.rollout.skills import GROUP
 from agent_trainers.trainers.machine import follow_the_machine
 
 # The loss must not change with row splitting, merging, padding, world size or micro-batching. What
@@ -69,7 +70,10 @@ ESTIMATOR_OPTIONS: Final = ("gamma", "lam", "token_gamma", "token_lam", "step_ad
 """Settings handed on to the advantage estimator, where given."""
 Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
 _RANGES: Final[Ranges] = {
-    "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam", "token_gamma", "token_lam")),
+    "in [0, 1]": (
+        lambda x: 0 <= x <= 1,
+        ("gamma", "lam", "token_gamma", "token_lam", "skill_weight"),
+    ),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
     "at least 1": (lambda x: x >= 1, ("max_prompt_length", "max_tokens_per_micro_batch")),
     "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout")),
@@ -153,6 +157,19 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "at most 3, as in DeepSeek-V3.2 (arXiv 2512.02556): its gradient is then unbiased, also on "
         "tokens of older weights. Off, unlike in TRL, it is the plain low-variance estimate of "
         "GRPO and of the Agent-R1 paper.",
+    )
+    skill_weight: float = HfArg(
+        default=0.0,
+        help="Self-distillation: share of the loss, in [0, 1], that draws the policy to what it "
+        "would say itself if it knew a skill (the reverse KL divergence of SDPO and Skill-SD, on "
+        "sampled tokens); the rest is the policy gradient. Only this teacher reads skills, never "
+        "the policy that acts or is evaluated.",
+    )
+    skills: str = HfArg(
+        default=GROUP,
+        help="Where skills come from: 'group', what the best other episode of the group did, if it "
+        "succeeded; or a file of rows with 'skill' and 'task_id', as agent-r1-skills writes it. "
+        "Rows without task_id are for every task that has none of its own.",
     )
     reward_schedules: str | None = HfArg(
         default=None,
@@ -287,6 +304,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             )
         if self.kl_placement == "reward" and self.beta == 0.0:
             raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
+        if self.skills != GROUP and self.skill_weight == 0.0:
+            raise ConfigurationError(f"skills={self.skills!r} does nothing with skill_weight=0.")
         if needs_values(estimator) and not hasattr(self, "value_coef"):
             raise ConfigurationError(
                 f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "
