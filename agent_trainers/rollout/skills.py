@@ -38,9 +38,13 @@ def tell_success(trajectory: Trajectory, number: int) -> Success | None:
     """Tell what an episode did, the `number`-th of its batch; None if it did not succeed."""
     if not (trajectory.is_scorable and trajectory.success):
         return None
-    skill = "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
-    num_steps = len(trajectory.transitions)
+    num_steps, skill = len(trajectory.transitions), tell_actions(trajectory)
     return Success(trajectory.group_id, -trajectory.return_, num_steps, number, skill)
+
+
+def tell_actions(trajectory: Trajectory) -> str:
+    """Return the actions of an episode, one after the other, without thoughts."""
+    return "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
 
 
 def best_other(successes: Sequence[Success], group_id: str, number: int) -> str | None:

@@ -96,7 +96,7 @@ class SkillTeacher:
         """
         first = trajectory.transitions[0].prompt_ids
         place = self._renderer.end_of_state(first)
-        if skill is None or place is None or row.prompt_ids[:place] != first[:place]:
+        if skill is None or place is None or row.prompt_ids[: place + 1] != first[: place + 1]:
             return None
         note = self._renderer.note_ids(NOTE.format(skill=skill))
         if len(row.prompt_ids) + len(note) + len(row.completion_ids) > self._max_tokens:
