@@ -1,13 +1,14 @@
 """What self-distillation from skills is worth: ``python -m benchmarks.skill_distillation``.
 
-The embedded policy learns the synthetic worlds with a part of the loss from a teacher that is shown
-what another episode of the group did (``--skill_weight``), against the same run without. It learns
-from two starts: as it is, when a skill in its prompt only confuses it; and after it was shown how
-to use one, as an instruction-tuned model knows it anyway. That start is made of demonstrations with
-the skill in the prompt and of the policy's own episodes without, so that alone it is no better.
+A policy learns the synthetic worlds with a share of the loss from a teacher that is shown what
+another episode of the group did (``--skill_weight``), against the same runs without. A skill in its
+prompt only confuses the embedded policy, so it is shown first how to use one, as an
+instruction-tuned model knows it anyway: by demonstrations with the skill in the prompt, among its
+own episodes without, which keep it as good alone as it was.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,7 +16,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,21 +50,15 @@ T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t by degrees of freedom, from 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A row of the table."""
-
-    start: str
-    skill_weight: float
-
-
-SIDES: Final = (
-    Side(start="reads skills", skill_weight=0.0),
-    Side(start="reads skills", skill_weight=0.5),
-    Side(start="as it is", skill_weight=0.0),
-    Side(start="as it is", skill_weight=0.5),
-    Side(start="reads skills", skill_weight=1.0),
-)
+SIDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "0": ("--skill_weight", "0.0"),
+    "0.1": ("--skill_weight", "0.1"),
+    "0.5": ("--skill_weight", "0.5"),
+    "0.5, the reference teaches": (
+        "--skill_weight", "0.5", "--skill_teacher", "reference", "--beta", "0.001",
+    ),
+}  # fmt: skip
+"""Rows of the table."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,27 +70,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/skill_distillation"))
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     options = parser.parse_args(arguments)
-    starts = {"as it is": TINY_POLICY, "reads skills": options.work / "reader"}
-    if not starts["reads skills"].exists():
-        make_reader(starts["reads skills"])
-    success: dict[Side, list[float]] = {side: [] for side in SIDES}
+    reader = options.work / "reader"
+    if not reader.exists():
+        make_reader(reader)
+    success: dict[str, list[float]] = {side: [] for side in SIDES}
     for side, seed in tqdm(list(itertools.product(SIDES, options.seeds)), unit="run"):
-        folder = options.work / f"{side.start}-{side.skill_weight}-{seed}".replace(" ", "_")
-        start = () if starts[side.start] == TINY_POLICY else ("--model", str(starts[side.start]))
         learning_run = LearningRun(
             method="grpo_step", seed=seed, budget=options.budget, num_tasks=options.num_tasks,
             columns=(COLUMN,),
-            options=("--config", "default", *start, "--skill_weight", str(side.skill_weight),
+            options=("--config", "default", "--model", str(reader), *SIDES[side],
                      "--disable_tqdm", "true"),
         )  # fmt: skip
+        folder = options.work / f"{side.replace(' ', '_')}-{seed}"
         success[side].append(success_of(folder, learning_run))
-    read = {name: measure_start(path, options.num_tasks) for name, path in starts.items()}
-    sys.stdout.write(report(read, success))
+    starts = {
+        name: measure_start(path, options.num_tasks)
+        for name, path in {"embedded policy": TINY_POLICY, "shown how": reader}.items()
+    }
+    sys.stdout.write(report(starts, success))
     if options.output is not None:
         write_json(options.output, {
             "seeds": options.seeds, "budget": options.budget, "num_tasks": options.num_tasks,
-            "starts": read,
-            "sides": [asdict(side) | {"success": values} for side, values in success.items()],
+            "starts": starts, "success": success,
         })  # fmt: skip
 
 
@@ -106,27 +102,33 @@ def success_of(folder: Path, learning_run: LearningRun) -> float:
     if not result.exists() or json.loads(result.read_text(encoding="utf-8"))["run"] != wanted:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "run.json", wanted)
-        run(folder)
+        with contextlib.redirect_stdout(sys.stderr):  # what transformers prints of each step
+            run(folder)
     return float(json.loads(result.read_text(encoding="utf-8"))["scores"][COLUMN])
 
 
-def report(read: Mapping[str, Mapping[str, float]], success: Mapping[Side, Sequence[float]]) -> str:
-    """Return the two tables: the starts, and what they learned by each share of the teacher."""
-    starts = markdown_table(
-        ["start", "success", "with a skill in the prompt"],
-        [[name, *(f"{100 * value:.1f} %" for value in values.values())]
-         for name, values in read.items()],
-    )  # fmt: skip
-    lines = []
-    for side, values in success.items():
-        without = success[dataclasses.replace(side, skill_weight=0.0)]
-        difference = [a - b for a, b in zip(values, without, strict=True)]
-        lines.append([
-            side.start, f"{side.skill_weight:g}", _percent(values),
-            _percent(difference, sign="+") if side.skill_weight else "",
-        ])  # fmt: skip
-    header = ["start", "skill_weight", "success after training", "against 0, same seeds"]
-    return f"\n{starts}\n\n{markdown_table(header, lines)}\n"
+def report(
+    starts: Mapping[str, Mapping[str, float]], success: Mapping[str, Sequence[float]]
+) -> str:
+    """Return the two tables: the starts, and what was learned from each teacher."""
+    before = [
+        [name, *(f"{100 * value:.1f} %" for value in values.values())]
+        for name, values in starts.items()
+    ]
+    after = [
+        [
+            side,
+            " ".join(f"{100 * value:.1f}" for value in values),
+            _percent(values),
+            _percent([a - b for a, b in zip(values, success["0"], strict=True)], "+")
+            if side != "0"
+            else "",
+        ]
+        for side, values in success.items()
+    ]
+    header = ["skill_weight", "success after training, each seed", "mean", "against 0, same seeds"]
+    start = markdown_table(["before training", "success", "with a skill in the prompt"], before)
+    return f"\n{start}\n\n{markdown_table(header, after)}\n"
 
 
 def _percent(values: Sequence[float], sign: str = "") -> str:
@@ -162,7 +164,8 @@ def make_reader(folder: Path) -> None:
     trainer = SFTTrainer(
         str(TINY_POLICY), args=config, train_dataset=dataset, processing_class=tokenizer
     )
-    trainer.train()
+    with contextlib.redirect_stdout(sys.stderr):
+        trainer.train()
     trainer.save_model()
     unfinished.rename(folder)
 

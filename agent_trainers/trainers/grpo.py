@@ -167,6 +167,7 @@ class StepGRPOTrainer(ResumableTrainer):
         if self.args.skill_weight > 0.0:
             teacher = SkillTeacher(
                 source=self.args.skills,
+                is_reference=self.args.skill_teacher == "reference",
                 scorer=self.scorer,
                 renderer=ChatRenderer(self._tokenizer, self.args.chat_template_kwargs or {}),
                 max_tokens=context_length(self.sampler.model),

@@ -82,6 +82,7 @@ _CHOICES: Final[Mapping[str, Collection[str]]] = {
     "importance_sampling_level": RATIO_LEVELS,
     "loss_denominator": DENOMINATORS,
     "kl_placement": ("loss", "reward"),
+    "skill_teacher": ("policy", "reference"),
     "transformers_generation": ("auto", "slots", "waves"),
 }
 _NEED_MERGED_ROWS: Final = {
@@ -170,6 +171,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         help="Where skills come from: 'group', what the best other episode of the group did, if it "
         "succeeded; or a file of rows with 'skill' and 'task_id', as agent-r1-skills writes it. "
         "Rows without task_id are for every task that has none of its own.",
+    )
+    skill_teacher: str = HfArg(
+        default="policy",
+        help="Whose weights the teacher has: those of the 'policy' when the batch is played, or of "
+        "the 'reference' that beta keeps, which stays able to use a skill while the policy changes "
+        "(sync_ref_model has it follow slowly).",
     )
     reward_schedules: str | None = HfArg(
         default=None,
@@ -304,8 +311,14 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             )
         if self.kl_placement == "reward" and self.beta == 0.0:
             raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
-        if self.skills != GROUP and self.skill_weight == 0.0:
-            raise ConfigurationError(f"skills={self.skills!r} does nothing with skill_weight=0.")
+        for option, default in (("skills", GROUP), ("skill_teacher", "policy")):
+            if (given := getattr(self, option)) != default and self.skill_weight == 0.0:
+                raise ConfigurationError(f"{option}={given!r} does nothing with skill_weight=0.")
+        if self.skill_teacher == "reference" and self.beta == 0.0:
+            raise ConfigurationError(
+                "skill_teacher='reference' needs a reference, and with beta=0 there is none: set "
+                "beta, however small, or skill_teacher='policy'."
+            )
         if needs_values(estimator) and not hasattr(self, "value_coef"):
             raise ConfigurationError(
                 f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "

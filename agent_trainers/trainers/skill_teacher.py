@@ -1,5 +1,7 @@
 """The teacher of self-distillation: the policy itself, in the same states, with a skill in them.
 
+Its weights are the policy's own at the time, or those of the reference.
+
 Rows, tokens and masks stay those of the policy; only the prompt of a row is another, so the teacher
 is a second pass over the same completions, without a gradient and without dropout.
 """
@@ -21,12 +23,19 @@ class SkillTeacher:
     """Says how likely the sampled tokens are to a policy that knows a skill."""
 
     def __init__(
-        self, *, source: str, scorer: Scorer, renderer: ChatRenderer, max_tokens: int
+        self,
+        *,
+        source: str,
+        is_reference: bool,
+        scorer: Scorer,
+        renderer: ChatRenderer,
+        max_tokens: int,
     ) -> None:
         """Teach skills from a file, or of each group's successes.
 
         Args:
             source: `GROUP`, or the path of a file of skills.
+            is_reference: Whether its weights are the reference's, not the policy's own.
             scorer: Computes log-probabilities.
             renderer: Of the tokenizer and template that the policy acts with.
             max_tokens: What the model attends to: longer rows are not taught.
@@ -36,6 +45,7 @@ class SkillTeacher:
             DataError: If the file is none of skills.
         """
         self._scorer, self._renderer, self._max_tokens = scorer, renderer, max_tokens
+        self._is_reference = is_reference
         self._skill_of_task = None if source == GROUP else skill_finder(source)
         renderer.end_of_state([])  # refuses what it cannot read before anything is played
 
@@ -49,7 +59,7 @@ class SkillTeacher:
         """Return what the teacher says of a batch; collective.
 
         Args:
-            policy: The model that learns; its weights are the teacher's.
+            policy: The model that learns.
             trajectories: This process's episodes.
             rows: Their rows.
             tensors: The batch: these rows, then padding rows.
@@ -74,7 +84,8 @@ class SkillTeacher:
         batch = {name: tensor[chosen] for name, tensor in tensors.items()}
         if prompts:
             batch |= _padded(list(prompts.values()), tensors["prompt_ids"])
-        taught["teacher_per_token_logps"][chosen] = self._scorer.look(policy, batch)
+        logprobs = self._scorer.look(policy, batch, at_reference=self._is_reference)
+        taught["teacher_per_token_logps"][chosen] = logprobs
         taught["skill_mask"][list(prompts)] = tensors["action_mask"][list(prompts)]
         return taught
 

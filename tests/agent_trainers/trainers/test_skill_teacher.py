@@ -155,7 +155,7 @@ def test_only_the_teacher_reads_skills(make_trainer, tokenizer):
     plain, taught = make_trainer(), make_trainer(skill_weight=1.0)
     read = []
     look = taught.scorer.look
-    taught.scorer.look = lambda policy, batch: read.append(batch) or look(policy, batch)
+    taught.scorer.look = lambda policy, batch, **at: read.append(batch) or look(policy, batch, **at)
     episodes = []
     for trainer in (plain, taught):
         trainer.train()
@@ -177,7 +177,9 @@ def test_a_skill_stands_in_the_first_state_and_masks_stay(make_trainer, tokenize
     trainer = make_trainer(skill_weight=0.5)
     read = []
     look = trainer.scorer.look
-    trainer.scorer.look = lambda policy, batch: read.append(batch) or look(policy, batch)
+    trainer.scorer.look = lambda policy, batch, **at: (
+        read.append(batch) or look(policy, batch, **at)
+    )
     (batch,) = micro_batches(trainer, scored)
     rows = [i for i, row in enumerate(trainer.last_batch.rows) if shown[row.episode] is not None]
     for number, i in enumerate(rows):
@@ -259,6 +261,8 @@ def test_a_file_that_holds_no_skills_is_refused(make_trainer, tmp_path, text, na
     [
         ({"skill_weight": 1.5}, "skill_weight must be in"),
         ({"skills": "skills.jsonl"}, "does nothing with skill_weight=0"),
+        ({"skill_teacher": "reference", "beta": 0.1}, "does nothing with skill_weight=0"),
+        ({"skill_teacher": "reference", "skill_weight": 0.5}, "with beta=0 there is none"),
     ],
 )
 def test_what_would_do_nothing_is_refused_by_name(make_config, changes, named):
@@ -281,3 +285,26 @@ def test_an_adapters_teacher_has_its_adapter_on(make_trainer, scored):
         (other,) = micro_batches(trainer, scored)
     assert (taught - other["teacher_per_token_logps"][other["skill_mask"].bool()]).abs().max() > 0.1
     assert gradient(trainer, [batch]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_a_reference_as_teacher_stays_where_it_was_while_the_policy_moves(
+    make_trainer, scored, is_adapter
+):
+    lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear") if is_adapter else None
+    trainer = make_trainer(
+        skill_weight=0.5, skill_teacher="reference", beta=0.1, max_logprob_drift=None,
+        peft_config=lora,
+    )  # fmt: skip
+    (before,) = micro_batches(trainer, scored)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02)
+    (after,) = micro_batches(trainer, scored)
+    # rows are shuffled: what the teacher says of each, in order
+    said = [b["teacher_per_token_logps"].sum(dim=1).sort().values for b in (before, after)]
+    assert torch.equal(*said)
+    trainer.builder._teacher._is_reference = False
+    (moved,) = micro_batches(trainer, scored)
+    assert not torch.equal(moved["teacher_per_token_logps"].sum(dim=1).sort().values, said[0])
