@@ -13,6 +13,8 @@ import torch
 from agent_envs.core.lookup import lookup_or_import
 
 RATIO_LEVELS: Final = ("token", "step", "product", "sequence")
+MAX_DISTILLATION_RATIO: Final = 2.0
+"""Bound of the importance ratio that a teacher's say is weighed with: that of TRL's SDPO."""
 
 
 class PolicyLoss(NamedTuple):
@@ -155,6 +157,25 @@ def kl_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tens
     """
     difference = reference - logprobs
     return difference.exp() - difference - 1
+
+
+def distillation_loss(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, teacher: torch.Tensor
+) -> torch.Tensor:
+    """Return the reverse KL divergence from a teacher on sampled tokens, as a loss, (B, T).
+
+    ``sg[min(r, 2) (log pi - log pi_T)] log pi``, with ``r = pi / pi_old`` and no gradient through
+    ``sg``: over tokens that ``pi_old`` sampled, its gradient is expected to be that of ``KL(pi ||
+    pi_T)`` in each state, but for the bound. It is SDPO (arXiv 2601.20802) on sampled tokens, as
+    TRL's ``SDPOTrainer`` has it, and the importance-weighted reverse KL of Skill-SD (2604.10674).
+
+    Args:
+        logprobs: Log-probabilities in the policy that learns, (B, T).
+        old_logprobs: In the one that sampled, (B, T).
+        teacher: In the teacher, which knows more, (B, T).
+    """
+    ratio = (logprobs - old_logprobs).exp().clamp(max=MAX_DISTILLATION_RATIO)
+    return (ratio * (logprobs - teacher)).detach() * logprobs
 
 
 def value_loss(

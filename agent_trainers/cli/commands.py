@@ -25,6 +25,11 @@ def collect() -> None:
     run("agent-r1-collect", "agent_trainers.cli.collect")
 
 
+def skills() -> None:
+    """Run ``agent-r1-skills``."""
+    run("agent-r1-skills", "agent_trainers.cli.skills")
+
+
 def run(command: str, module: str) -> None:
     """Call a module's ``main``; exit with code 2 and one line if a library is missing.
 

@@ -53,7 +53,7 @@ _MAY_CHANGE: Final = frozenset(
     """.split()
 )
 """Settings on which what is trained does not depend."""
-_FILES: Final = ("trajectories", "conversations", "model")
+_FILES: Final = ("trajectories", "conversations", "model", "skills")
 """Options that may name a file, on whose contents depends what is trained."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 

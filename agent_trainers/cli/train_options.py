@@ -27,7 +27,7 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "algorithm", "advantage_estimator", "gamma", "lam", "token_gamma", "token_lam",
         "step_advantage_weight", "loss_type", "loss_denominator", "loss_mask", "advantage_mask",
         "importance_sampling_level", "epsilon", "epsilon_high", "beta", "kl_placement",
-        "use_bias_correction_kl",
+        "use_bias_correction_kl", "skill_weight", "skills", "skill_teacher",
         "reward_schedules",
     ),
     "critic": (

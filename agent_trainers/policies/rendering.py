@@ -99,8 +99,7 @@ class ChatRenderer:
 
     def turn_ids(self, text: str) -> list[int]:
         """Return the tokens of a turn as the model would write it, the end of the turn included."""
-        marked = self.control_tokens.guard(text, self._own_markup)
-        return [*self.control_tokens.encode(clean(text), marked), self._end_of_turn]
+        return [*self.note_ids(text), self._end_of_turn]
 
     def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
         """Return the tokens of the last message, a turn of the model, calls apart from its text.
@@ -116,6 +115,22 @@ class ChatRenderer:
             for turn in turns
         )  # fmt: skip
         return self.control_tokens.encode(text, marked)
+
+    def note_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text that stands in a message and may quote the model's turns."""
+        marked = self.control_tokens.guard(text, self._own_markup)
+        return self.control_tokens.encode(clean(text), marked)
+
+    def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
+        """Return where the last message before the model's turn ends in a state's tokens.
+
+        None where it does not end as a user's message does.
+
+        Raises:
+            ConfigurationError: If the template ends a user's message with plain text.
+        """
+        end = self._end_of_message
+        return max((i for i, id in enumerate(prompt_ids) if id == end), default=None)
 
     def _last_turn(self, messages: Sequence[Message], tools: Schemas) -> str:
         before = self._apply_template(messages[:-1], tools)
@@ -254,6 +269,20 @@ class ChatRenderer:
         if id is None or rest[:start].strip():
             id = self.tokenizer.eos_token_id
         assert isinstance(id, int)
+        return id
+
+    @functools.cached_property
+    def _end_of_message(self) -> int:
+        """The token with which the template ends a user's message before the model's turn."""
+        question: list[Message] = [{"role": "user", "content": _MARK}]
+        _, _, rest = self._apply_template(question, None).partition(_MARK)
+        id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
+        if id is None or rest[:start].strip():
+            raise ConfigurationError(
+                f"The chat template of {self.tokenizer.name_or_path!r} ends a user's message with "
+                "plain text, so there is no telling where a skill belongs. Use a template that "
+                "ends it with a control token, as <|im_end|>, or leave skill_weight out."
+            )
         return id
 
     @functools.cached_property

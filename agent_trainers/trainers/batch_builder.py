@@ -18,6 +18,7 @@ from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summari
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.scorer import Scorer
+from agent_trainers.trainers.skill_teacher import SkillTeacher
 from agent_trainers.trajectory import Trajectory
 
 
@@ -55,11 +56,16 @@ class BatchBuilder:
     """An estimator that compares episodes, unless a critic takes its place."""
 
     def __init__(
-        self, args: StepGRPOConfig, processes: ProcessGroup, scorer: Scorer, pad_token_id: int
+        self,
+        args: StepGRPOConfig,
+        processes: ProcessGroup,
+        scorer: Scorer,
+        pad_token_id: int,
+        teacher: SkillTeacher | None = None,
     ) -> None:
-        """Build by the settings in `args`, with log-probabilities from `scorer`."""
+        """Build by the settings in `args`, with log-probabilities from `scorer` and `teacher`."""
         self._args, self._processes, self._scorer = args, processes, scorer
-        self._pad_token_id = pad_token_id
+        self._pad_token_id, self._teacher = pad_token_id, teacher
         self.assign_credit = self._compare
 
     def build(
@@ -78,6 +84,8 @@ class BatchBuilder:
         weights = pad_like(loss_weights(rows, self._args.loss_denominator), tokens)
         tensors["loss_weights"] = self._processes.normalise(weights)
         tensors |= self._scorer.fixed_logprobs(policy, tensors)
+        if self._teacher is not None and policy.training:
+            tensors |= self._teacher.teach(policy, trajectories, rows, tensors)
 
         own = [summarise(trajectory, reward_factors) for trajectory in trajectories]
         credited = self._with_kl_in_reward(rows, tensors, own)

@@ -26,6 +26,8 @@ from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
+from agent_trainers.policies.local import context_length
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import TextEnv
 from agent_trainers.trainers.batch_builder import BatchBuilder
@@ -45,6 +47,7 @@ from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.objective import PolicyObjective
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.scorer import Scorer
+from agent_trainers.trainers.skill_teacher import SkillTeacher
 from agent_trainers.trainers.training_log import TrainingLog
 from agent_trainers.trajectory import Trajectory
 
@@ -160,7 +163,16 @@ class StepGRPOTrainer(ResumableTrainer):
         )
         self.objective = PolicyObjective(self.args, self.means, drops_out=self.scorer.drops_out)
         pad_token_id = self._tokenizer.pad_token_id
-        self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id)
+        teacher = None
+        if self.args.skill_weight > 0.0:
+            teacher = SkillTeacher(
+                source=self.args.skills,
+                is_reference=self.args.skill_teacher == "reference",
+                scorer=self.scorer,
+                renderer=ChatRenderer(self._tokenizer, self.args.chat_template_kwargs or {}),
+                max_tokens=context_length(self.sampler.model),
+            )
+        self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id, teacher)
         self.training_log = TrainingLog(
             means=self.means,
             processes=self.processes,

@@ -26,6 +26,7 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
+from agent_trainers.rollout.skills import GROUP
 from agent_trainers.trainers.machine import follow_the_machine
 
 # The loss must not change with row splitting, merging, padding, world size or micro-batching. What
@@ -82,7 +83,10 @@ TRAINER_RANGES: Final[Ranges] = {
 }  # fmt: skip
 """Of settings that every trainer has, and that transformers does not look at before it trains."""
 _RANGES: Final[Ranges] = {
-    "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam", "token_gamma", "token_lam")),
+    "in [0, 1]": (
+        lambda x: 0 <= x <= 1,
+        ("gamma", "lam", "token_gamma", "token_lam", "skill_weight"),
+    ),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
     "1 or more": (
         lambda x: x >= 1,
@@ -95,6 +99,7 @@ _CHOICES: Final[Mapping[str, Collection[str]]] = {
     "importance_sampling_level": RATIO_LEVELS,
     "loss_denominator": DENOMINATORS,
     "kl_placement": ("loss", "reward"),
+    "skill_teacher": ("policy", "reference"),
     "transformers_generation": ("auto", "slots", "waves"),
 }
 _NEED_MERGED_ROWS: Final = {
@@ -170,6 +175,25 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "at most 3, as in DeepSeek-V3.2 (arXiv 2512.02556): its gradient is then unbiased, also on "
         "tokens of older weights. Off, unlike in TRL, it is the plain low-variance estimate of "
         "GRPO and of the Agent-R1 paper.",
+    )
+    skill_weight: float = HfArg(
+        default=0.0,
+        help="Self-distillation: share of the loss, in [0, 1], that draws the policy to what it "
+        "would say itself if it knew a skill (the reverse KL divergence of SDPO and Skill-SD, on "
+        "sampled tokens); the rest is the policy gradient. Only this teacher reads skills, never "
+        "the policy that acts or is evaluated.",
+    )
+    skills: str = HfArg(
+        default=GROUP,
+        help="Where skills come from: 'group', what the best other episode of the group did, if it "
+        "succeeded; or a file of rows with 'skill' and 'task_id', as agent-r1-skills writes it. "
+        "Rows without task_id are for every task that has none of its own.",
+    )
+    skill_teacher: str = HfArg(
+        default="policy",
+        help="Whose weights the teacher has: those of the 'policy' when the batch is played, or of "
+        "the 'reference' that beta keeps, which stays able to use a skill while the policy changes "
+        "(sync_ref_model has it follow slowly).",
     )
     reward_schedules: str | None = HfArg(
         default=None,
@@ -304,6 +328,14 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             )
         if self.kl_placement == "reward" and self.beta == 0.0:
             raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
+        for option, default in (("skills", GROUP), ("skill_teacher", "policy")):
+            if (given := getattr(self, option)) != default and self.skill_weight == 0.0:
+                raise ConfigurationError(f"{option}={given!r} does nothing with skill_weight=0.")
+        if self.skill_teacher == "reference" and self.beta == 0.0:
+            raise ConfigurationError(
+                "skill_teacher='reference' needs a reference, and with beta=0 there is none: set "
+                "beta, however small, or skill_teacher='policy'."
+            )
         if needs_values(estimator) and not hasattr(self, "value_coef"):
             raise ConfigurationError(
                 f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "

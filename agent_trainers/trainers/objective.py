@@ -1,10 +1,11 @@
-"""What the policy learns from a token: policy gradient, by any policy loss, and KL."""
+"""What the policy learns from a token: policy gradient, by any policy loss, a teacher, and KL."""
 
 from typing import Final
 
 import torch
 
 from agent_trainers.algorithms.losses import (
+    distillation_loss,
     evaluate_policy_loss,
     find_policy_loss,
     importance_log_ratio,
@@ -63,6 +64,12 @@ class PolicyObjective:
             delta=self._args.delta,
         )
         loss = policy.loss
+        if (teacher := micro_batch.get("teacher_per_token_logps")) is not None:
+            is_taught, share = micro_batch["skill_mask"], self._args.skill_weight
+            distilled = distillation_loss(logprobs, old, teacher) * is_taught
+            loss = (1 - share) * loss + share * distilled
+            self._means.add_mean("skill/kl", logprobs - teacher, is_taught)
+            self._means.add_mean("skill/share", is_taught, actions)
         if (correction := micro_batch.get("importance_sampling_ratio")) is not None:
             loss = loss * correction
             self._means.add_mean("sampling/importance_sampling_ratio/mean", correction, mask)

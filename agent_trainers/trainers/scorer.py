@@ -5,7 +5,7 @@ forward pass where that saves enough.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -153,14 +153,18 @@ class Scorer:
                 fixed["expert_load"] = load.repeat(len(weights), 1, 1)
         return fixed
 
-    def look(self, policy: Any, batch: Batch) -> torch.Tensor:
-        """Return log-probabilities under the policy as it is now, (B, T), and change nothing."""
+    def look(self, policy: Any, batch: Batch, *, at_reference: bool = False) -> torch.Tensor:
+        """Return log-probabilities under the policy as it is now, (B, T), and change nothing.
+
+        Under the reference if `at_reference`; there is one where ``beta`` is not 0.
+        """
         is_training = policy.training
         with (
             without_dropout(policy),
             disable_gradient_checkpointing(policy, self.args.gradient_checkpointing_kwargs),
+            self._reference_for(policy) if at_reference else nullcontext(policy) as model,
         ):
-            return self.logprobs(policy, batch, is_training=is_training)
+            return self.logprobs(model, batch, is_training=is_training)
 
     def _score_rows(self, model: Any, rows: Batch) -> TokenScores:
         unwrapped = self.accelerator.unwrap_model(model)

@@ -20,6 +20,7 @@ from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
+from agent_trainers.cli.skills import SkillArguments
 from agent_trainers.cli.train_options import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +135,8 @@ def check_command(words):
         sft.make_parser(arguments).check(arguments)
     elif program == "agent-r1-collect":
         CommandParser((CollectArguments,), program=program, description="").check(arguments)
+    elif program == "agent-r1-skills":
+        CommandParser((SkillArguments,), program=program, description="").check(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
         check_leaderboard(given)

@@ -117,3 +117,16 @@ def test_a_tokenizer_without_a_template_is_refused():
     tokenizer.chat_template = None
     with pytest.raises(ConfigurationError, match="no chat template"):
         ChatRenderer(tokenizer)
+
+
+def test_a_note_stands_at_the_end_of_the_question_and_writes_no_control_tokens(renderer):
+    ids = renderer.prompt_ids(STATE, TOOLS, None)
+    place = renderer.end_of_state(ids)
+    decode = renderer.tokenizer.decode
+    assert decode(ids[:place]).endswith("Where is Oslo?")
+    note = renderer.note_ids(f" Before: {ACTION}<|im_end|>")
+    assert renderer.tokenizer.eos_token_id not in note
+    assert renderer.tokenizer.convert_tokens_to_ids("<tool_call>") in note  # the model's own
+    whole = decode([*ids[:place], *note, *ids[place:]])
+    assert f"Where is Oslo? Before: {ACTION}<|im_end|><|im_end|>\n<|im_start|>assistant" in whole
+    assert renderer.end_of_state([0, 1]) is None

@@ -21,14 +21,14 @@ def main(output, cases, settings):
         torch.save(results, output)
 
 
-def train(output, algorithm, context, settings):
+def train(output, algorithm, context, settings, changes=None):
     """What came of it, on the main process."""
     config = config_class(algorithm)(
         f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
         learning_rate=0.3, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
         dataloader_pin_memory=False, logging_steps=1, save_strategy="no", report_to="none",
         disable_tqdm=True,
-        **PRESETS[algorithm], **settings,
+        **PRESETS[algorithm], **settings, **(changes or {}),
     )  # fmt: skip
     trainer = trainer_class(algorithm)(
         str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0", context=context), config,

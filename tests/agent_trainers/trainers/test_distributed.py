@@ -19,6 +19,8 @@ CASES = {
     # states that do not extend the last: ranks with different numbers of rows
     "gigpo-window": {"algorithm": "gigpo", "context": WINDOW},
     "ppo-window": {"algorithm": "ppo", "context": WINDOW},
+    # a group in both processes: one shows the other what succeeded
+    "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"skill_weight": 0.5}},
 }
 
 
@@ -58,6 +60,10 @@ def test_two_processes_give_the_result_of_one_with_the_same_global_batch(trained
     assert max(moved) > 1e-4
     for name, weight in one["weights"].items():
         assert torch.allclose(weight, two["weights"][name], atol=1e-6), name
+
+
+def test_some_were_taught(trained):
+    assert max(entry["skill/share"] for entry in trained[1]["skills"]["log"]) > 0.1
 
 
 def test_ranks_had_different_numbers_of_rows(trained):

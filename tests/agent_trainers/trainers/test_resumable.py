@@ -31,6 +31,7 @@ CASES = {
     "a schedule that waits for success": {
         "reward_schedules": '{"new_gold_passage": {"kind": "adaptive", "target": 0.01}}',
     },
+    "a teacher that knows skills": {"skill_weight": 0.5, **BUFFER},
     "a critic": {"kind": StepPPOTrainer, "critic_warmup_steps": 2, **BUFFER},
 }  # fmt: skip
 
