@@ -67,19 +67,23 @@ def run(options: PapersRealArguments, command: str) -> None:
         failed: list[str] = []
         missing = [cell for cell in cells if not runner.is_done(cell)]
         num_done = len(cells) - len(missing)
-        with tqdm(total=len(cells), initial=num_done, unit="cell", smoothing=0) as bar:
-            for cell in missing:
-                bar.set_description(cell.folder)
-                try:
-                    runner.do(cell)
-                except CommandFailedError as error:
-                    failed.append(str(error))
-                    say(str(error))
-                bar.update()
-                _report(options, questions, command)
-        _report(options, questions, command)
+        try:
+            with tqdm(total=len(cells), initial=num_done, unit="cell", smoothing=0) as bar:
+                for cell in missing:
+                    bar.set_description(cell.folder)
+                    try:
+                        runner.do(cell)
+                    except CommandFailedError as error:
+                        failed.append(cell.folder)
+                        say(str(error))
+                        if cell.row.kind == "warm_start":
+                            break  # all that follow begin with it
+                    bar.update()
+                    _report(options, questions, command)
+        finally:
+            _report(options, questions, command)
     if failed:
-        raise ConfigurationError(f"{len(failed)} of {len(cells)} cells failed; see above.")
+        raise ConfigurationError(f"failed: {', '.join(failed)}; see above, and their log.txt.")
 
 
 def say(text: str) -> None:

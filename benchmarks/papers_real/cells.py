@@ -33,7 +33,7 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
     "system_prompt": SHORT_PROMPT,
     "rewards": {"f1": 1.0, "new_gold_passage": 0.2, "format": 0.02, "repeated_query": 0.05},
 }
-"""Short episodes: about 290 tokens when played by the reference, a third of the default."""
+"""Short episodes: 310 tokens of SmolLM2's when the reference plays; 1,360 with the defaults."""
 WARM_START: Final = (
     "--learning_rate", "2e-4",
     "--per_device_train_batch_size", "8",
@@ -104,7 +104,8 @@ class Cell:
 def wanted_cells(names: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     """Return the cells of some rows: the first seed of every row comes before the second of any.
 
-    Rows that are not trained, and the warm start that all trained ones begin with, have one cell.
+    Rows that are not trained have one cell, and so has the warm start, which comes with any trained
+    row: all of them begin with it.
 
     Raises:
         ConfigurationError: If there is no such row.
@@ -112,6 +113,8 @@ def wanted_cells(names: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     known = [row.name for row in ROWS]
     if unknown := [name for name in names if name not in known]:
         raise ConfigurationError(f"--rows: there is no {unknown[0]!r}. Rows: {', '.join(known)}.")
+    if any(row.name in names and row.kind == "trained" for row in ROWS):
+        names = [*names, *(row.name for row in ROWS if row.kind == "warm_start")]
     cells = [Cell(row=row, seed=seed) for seed in seeds for row in ROWS if row.name in names]
     return [cell for cell in cells if cell.row.kind == "trained" or cell.seed == seeds[0]]
 

@@ -16,7 +16,7 @@ from agent_envs.data.files import write_json, write_text
 from agent_envs.data.sources import DatasetSpec
 from agent_envs.envs.qa.library import QARow
 from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval import load_passages
 from agent_envs.scoring import normalize_answer
 
@@ -145,8 +145,10 @@ def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows]
     for name, test_set in TEST_SETS.items():
         test_files: list[str] = getattr(options, f"{name}_test")
         train_files: list[str] = getattr(options, f"{name}_train", [])
-        tested = _read(test_set.spec, test_files, "validation")
-        trained = _read(test_set.spec, train_files, "train") if name in TRAINED_ON else {}
+        tested = _read(test_set.spec, test_files, "validation", f"--{name}_test")
+        trained = {}
+        if name in TRAINED_ON:
+            trained = _read(test_set.spec, train_files, "train", f"--{name}_train")
         if set(test_files) & set(train_files):
             split = {q for q in tested.keys() & trained.keys() if _place(q) < TRAIN_SHARE}
             tested = {q: row for q, row in tested.items() if q not in split}
@@ -165,13 +167,17 @@ def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows]
     return train, test, [{"title": title, "text": text} for title, text in passages]
 
 
-def _read(spec: DatasetSpec[QARow], files: Sequence[str], split: str) -> dict[str, QARow]:
+def _read(
+    spec: DatasetSpec[QARow], files: Sequence[str], split: str, option: str
+) -> dict[str, QARow]:
     """Return rows by their question, each question once."""
-    sources = [spec.find(path, None) for path in files] or [spec.find(None, split)]
     rows: dict[str, QARow] = {}
-    for source in sources:
-        for row in spec.read_all(source):
-            rows.setdefault(row.task.question, row)
+    try:
+        for source in [spec.find(path, None) for path in files] or [spec.find(None, split)]:
+            for row in spec.read_all(source):
+                rows.setdefault(row.task.question, row)
+    except DataError as error:
+        raise DataError(f"{option}: {error}") from error
     return rows
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.checkpointing.interruption import Interrupted
 from agent_trainers.cli import evaluate, sft, train
 from benchmarks.papers_real import __main__ as papers_real
@@ -120,6 +120,12 @@ def test_all_passages_of_all_rows_are_searched_each_cut_to_its_first_words(sourc
     assert facts["answer_is_kept"] == {"hotpotqa": 0.0, "two_wiki": 0.0, "musique": 0.0}
 
 
+def test_a_file_that_cannot_be_read_is_named_with_its_option(sources, tmp_path):
+    options = QuestionArguments(**(sources | {"musique_test": ["none.jsonl"]}))
+    with pytest.raises(DataError, match=r"--musique_test: none\.jsonl: cannot be read"):
+        prepare_questions(options, tmp_path)
+
+
 # Cells
 
 
@@ -127,8 +133,8 @@ def runner_in(folder):
     return Runner(Commands(PapersRealArguments(model="m", work=str(folder))))
 
 
-def test_the_first_seed_of_all_rows_comes_before_the_second_of_any():
-    cells = wanted_cells(["GRPO", "warm start", "PPO"], [3, 5])
+def test_the_first_seed_of_all_rows_comes_before_the_second_of_any_and_the_warm_start_first():
+    cells = wanted_cells(["GRPO", "PPO"], [3, 5])
     assert [cell.folder for cell in cells] == ["warm-start", "grpo-3", "ppo-3", "grpo-5", "ppo-5"]
 
 
@@ -336,6 +342,22 @@ def test_a_request_to_stop_is_handed_on_and_the_command_may_end_in_peace(tmp_pat
     with pytest.raises(Interrupted):
         runner_in(tmp_path)._run(["python", "-c", command], tmp_path)
     assert "saved" in (tmp_path / "log.txt").read_text()
+
+
+def test_nothing_is_trained_from_a_warm_start_that_failed(sources, monkeypatch, tmp_path, capsys):
+    ran = []
+
+    def fail(self, command, folder):
+        ran.append(command[0])
+        raise CommandFailedError("agent-r1-sft ended with 1")
+
+    monkeypatch.setattr(Runner, "_run", fail)
+    files = itertools.chain.from_iterable((f"--{n}", *paths) for n, paths in sources.items())
+    places = ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"failed: warm-start; see above"):
+        papers_real.main([*files, *places, "--model", "m", "--rows", "GRPO", "PPO"])
+    assert ran == ["agent-r1-sft"]
+    assert "agent-r1-sft ended with 1" in capsys.readouterr().err
 
 
 def test_a_row_that_does_not_exist_gets_those_that_do():
