@@ -22,6 +22,7 @@ from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.skills import SkillArguments
 from agent_trainers.cli.train_options import make_parser
+from benchmarks.papers_real.cells import PapersRealArguments
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -140,6 +141,8 @@ def check_command(words):
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
         check_leaderboard(given)
+    elif arguments[:2] == ["-m", "benchmarks.papers_real"]:
+        CommandParser((PapersRealArguments,), program=program, description="").check(arguments[2:])
     elif program == "python" and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]), arguments[1]
         check_module_options(arguments[1], arguments[2:])

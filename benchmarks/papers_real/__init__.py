@@ -1,0 +1,1 @@
+"""The papers' comparison on real questions: ``python -m benchmarks.papers_real``."""
