@@ -82,6 +82,16 @@ class Transition:
     info: dict[str, Any]
     """What else the environment said about the step, without messages and tools."""
 
+    @property
+    def role(self) -> str:
+        """Who acted, where a program has several roles; else empty."""
+        return str(self.info.get("agent_role", ""))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing is learned from the step, because its role is not trained."""
+        return bool(self.info.get("is_frozen", False))
+
     def __eq__(self, other: object) -> bool:
         """Compare every field, log-probabilities bit by bit."""
         if not isinstance(other, Transition):

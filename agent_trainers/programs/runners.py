@@ -26,9 +26,9 @@ from typing import Any, Final, Protocol
 import psutil
 
 from agent_envs.core.event_loop import resolve
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError, RolloutError
-from agent_trainers.programs.program import ProgramSession, find_program
+from agent_trainers.programs.program import Program, ProgramSession, find_program
 
 SEED_VARIABLE: Final = "AGENT_R1_SEED"
 """Holds the episode's seed."""
@@ -62,9 +62,9 @@ class Run(Protocol):
 class ThreadRun:
     """A function that is called here. A thread cannot be ended: its endpoint is closed instead."""
 
-    def __init__(self, name: str, session: ProgramSession, task: dict[str, Any]) -> None:
-        """Run the function `name` on `task`."""
-        self._call = functools.partial(find_program(name), session, task)
+    def __init__(self, program: Program, session: ProgramSession, task: dict[str, Any]) -> None:
+        """Run `program` on `task`."""
+        self._call = functools.partial(program, session, task)
 
     def result(self) -> Any:
         """Call the function; what is ``async`` is awaited."""
@@ -162,13 +162,13 @@ class ProcessRun:
 
 
 def make_runner(
-    kind: str, program: str, variables: Sequence[str] = ()
+    kind: str, program: str | Program, variables: Sequence[str] = ()
 ) -> Callable[[ProgramSession, dict[str, Any]], Run]:
     """Return what runs an episode of a program.
 
     Args:
         kind: A key of `RUNNERS`.
-        program: ``my_module:my_function``, or a command line.
+        program: ``my_module:my_function``, a command line, or a function, for threads.
         variables: Names of environment variables that a process gets beside `PASSED_ON`.
 
     Raises:
@@ -176,6 +176,11 @@ def make_runner(
         ConfigurationError: If they do not go together, or a command is not there.
     """
     lookup(RUNNERS, kind, kind="program runner")
+    if not isinstance(program, str):
+        if kind != "thread":
+            program = import_path(program, kind="program")
+        else:
+            return functools.partial(ThreadRun, program)
     is_function = _FUNCTION.fullmatch(program) is not None
     if kind == "thread":
         if not is_function:
@@ -188,8 +193,7 @@ def make_runner(
                 "--program_env is for --program_runner process or container: a thread sees all of "
                 "this process's variables."
             )
-        find_program(program)
-        return functools.partial(ThreadRun, program)
+        return functools.partial(ThreadRun, find_program(program))
     if is_function and kind == "container":
         raise ConfigurationError(
             f"--program {program!r} is a function of this machine. With --program_runner container "
