@@ -20,9 +20,14 @@ def environment_maker(env_id: str, kwargs: Mapping[str, Any]) -> Callable[[], An
     The function raises `ConfigurationError` if the environment does not take `kwargs`, or the
     module is not there.
     """
-    if (here := str(Path.cwd())) not in sys.path:  # a script's path begins where the script lies
-        sys.path.append(here)
+    see_modules_here()
     return functools.partial(_make, env_id, kwargs)
+
+
+def see_modules_here() -> None:
+    """Let modules of the working directory be imported: a script's path begins where it lies."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def count_tasks(make_env: Callable[[], Any]) -> int | None:
@@ -48,9 +53,14 @@ def hold_out(make_env: Callable[[], Any], count: int, seed: int) -> Split:
 
     Of an endless family they are the last of all: training draws from all at random.
     """
+    return hold_out_of(count_tasks(make_env) if count else None, count, seed)
+
+
+def hold_out_of(num_tasks: int | None, count: int, seed: int) -> Split:
+    """Keep some of `num_tasks` tasks out of training, as `hold_out` does; None: endless."""
     if count == 0:
         return Split(None, [], "nothing")
-    if (num_tasks := count_tasks(make_env)) is None:
+    if num_tasks is None:
         return Split(None, list(range(ENDLESS - count, ENDLESS)), "tasks held out of training")
     count = min(count, num_tasks // 5)
     if count == 0:

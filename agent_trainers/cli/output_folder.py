@@ -48,6 +48,7 @@ _MAY_CHANGE: Final = frozenset(
     vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
     vllm_gpu_memory_utilization include_num_input_tokens_seen local_rank project trackio_space_id
     sample_steps dry_run num_processes accelerate_config resume overwrite merge_adapter
+    program_concurrency program_env
     """.split()
 )
 """Settings on which what is trained does not depend."""
@@ -117,8 +118,8 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
     """Return all that decides what a run trains, as JSON has it.
 
     Args:
-        environment: ``env``, ``env_kwargs`` and ``eval_env_kwargs``; of a file that is named in
-            them, the digest is kept, too.
+        environment: ``env``, ``env_kwargs`` and ``eval_env_kwargs``, or ``program``, ``tasks`` and
+            ``eval_tasks``; of a file that is named in them, the digest is kept, too.
         settings: Dataclasses: the launcher's options, and the trainer's.
     """
     fields = {
@@ -127,10 +128,14 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
         for field in dataclasses.fields(part)
         if field.init and field.name not in _MAY_CHANGE
     }
-    data = {
-        f"{name} of {kwargs}": _digest(Path(value))
+    named = {name: environment.get(name) for name in ("tasks", "eval_tasks")} | {
+        f"{name} of {kwargs}": value
         for kwargs in ("env_kwargs", "eval_env_kwargs")
-        for name, value in environment[kwargs].items()
+        for name, value in environment.get(kwargs, {}).items()
+    }
+    data = {
+        name: _digest(Path(value))
+        for name, value in named.items()
         if isinstance(value, str) and Path(value).is_file()
     }
     chosen = {**fields, **environment, "data": data}
