@@ -129,6 +129,8 @@ class _Turn:
     uniforms: np.ndarray[Any, np.dtype[np.float64]] | None
     num_stored: int
     """Tokens of the prompt whose keys and values the slot holds."""
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """Says whether the turn ends with what was sampled so far, for who asked."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -222,7 +224,7 @@ class SlotStream(ModelStream):
                 uniforms = request.rng.random(self._settings.max_new_tokens)
             known = min(_common_prefix(tokens, prompt), len(prompt) - 1)
             self._stored[key] = (slot, prompt)
-            self._reading[key] = _Turn(slot, prompt, uniforms, known)
+            self._reading[key] = _Turn(slot, prompt, uniforms, known, request.is_over)
         return ready
 
     def _read(self) -> None:
@@ -309,7 +311,9 @@ class SlotStream(ModelStream):
         """Take out the turns that have ended; their slots keep what was said."""
         ready: list[StreamedResult] = []
         for key, turn in list(self._writing.items()):
-            is_ended = turn.token_ids[-1] in self._settings.eos_token_ids
+            is_ended = turn.token_ids[-1] in self._settings.eos_token_ids or (
+                turn.is_over is not None and turn.is_over(turn.token_ids)
+            )
             if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
                 continue
             del self._writing[key]

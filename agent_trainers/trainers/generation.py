@@ -102,6 +102,7 @@ class TrainerSampler:
             eos_token_ids=self.eos_token_ids,
             max_prompt_tokens=max_prompt_tokens,
             make_stream=self._stream_maker(),
+            settings=self.settings,
         )
 
     def _stream_maker(self) -> MakeStream | None:
