@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hmac import compare_digest
 from typing import Any, Final
 
@@ -69,9 +69,9 @@ class Application:
 
         async def answer(request: Request) -> Response:
             session = self.sessions.get(request.path_params["session"])
-            kind, _, key = request.headers.get("authorization", "").partition(" ")
+            kind, key, _ = _credentials(request)
             expected = _NOBODY if session is None else session.key
-            is_known = compare_digest(key.strip().encode(), expected.encode())
+            is_known = compare_digest(key.encode(), expected.encode())
             if session is None or not is_known or kind.lower() != "bearer":
                 return _error(ApiError(401, WRONG_KEY_TEXT, code="invalid_api_key"))
             try:
@@ -127,6 +127,7 @@ class Application:
             ApiError: If it fails.
             ClientDisconnect: If nobody waits any more.
         """
+        ask = replace(ask, role=_credentials(request)[2])
         samplings = session.admit(ask)
         started = time.perf_counter()
         try:
@@ -157,6 +158,16 @@ class Application:
         finally:
             gone.cancel()
             everything.cancel()
+
+
+def _credentials(request: Request) -> tuple[str, str, str]:
+    """Return the kind of a request's credentials, the key, and the role that is written after it.
+
+    A key holds no full stop: what follows one is the name of the role that asks.
+    """
+    kind, _, said = request.headers.get("authorization", "").partition(" ")
+    key, _, role = said.strip().partition(".")
+    return kind, key, role
 
 
 async def _not_offered(request: Request) -> Response:

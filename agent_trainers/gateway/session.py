@@ -51,6 +51,8 @@ class Ask:
     """What the id of the reply begins with."""
     seed: int | None = None
     """The same seed in the same state of the same session samples the same turn."""
+    role: str = ""
+    """Who asks, where a program has several roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +104,19 @@ class Session:
         self._busy_keys: set[int] = set()
         self._num_calls = self._num_replies = 0
         self._trouble: ApiError | None = None  # of the newest call, if it failed
-        self._started = time.monotonic()
+        self._started = self._last_used = time.monotonic()
         self._trajectory: Trajectory | None = None
 
     @property
     def seconds_left(self) -> float:
         """How long the session may still last."""
         return self._started + self.limits.timeout_seconds - time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long no call has been under way."""
+        with self._lock:
+            return 0.0 if self._busy_keys else time.monotonic() - self._last_used
 
     def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
         """Reward the newest turn, beside what it has been rewarded with.
@@ -277,6 +285,7 @@ class Session:
         return key
 
     def _free(self, key: int, turn: Turn | None) -> None:
+        self._last_used = time.monotonic()
         self._busy_keys.discard(key)
         self._free_keys[key] = turn
 
@@ -298,7 +307,11 @@ class Session:
             reward_terms={},
             terminated=False,
             truncated=False,
-            info={"action": action, "finish_reason": generation.finish_reason},
+            info={
+                "action": action,
+                "finish_reason": generation.finish_reason,
+                **({"agent_role": ask.role} if ask.role else {}),
+            },
         )
         numbered = [ApiCall(id=f"call_{place}_{i}", function=call) for i, call in enumerate(calls)]
         return Turn(
