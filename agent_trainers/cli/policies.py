@@ -92,8 +92,13 @@ def fitting_environment(
 
 
 @contextlib.contextmanager
-def open_policy(options: PolicyArguments, make_env: Callable[[], Any]) -> Iterator[Policy]:
-    """Load the model or connect to its server; close it when the block ends."""
+def open_policy(
+    options: PolicyArguments, make_env: Callable[[], Any] | None = None
+) -> Iterator[Policy]:
+    """Load the model or connect to its server; close it when the block ends.
+
+    Without an environment, tools are called in the default format.
+    """
     temperature = 0.0 if options.greedy else options.temperature
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
     if options.base_url is None or options.model is None:
@@ -108,13 +113,16 @@ def open_policy(options: PolicyArguments, make_env: Callable[[], Any]) -> Iterat
         return
     from agent_trainers.policies.served import OpenAIPolicy
 
-    env = make_env()
-    _, info = env.reset(seed=0)
-    env.close()
+    tool_format = options.tool_format or "hermes"
+    if make_env is not None:
+        env = make_env()
+        _, info = env.reset(seed=0)
+        env.close()
+        tool_format = info.get("tool_format", "hermes")
     policy = OpenAIPolicy(
         base_url=options.base_url,
         model=options.model,
-        tool_format=info.get("tool_format", "hermes"),
+        tool_format=tool_format,
         api_key_env=options.api_key_env,
         max_new_tokens=options.max_completion_length or 512,
         **sampling,
