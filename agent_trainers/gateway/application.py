@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hmac import compare_digest
 from typing import Any, Final
@@ -21,6 +22,8 @@ from agent_trainers.gateway.chat_request import ChatRequest, read_chat, validate
 from agent_trainers.gateway.conversation import Turn
 from agent_trainers.gateway.generation_loop import GenerationLoop
 from agent_trainers.gateway.parameters import check_parameters
+from agent_trainers.gateway.responses_reply import response, response_events
+from agent_trainers.gateway.responses_request import ResponsesRequest, read_responses
 from agent_trainers.gateway.session import Ask, Sampling, Session
 from agent_trainers.policies.generation import Generation
 from agent_trainers.policies.policy import Policy
@@ -36,6 +39,7 @@ MODEL: Final = {"id": "policy", "object": "model", "created": 0, "owned_by": "ag
 _NOBODY: Final = "-"
 """Stands for the key of a session that there is not."""
 
+_log = logging.getLogger(__name__)
 Endpoint = Callable[[Request, Session], Awaitable[Response]]
 
 
@@ -49,11 +53,14 @@ class Application:
     """Those that are open, by the id in their URL."""
     tool_format: ToolFormat
     ignored_parameters: Collection[str]
+    shows_tools: bool
+    """Whether the chat template describes tools; else the system prompt has to."""
 
     def asgi(self) -> Starlette:
         """Return what a server serves."""
         offered = {
             "chat/completions": ("POST", self._chat),
+            "responses": ("POST", self._responses),
             "models": ("GET", self._models),
             "models/{model:path}": ("GET", self._models),
         }
@@ -81,6 +88,12 @@ class Application:
                 return _error(error)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
+            except Exception as error:  # noqa: BLE001 - what was sent is foreign; it is recorded
+                _log.warning("A call of a session failed.", exc_info=True)
+                text = f"The gateway failed: {type(error).__name__}: {error}"
+                failure = ApiError(500, text, stop_reason=StopReason.POLICY_ERROR)
+                session.note_trouble(failure)
+                return _error(failure)
 
         return answer
 
@@ -92,12 +105,23 @@ class Application:
     async def _chat(self, request: Request, session: Session) -> Response:
         body = await self._read(request, session, "chat")
         chat = validated(ChatRequest, body)
-        ask = read_chat(chat, self.tool_format, shows_tools=self._shows_tools(body))
+        ask = read_chat(chat, self.tool_format, shows_tools=self.shows_tools)
         reply_id, turns = await self._sample(request, session, ask)
         if chat.stream:
-            events = completion_events(chat, reply_id, turns, self.policy.decode)
-            return Response("".join(events), media_type="text/event-stream")
+            return _events(completion_events(chat, reply_id, turns, self.policy.decode))
         return _json(completion(chat, reply_id, turns, self.policy.decode))
+
+    async def _responses(self, request: Request, session: Session) -> Response:
+        body = await self._read(request, session, "responses")
+        asked = validated(ResponsesRequest, body)
+        ask, said = read_responses(
+            asked, session.responses, self.tool_format, shows_tools=self.shows_tools
+        )
+        reply_id, (turn,) = await self._sample(request, session, ask)
+        session.responses[reply_id] = [*said, turn.message]
+        if asked.stream:
+            return _events(response_events(asked, reply_id, turn))
+        return _json(response(asked, reply_id, turn))
 
     async def _read(self, request: Request, session: Session, endpoint: str) -> dict[str, Any]:
         """Return what is to be honoured of a request's body."""
@@ -116,9 +140,6 @@ class Application:
             raise ApiError(400, "The request must be a JSON object.")
         sampling, ignored = self.policy.sampling, self.ignored_parameters
         return check_parameters(body, endpoint, sampling=sampling, ignored=ignored)
-
-    def _shows_tools(self, body: Mapping[str, Any]) -> bool:
-        return self.tool_format.is_native and self.policy.shows_tools(body.get("tools") or [])
 
     async def _sample(self, request: Request, session: Session, ask: Ask) -> tuple[str, list[Turn]]:
         """Have the turns of a call sampled, unless its client goes away or time runs out.
@@ -179,6 +200,10 @@ async def _not_offered(request: Request) -> Response:
 def _json(body: Mapping[str, Any], status: int = 200) -> Response:
     # ASCII: what a program named or a model wrote may hold lone surrogates
     return Response(json.dumps(body), status, media_type="application/json")
+
+
+def _events(events: Iterable[str]) -> Response:
+    return Response("".join(events), media_type="text/event-stream")
 
 
 def _error(error: ApiError) -> Response:

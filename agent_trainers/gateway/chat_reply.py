@@ -37,7 +37,8 @@ def completion_events(
     A turn is known as a whole (its calls are read when it ends), so each choice is a few chunks.
     """
     head = _head(request, reply_id, "chat.completion.chunk")
-    with_usage = {"usage": None} if request.stream_options.include_usage else {}
+    is_counted = bool(request.stream_options and request.stream_options.include_usage)
+    with_usage = {"usage": None} if is_counted else {}
 
     def chunk(index: int, delta: Member, **members: Any) -> str:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -55,7 +56,7 @@ def completion_events(
             rest = {"index": place, "function": {"arguments": function["arguments"]}}
             yield chunk(i, {"tool_calls": [rest]})
         yield chunk(i, {}, finish_reason=_finish_reason(turn))
-    if request.stream_options.include_usage:
+    if is_counted:
         yield event({**head, "choices": [], "usage": usage(turns)})
     yield "data: [DONE]\n\n"
 

@@ -98,16 +98,16 @@ class ChatRequest(Strict):
 
     model: str = "policy"
     messages: Annotated[list[ChatMessage], pydantic.Field(min_length=1)]
-    tools: list[ChatTool] = []
+    tools: list[ChatTool] = pydantic.Field(default_factory=list)
     tool_choice: Literal["auto", "none"] | Any = "auto"
     parallel_tool_calls: bool = True
     n: Annotated[int, pydantic.Field(ge=1, le=128)] = 1
     max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
-    stop: str | Annotated[list[str], pydantic.Field(max_length=16)] = []
+    stop: str | Annotated[list[str], pydantic.Field(max_length=16)] = ""
     seed: int | None = None
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions | None = None
     logprobs: bool = False
 
 

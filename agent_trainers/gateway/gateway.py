@@ -18,6 +18,11 @@ from agent_trainers.policies.policy import Policy
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2
+_SOME_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
+}
+"""Shows whether the chat template describes tools."""
 
 
 class Gateway:
@@ -92,6 +97,7 @@ class Gateway:
             sessions=self._sessions,
             tool_format=self._format,
             ignored_parameters=self._ignored,
+            shows_tools=self._format.is_native and self._policy.shows_tools([_SOME_TOOL]),
         )
         config = uvicorn.Config(
             application.asgi(),

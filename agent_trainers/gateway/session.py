@@ -92,6 +92,8 @@ class Session:
         self.base_url = f"{address}/{self.id}/v1"
         """Where the API begins, for this session alone."""
         self.task_id, self.group_id, self.limits = task_id, group_id, limits
+        self.responses: dict[str, list[ApiMessage]] = {}
+        """The conversations that ``previous_response_id`` may go on from, by the reply's id."""
         self._number = number
         self._entropy = [seed] if isinstance(seed, int) else [*seed]
         self._rng = np.random.default_rng(seed)
@@ -136,16 +138,17 @@ class Session:
 
     def close(
         self,
-        reward: Reward = 0.0,
+        reward: Reward | None = None,
         *,
         metrics: Mapping[str, float] | None = None,
-        stop_reason: StopReason | None = None,
+        stop_reason: StopReason | str | None = None,
         error: str | None = None,
     ) -> Trajectory:
         """End the episode; calls under way are refused. Closing it again gives the same.
 
         Args:
-            reward: For the newest turn, as in `reward`; a mere number is the term ``outcome``.
+            reward: For the newest turn, as in `reward`; a mere number is the term ``outcome``. None
+                where `reward` has said all.
             metrics: What was measured; ``success`` among them where it is known.
             stop_reason: Why it ended. If not given: `ANSWERED`, or, where the program's newest call
                 failed for a limit, for the time or for the policy, that.
@@ -156,7 +159,7 @@ class Session:
         """
         with self._lock:
             if self._trajectory is None:
-                if self._record.steps:
+                if self._record.steps and reward is not None:
                     self._record.reward(reward, "outcome")
                 reason, why = self._end()
                 self._trajectory = self._record.trajectory(
@@ -164,7 +167,7 @@ class Session:
                     group_id=self.group_id,
                     metrics=dict(metrics or {}),
                     seconds=time.monotonic() - self._started,
-                    stop_reason=stop_reason or reason,
+                    stop_reason=StopReason(stop_reason or reason),
                     error=error or (why if stop_reason is None else None),
                 )
                 for key in (*self._free_keys, *self._busy_keys):
