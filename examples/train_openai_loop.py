@@ -7,6 +7,7 @@ Or as it stands, ``python examples/train_openai_loop.py``: it writes the tasks a
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,24 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
     return world.outcome(None)
 
 
-def write_tasks(path: Path, split: str, count: int) -> str:
-    """Write the numbers of some worlds."""
+def train(program: str, name: str, *options: str) -> None:
+    """Train a program on 2,000 worlds, and measure it on 200 others."""
+    from agent_trainers.cli.train import main
+
+    folder = Path("runs") / name
+    files = {split: write_tasks(folder, split, n) for split, n in (("train", 2000), ("test", 200))}
+    given = ["--tasks", files["train"], "--eval_tasks", files["test"], *options, *sys.argv[1:]]
+    main(["--program", program, *given, "--output_dir", str(folder), "--overwrite"])
+
+
+def write_tasks(folder: Path, split: str, count: int) -> str:
+    """Write the numbers of some worlds, a row for each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{split}_tasks.jsonl"
     rows = [json.dumps({"task": number, "split": split}) + "\n" for number in range(count)]
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(rows))
     return str(path)
 
 
 if __name__ == "__main__":
-    from agent_trainers.cli.train import main
-
-    folder = Path("runs/openai_loop")
-    main(
-        [
-            *("--program", "examples.train_openai_loop:run"),
-            *("--tasks", write_tasks(folder / "train.jsonl", "train", 2000)),
-            *("--eval_tasks", write_tasks(folder / "test.jsonl", "test", 200)),
-            *("--output_dir", str(folder), "--overwrite"),
-        ]
-    )
+    train("examples.train_openai_loop:run", "openai_loop")

@@ -25,7 +25,7 @@ from agent_trainers.trainers.episode_plan import MakeEnv, TaskSource
 OF_ENVIRONMENTS: Final = ("env", "env_kwargs", "eval_env_kwargs", "tool_format")
 OF_PROGRAMS: Final = (
     "tasks", "eval_tasks", "reward", "program_runner", "program_env", "program_concurrency",
-    "program_max_calls", "frozen_roles",
+    "program_max_calls", "ignored_parameters", "frozen_roles",
 )  # fmt: skip
 
 
@@ -66,6 +66,14 @@ class ProgramArguments:
         default=64, help="Calls to the model an episode may make; it is truncated there."
     )
 
+    ignored_parameters: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Parameters of a program's requests that count for nothing, such as "
+            "temperature: others than those honoured are refused by name."
+        },
+    )
+
     def program_tasks(self, path: str | None, **options: Any) -> ProgramTasks:
         """Return the program with the tasks of a file.
 
@@ -84,6 +92,7 @@ class ProgramArguments:
             variables=self.program_env or (),
             max_concurrency=self.program_concurrency,
             max_calls=self.program_max_calls,
+            ignored_parameters=self.ignored_parameters or (),
             **options,
         )
 

@@ -52,6 +52,10 @@ class EnvironmentTools:
         """Return a tool as a function of its arguments."""
         return lambda **arguments: self.call(name, **arguments)
 
+    def reference_actions(self) -> list[str]:
+        """Return the turns that solve the task, where the environment knows them; for oracles."""
+        return list(self._env.unwrapped.reference_actions())
+
     def outcome(self, answer: str | None) -> Outcome:
         """Answer, and return what the whole episode earned; None leaves the question open."""
         if answer is not None:

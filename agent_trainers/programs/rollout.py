@@ -37,6 +37,7 @@ class ProgramRollout:
         max_concurrency: int | None = None,
         max_calls: int = 64,
         frozen_roles: Collection[str] = (),
+        ignored_parameters: Collection[str] = (),
         step_timeout: float = 300.0,
         episode_timeout: float | None = None,
         group_quorum: float = 1.0,
@@ -53,6 +54,7 @@ class ProgramRollout:
             max_concurrency: Programs that run at once; None for all of a call.
             max_calls: Calls to the model that an episode may make.
             frozen_roles: Roles that nothing is learned from.
+            ignored_parameters: As in `Gateway`.
             step_timeout: Seconds that a program may go without asking the model.
             episode_timeout: Seconds that an episode may take; None for no limit.
             group_quorum: As in `Rollout`.
@@ -61,6 +63,7 @@ class ProgramRollout:
         self.start_run, self.tasks, self.policy, self.score = start_run, tasks, policy, score
         self.max_concurrency = max_concurrency or 2**31
         self.frozen_roles = frozenset(frozen_roles)
+        self.ignored_parameters = ignored_parameters
         self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
         self.group_quorum, self.is_any_active = group_quorum, is_any_active
         self.limits = SessionLimits(max_calls=max_calls, timeout_seconds=episode_timeout or 2.0**31)
@@ -74,7 +77,12 @@ class ProgramRollout:
 
         `on_end` is told of each as it ends, in no particular order.
         """
-        with Gateway(self.policy, limits=self.limits, in_thread=False) as gateway:
+        with Gateway(
+            self.policy,
+            limits=self.limits,
+            ignored_parameters=self.ignored_parameters,
+            in_thread=False,
+        ) as gateway:
             collection = _Collection(self, gateway, specs, on_end)
             try:
                 gateway.generate(collection.advance, self.is_any_active or bool)

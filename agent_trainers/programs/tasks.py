@@ -35,6 +35,7 @@ class ProgramTasks:
         max_concurrency: int | None = None,
         max_calls: int = 64,
         frozen_roles: Sequence[str] = (),
+        ignored_parameters: Sequence[str] = (),
     ) -> None:
         """Choose what is run on what.
 
@@ -49,6 +50,7 @@ class ProgramTasks:
                 `PROCESSES_PER_CORE` for each core otherwise.
             max_calls: Calls to the model that an episode may make; it is truncated there.
             frozen_roles: Roles that the model plays, too, but does not learn.
+            ignored_parameters: Parameters of requests that count for nothing; see `Gateway`.
 
         Raises:
             ConfigurationError: If something contradicts, or is out of range.
@@ -71,6 +73,7 @@ class ProgramTasks:
             max_concurrency = PROCESSES_PER_CORE * (os.cpu_count() or 1)
         self._max_concurrency, self._max_calls = max_concurrency, max_calls
         self._frozen_roles = frozenset(frozen_roles)
+        self._ignored_parameters = tuple(ignored_parameters)
 
     @property
     def num_tasks(self) -> int:
@@ -87,5 +90,6 @@ class ProgramTasks:
             max_concurrency=self._max_concurrency,
             max_calls=self._max_calls,
             frozen_roles=self._frozen_roles,
+            ignored_parameters=self._ignored_parameters,
             **settings,
         )
