@@ -16,7 +16,11 @@ from langchain_openai import ChatOpenAI
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
 from examples.train_openai_loop import ENVIRONMENT, train
 
-HTTP = httpx.Client(limits=httpx.Limits(max_connections=None))  # made once: it takes its time
+# Made once: a client takes its time to make.
+CLIENTS = {
+    "http_client": httpx.Client(limits=httpx.Limits(max_connections=None)),
+    "http_async_client": httpx.AsyncClient(limits=httpx.Limits(max_connections=None)),
+}
 
 
 def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
@@ -27,9 +31,7 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
         """Search the passages for a query."""
         return world.call("search", query=query)
 
-    model = ChatOpenAI(
-        model="policy", base_url=session.base_url, api_key=session.key, http_client=HTTP
-    )
+    model = ChatOpenAI(model="policy", base_url=session.base_url, api_key=session.key, **CLIENTS)
     system, question = world.messages
     agent = create_agent(model, tools=[search], system_prompt=system["content"])
     state = agent.invoke({"messages": [question]}, {"recursion_limit": 12})

@@ -4,26 +4,26 @@ smolagents tells the model what was called and found in a wording of its own, an
 of `final_answer`; the embedded policy knows neither. So a policy is made first, from what an oracle
 says to the same program::
 
-    python -m agent_trainers.make_tiny_policy --program examples.train_smolagents:run \
-        --tasks tasks.jsonl --oracle examples.train_smolagents:oracle --output runs/smol_policy
-    agent-r1-train --program examples.train_smolagents:run --tasks tasks.jsonl --model runs/smol_policy
+    program="--program examples.train_smolagents:run --tasks tasks.jsonl"
+    python -m agent_trainers.make_tiny_policy $program --oracle examples.train_smolagents:oracle
+    agent-r1-train $program --model runs/tiny_policy
 
 Or as it stands, ``python examples/train_smolagents.py``: it does both. Needs ``pip install
 'smolagents[openai]'``.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
-from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
-from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, train, write_tasks
+from agent_trainers.make_tiny_policy import own
+from agent_trainers.make_tiny_policy.lessons import ProgramLessons
+from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
+from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, train
 
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None))  # made once: it takes its time
 
@@ -33,7 +33,7 @@ class Search(Tool):
 
     name = "search"
     description = "Search the passages for a query."
-    inputs = {"query": {"type": "string", "description": "What to look for."}}
+    inputs: ClassVar = {"query": {"type": "string", "description": "What to look for."}}
     output_type = "string"
 
     def __init__(self, world: EnvironmentTools) -> None:
@@ -75,10 +75,7 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
 
 
 if __name__ == "__main__":
+    tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(400)])
     policy = Path("runs/smolagents_policy")
-    tasks = write_tasks(policy, "train", 400)
-    module = [sys.executable, "-m", "agent_trainers.make_tiny_policy"]
-    names = ["--program", "examples.train_smolagents:run", "--tasks", tasks]
-    names += ["--oracle", "examples.train_smolagents:oracle", "--output", str(policy)]
-    subprocess.run([*module, *names], check=True)
+    own.make(ProgramLessons("examples.train_smolagents:run", tasks, oracle), policy)
     train("examples.train_smolagents:run", "smolagents", "--model", str(policy))

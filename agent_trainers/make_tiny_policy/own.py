@@ -48,10 +48,10 @@ def make(
     lessons: Lessons,
     output: Path,
     *,
-    seed: int,
-    num_tasks: int,
-    num_steps: int,
-    success: float,
+    seed: int = 0,
+    num_tasks: int = 256,
+    num_steps: int = 600,
+    success: float = 0.4,
 ) -> float:
     """Make a policy, measure it, and save it with the recipe that trains it.
 

@@ -15,7 +15,6 @@ from agent_trainers.programs import Outcome, ProgramTasks
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
-
 CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)
 
 
