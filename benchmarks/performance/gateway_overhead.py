@@ -7,7 +7,9 @@ Episodes of SyntheticMultiHop, all at once, with the same seeds on each side:
   themselves and so cost next to nothing;
 - ``openai``: by the same programs around OpenAI's client, whose own time counts here, too.
 
-The environments are the programs', as their tools are.
+The environments are the programs', as their tools are. Beside the seconds stand those that this
+process spent on processors, policy and server together: they tell what the gateway costs also on a
+machine that has other work.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import gymnasium as gym
@@ -36,6 +38,27 @@ from benchmarks.performance.comparison import compare, measure_in_turns
 ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
 TARGET: Final = 1.1
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Seconds(NamedTuple):
+    """How long something took."""
+
+    wall: float
+    processor: float
+
+
+class _Clock:
+    """Measures its ``with`` block; `seconds` says it after."""
+
+    seconds: Seconds
+
+    def __enter__(self) -> Self:
+        self._started = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall, processor = self._started
+        self.seconds = Seconds(time.perf_counter() - wall, time.process_time() - processor)
 
 
 def main() -> None:
@@ -58,16 +81,16 @@ def measure(model: str, num_episodes: int, rounds: int) -> dict[str, Any]:
     programs.start()
     played: dict[str, list[Trajectory]] = {}
 
-    def in_process() -> float:
+    def in_process() -> Seconds:
         specs = [
             EpisodeSpec(task=i, seed=i, group_id=str(i), rng=np.random.default_rng([0, i]))
             for i in range(num_episodes)
         ]
-        started = time.perf_counter()
-        played["rollout"] = rollout.collect(specs)
-        return time.perf_counter() - started
+        with _Clock() as clock:
+            played["rollout"] = rollout.collect(specs)
+        return clock.seconds
 
-    def through_gateway(client: str) -> float:
+    def through_gateway(client: str) -> Seconds:
         seconds, played[client] = _play_programs(policy, here, num_episodes, client)
         return seconds
 
@@ -89,16 +112,22 @@ def measure(model: str, num_episodes: int, rounds: int) -> dict[str, Any]:
     num_calls = sum(len(episode.transitions) for episode in played["rollout"])
     facts = {"model": model, "episodes": num_episodes, "calls": num_calls}
     return facts | {
-        name: compare(times[name], times["rollout"], target=TARGET)
-        for name in sides.keys() - {"rollout"}
+        name: {
+            kind: compare(
+                [getattr(seconds, kind) for seconds in times[name]],
+                [getattr(seconds, kind) for seconds in times["rollout"]],
+                target=TARGET,
+            )
+            for kind in Seconds._fields
+        }
+        for name in ("gateway", "openai")
     }
 
 
 def _play_programs(
     policy: Policy, programs: Connection, num_episodes: int, client: str
-) -> tuple[float, list[Trajectory]]:
-    with Gateway(policy) as gateway:
-        started = time.perf_counter()
+) -> tuple[Seconds, list[Trajectory]]:
+    with Gateway(policy) as gateway, _Clock() as clock:
         sessions = [gateway.open(task_id=str(i), seed=[0, i]) for i in range(num_episodes)]
         todo = [(session.base_url, session.key, i) for i, session in enumerate(sessions)]
         programs.send((client, todo))
@@ -106,7 +135,7 @@ def _play_programs(
         for _ in sessions:
             number, reward, metrics = programs.recv()
             trajectories[number] = sessions[number].close(reward, metrics=metrics)
-        return time.perf_counter() - started, [t for t in trajectories if t is not None]
+    return clock.seconds, [t for t in trajectories if t is not None]
 
 
 def _serve_programs(orders: Connection) -> None:
@@ -139,7 +168,8 @@ def _openai_client(shared: OpenAI, base_url: str, key: str) -> Complete:
 
     def complete(body: dict[str, Any]) -> dict[str, Any]:
         message = client.chat.completions.create(**body).choices[0].message
-        return message.model_dump(exclude_none=True)
+        echo: dict[str, Any] = message.model_dump(exclude_none=True)
+        return echo
 
     return complete
 
@@ -151,9 +181,8 @@ def _plain_client(base_url: str, key: str) -> Complete:
 
     def complete(body: dict[str, Any]) -> dict[str, Any]:
         connection.request("POST", f"{url.path}/chat/completions", json.dumps(body), headers)
-        message: dict[str, Any] = json.loads(connection.getresponse().read())["choices"][0][
-            "message"
-        ]
+        reply = json.loads(connection.getresponse().read())
+        message: dict[str, Any] = reply["choices"][0]["message"]
         return message
 
     return complete
