@@ -116,6 +116,8 @@ class Conversations:
                 turn = self._find(digest.digest(), message)
                 names |= {call.id: call.function.name for call in message.calls}
                 calls = [call.function for call in message.calls]
+                if turn:
+                    messages = [*turn.transition.messages]  # equal: kept in memory once
                 text = turn.text if turn else action_text(message.content, calls, self._format)
                 messages.append({"role": "assistant", "content": text})
                 is_last = place + 1 == len(said)

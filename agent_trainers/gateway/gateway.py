@@ -2,6 +2,7 @@
 
 import itertools
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +19,9 @@ from agent_trainers.policies.policy import Policy
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2
+_SWITCH_SECONDS: Final = 0.0005
+"""The thread that computes lets the one that serves go on after this time. With Python's own 5 ms
+each call would wait for it several times."""
 _SOME_TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
@@ -89,6 +93,8 @@ class Gateway:
         """Start to serve."""
         import uvicorn
 
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))
         from agent_trainers.gateway.application import Application
 
         application = Application(
@@ -136,6 +142,7 @@ class Gateway:
             thread.join()
         self._loop.refuse_all(SessionClosedError("the gateway is closed"))
         self._threads[0].join()
+        sys.setswitchinterval(self._switch_seconds)
 
     def open(
         self,

@@ -48,10 +48,11 @@ class GenerationLoop:
         return future
 
     def drop(self, key: int) -> None:
-        """Forget what `key` asked for and what is kept for it."""
+        """Forget what `key` asked for and what is kept for it; it asks no more."""
 
         def drop(stream: GenerationStream) -> None:
-            self._under_way.pop(key, None)
+            if (future := self._under_way.pop(key, None)) is not None:
+                future.set_exception(ApiError(403, "The session was closed.", code="closed"))
             stream.drop(key)
 
         self._commands.put(drop)
@@ -71,6 +72,7 @@ class GenerationLoop:
                 self._take_in(stream, is_busy=is_busy)
                 if is_busy:
                     for key, result in stream.advance():
+                        stream.rest(key)  # its program may never ask again
                         self._deliver(key, result)
         except BaseException as error:
             self._fail_all(error)

@@ -102,7 +102,7 @@ class Session:
         self._lock = threading.Lock()
         self._conversations = Conversations(tool_format)
         self._record = Record()
-        self._free_keys: dict[int, Turn | None] = {}  # with the turn sampled there last
+        self._free_keys: dict[int, Turn] = {}  # with the turn sampled there last
         self._busy_keys: set[int] = set()
         self._num_calls = self._num_replies = 0
         self._trouble: ApiError | None = None  # of the newest call, if it failed
@@ -234,7 +234,8 @@ class Session:
                 turn = self._turn(ask, sampling, generation)
                 self._conversations.note(sampling.state, turn)
                 self._record.add(turn.transition, reply_id)
-                self._free(sampling.key, turn)
+                self._busy_keys.discard(sampling.key)
+                self._free_keys[sampling.key] = turn
                 turns.append(turn)
             self._trouble = None
             return reply_id, turns
@@ -242,10 +243,11 @@ class Session:
     def release(self, samplings: Sequence[Sampling]) -> None:
         """End a call; what is still being sampled for it is given up."""
         with self._lock:
+            self._last_used = time.monotonic()
             for sampling in samplings:
-                if sampling.key in self._busy_keys and self._trajectory is None:
+                if sampling.key in self._busy_keys:
+                    self._busy_keys.discard(sampling.key)  # for good: a late answer may be its own
                     self._drop(sampling.key)
-                    self._free(sampling.key, None)
 
     def note_trouble(self, error: ApiError) -> None:
         """Note why a call failed: if no later one succeeds, the episode ended with it."""
@@ -279,18 +281,13 @@ class Session:
 
     def _take_key(self, previous: Turn | None) -> int:
         """Return a key of the stream: one that holds the tokens of `previous`, if it is free."""
-        holding = (k for k, turn in self._free_keys.items() if turn and turn is previous)
+        holding = (k for k, turn in self._free_keys.items() if turn is previous)
         key = next(holding, next(iter(self._free_keys), None))
         if key is None:
             key = self._new_key()
         self._free_keys.pop(key, None)
         self._busy_keys.add(key)
         return key
-
-    def _free(self, key: int, turn: Turn | None) -> None:
-        self._last_used = time.monotonic()
-        self._busy_keys.discard(key)
-        self._free_keys[key] = turn
 
     def _turn(self, ask: Ask, sampling: Sampling, generation: Generation) -> Turn:
         generation, cut_text = sampling.end.cut(generation)

@@ -156,6 +156,9 @@ class _WrappedStream(GenerationStream):
         if (request := self._requests.pop(key, None)) is not None:
             self._wrapper.forget(request.episode_id)
 
+    def rest(self, key: int) -> None:
+        self._stream.rest(key)
+
     def close(self) -> None:
         self._stream.close()
 

@@ -176,6 +176,7 @@ class SlotStream(ModelStream):
         self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
         self._reading: dict[int, _Turn] = {}
         self._writing: dict[int, _Turn] = {}
+        self._resting: dict[int, None] = {}  # episodes whose slots others may have, oldest first
 
     @property
     def has_requests(self) -> bool:
@@ -184,10 +185,15 @@ class SlotStream(ModelStream):
 
     def drop(self, key: int) -> None:
         """Free the slot of episode `key`."""
-        for turns in (self._waiting, self._reading, self._writing):
+        for turns in (self._waiting, self._reading, self._writing, self._resting):
             turns.pop(key, None)
         if key in self._stored:
             self._free.append(self._stored.pop(key)[0])
+
+    def rest(self, key: int) -> None:
+        """Let an episode that waits have the slot of `key` if there is no other."""
+        if key in self._stored:
+            self._resting[key] = None
 
     def close(self) -> None:
         """Give the model back and free the memory."""
@@ -209,8 +215,11 @@ class SlotStream(ModelStream):
         """Give slots to those who wait; return those whose state does not fit."""
         ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
+            self._resting.pop(key, None)
             if key not in self._stored and len(self._stored) >= self._max_slots:
-                continue
+                if not self._resting:
+                    continue
+                self.drop(next(iter(self._resting)))
             del self._waiting[key]
             prompt = self._prompt(request)
             if prompt is None:

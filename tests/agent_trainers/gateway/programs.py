@@ -1,13 +1,20 @@
 """Programs of other people, as the tests know them: loops with OpenAI's own client."""
 
+import functools
 import json
 
 import openai
 
 
+@functools.cache
+def shared_client():
+    """One pool of connections: a new client reads all certificates, which takes its time."""
+    return openai.OpenAI(base_url="http://unused", api_key="unused", max_retries=0)
+
+
 def client_of(session, **options):
     """OpenAI's client for a session."""
-    return openai.OpenAI(base_url=session.base_url, api_key=session.key, **options)
+    return shared_client().with_options(base_url=session.base_url, api_key=session.key, **options)
 
 
 def as_it_came(message):

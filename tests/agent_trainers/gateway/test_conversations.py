@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import gymnasium as gym
+import openai
 import pytest
 
 from agent_trainers import Gateway
@@ -25,16 +26,16 @@ def episode(policy, tools):
     """A session in which the model has called a tool, with what it said."""
     with Gateway(policy) as gateway:
         session = gateway.open(task_id="0", seed=[7, 0])
-        with client_of(session) as client:
+        client = client_of(session)
 
-            def complete(*messages, **options):
-                return client.chat.completions.create(
-                    model="any", messages=list(messages), **({"tools": tools} | options)
-                )
+        def complete(*messages, **options):
+            return client.chat.completions.create(
+                model="any", messages=list(messages), **({"tools": tools} | options)
+            )
 
-            message = complete(QUESTION).choices[0].message
-            assert message.tool_calls
-            yield SimpleNamespace(session=session, complete=complete, message=message)
+        message = complete(QUESTION).choices[0].message
+        assert message.tool_calls
+        yield SimpleNamespace(session=session, complete=complete, message=message)
 
 
 def result(call, content="the star of amber island is tilda ekberg ."):
@@ -143,7 +144,5 @@ def test_choices_are_branches_and_each_goes_on_with_its_own_tokens(episode):
 
 
 def test_a_result_needs_its_call(episode):
-    import openai
-
     with pytest.raises(openai.BadRequestError, match="no tool call 'nobody'"):
         episode.complete(QUESTION, {"role": "tool", "tool_call_id": "nobody", "content": "x"})

@@ -183,6 +183,35 @@ def test_an_episode_that_is_dropped_frees_its_slot(make_policy):
     assert stream._stored[1][0] == 0
 
 
+def test_an_episode_that_rests_gives_its_slot_to_one_that_waits_and_loses_nothing(make_policy):
+    env = gym.make(ID)
+    _, info = env.reset(options={"task": 0})
+
+    def request():
+        return GenerationRequest(
+            episode_id=0, messages=info["messages"], tools=info["tools"], previous=None,
+            rng=np.random.default_rng(3),
+        )  # fmt: skip
+
+    def finish(stream):
+        ready = []
+        while stream.has_requests and not ready:
+            ready = stream.advance()
+        return [(key, generation.completion_ids) for key, generation in ready]
+
+    stream = make_policy(max_batch_size=1).open_stream()
+    stream.add(0, request())
+    ((_, expected),) = finish(stream)
+    stream.add(1, request())
+    for _ in range(3):
+        assert stream.advance() == []  # 0 may still come back
+    stream.rest(0)
+    assert finish(stream) == [(1, expected)]
+    stream.rest(1)
+    stream.add(0, request())
+    assert finish(stream) == [(0, expected)]
+
+
 @pytest.fixture
 def small_batches():
     from transformers import ContinuousBatchingConfig
