@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -166,6 +167,8 @@ class Trajectory:
         return bool(self.transitions) and self.stop_reason not in _FAILURES
 
 
+ROLE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""What a role of a program may be called."""
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
+from langgraph.errors import GraphRecursionError
 
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
 from examples.train_openai_loop import ENVIRONMENT, train
@@ -34,7 +35,10 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
     model = ChatOpenAI(model="policy", base_url=session.base_url, api_key=session.key, **CLIENTS)
     system, question = world.messages
     agent = create_agent(model, tools=[search], system_prompt=system["content"])
-    state = agent.invoke({"messages": [question]}, {"recursion_limit": 12})
+    try:
+        state = agent.invoke({"messages": [question]}, {"recursion_limit": 12})
+    except GraphRecursionError:  # the model went on and on
+        return world.outcome(None)
     answer = re.search("<answer>(.*?)</answer>", state["messages"][-1].text, re.DOTALL)
     return world.outcome(answer[1].strip() if answer else None)
 

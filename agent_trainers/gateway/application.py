@@ -27,13 +27,17 @@ from agent_trainers.gateway.responses_request import ResponsesRequest, read_resp
 from agent_trainers.gateway.session import Ask, Sampling, Session
 from agent_trainers.policies.generation import Generation
 from agent_trainers.policies.policy import Policy
-from agent_trainers.trajectory import StopReason
+from agent_trainers.trajectory import ROLE_NAME, StopReason
 
 WRONG_KEY_TEXT: Final = (
     "Incorrect API key for this URL, or its session is closed. Use base_url and key of one session."
 )
 NOT_OFFERED_TEXT: Final = (
     "{method} {path} is not offered here. POST chat/completions, POST responses and GET models are."
+)
+WRONG_ROLE_TEXT: Final = (
+    "What follows the full stop in the key is the name of a role: a letter, then at most 63 "
+    "letters, digits, '_' and '-'."
 )
 MODEL: Final = {"id": "policy", "object": "model", "created": 0, "owned_by": "agent-r1"}
 _NOBODY: Final = "-"
@@ -148,7 +152,10 @@ class Application:
             ApiError: If it fails.
             ClientDisconnect: If nobody waits any more.
         """
-        ask = replace(ask, role=_credentials(request)[2])
+        role = _credentials(request)[2]
+        if role and ROLE_NAME.fullmatch(role) is None:
+            raise ApiError(401, WRONG_ROLE_TEXT, code="invalid_role")
+        ask = replace(ask, role=role)
         samplings = session.admit(ask)
         started = time.perf_counter()
         try:

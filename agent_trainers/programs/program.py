@@ -6,7 +6,6 @@ A program is a function, ``run(session, task)``, plain or ``async``; it talks to
 
 import inspect
 import math
-import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring import exact_match, f1
 from agent_envs.scoring.math_answers import math_equal
+from agent_trainers.trajectory import ROLE_NAME
 
-_ROLE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 Program = Callable[["ProgramSession", dict[str, Any]], Any]
 ScoreAnswer = Callable[[dict[str, Any], Any], Any]
 
@@ -53,17 +52,22 @@ class ProgramSession:
         Raises:
             ConfigurationError: If the name is more than letters, digits, ``_`` and ``-``.
         """
-        if not is_role_name(name):
-            raise ConfigurationError(
-                f"A role's name is letters, digits, '_' and '-', not {name!r}."
-            )
+        check_role(name)
         key = f"{self.key.partition('.')[0]}.{name}"
         return ProgramSession(base_url=self.base_url, key=key, seed=self.seed)
 
 
-def is_role_name(name: str) -> bool:
-    """Return whether something can be the name of a role."""
-    return _ROLE_NAME.fullmatch(name) is not None
+def check_role(name: str) -> None:
+    """Check that something can be the name of a role.
+
+    Raises:
+        ConfigurationError: If it cannot.
+    """
+    if ROLE_NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            "A role's name is a letter, then at most 63 letters, digits, '_' and '-'; not "
+            f"{name!r}."
+        )
 
 
 def find_program(name: str) -> Program:

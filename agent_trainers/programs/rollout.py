@@ -4,6 +4,7 @@ Each episode has a session at the gateway, which makes a trajectory of its calls
 raises, hangs or dies ends its own episode, with the error recorded, and the others go on.
 """
 
+import copy
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -144,19 +145,22 @@ class _Collection:
     def _begin(self, key: int) -> None:
         spec = self._specs[key]
         assert spec.task is not None
-        task = dict(self._rollout.tasks[spec.task])
         seed = int(spec.rng.integers(2**63))
         session = self._gateway.open(task_id=str(spec.task), group_id=spec.group_id, seed=seed)
         known = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
-        run = self._rollout.start_run(known, task)
+        run = self._rollout.start_run(known, self._row(spec.task))
         self._running[key] = _Episode(session, run)
-        self._calls.submit(key, lambda: self._outcome(run, task))
+        self._calls.submit(key, lambda: self._outcome(run, spec.task))
 
-    def _outcome(self, run: Run, task: dict[str, Any]) -> Outcome:
+    def _row(self, task: int) -> dict[str, Any]:
+        """Return a task, for whoever may change what it is given."""
+        return copy.deepcopy(dict(self._rollout.tasks[task]))
+
+    def _outcome(self, run: Run, task: int) -> Outcome:
         """Run the program and score what it returns; in a thread of its own."""
         value = run.result()
         if self._rollout.score is not None:
-            value = resolve(self._rollout.score(task, value))
+            value = resolve(self._rollout.score(self._row(task), value))
         return read_outcome(value)
 
     def _note(self, ended: CallOutcome) -> None:

@@ -102,6 +102,7 @@ class ProcessRun:
             SEED_VARIABLE: str(session.seed),
         }
         self._stopped = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def result(self) -> Any:
         """Run the process to its end and read its last line.
@@ -111,9 +112,9 @@ class ProcessRun:
                 standard error.
         """
         with tempfile.TemporaryFile() as told:
-            told.write(json.dumps(self._task, ensure_ascii=False).encode() + b"\n")
+            told.write(json.dumps(self._task, default=str).encode() + b"\n")
             told.seek(0)
-            process = subprocess.Popen(  # noqa: S603 - the user's own command
+            process = self._process = subprocess.Popen(  # noqa: S603 - the user's own command
                 self._command,
                 stdin=told,
                 stdout=subprocess.PIPE,
@@ -134,8 +135,16 @@ class ProcessRun:
         return _last_line(written, said)
 
     def stop(self) -> None:
-        """End it; `result` does it, and raises."""
+        """End it; `result` raises, and clears up."""
         self._stopped.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            # Here, too: at the end of this process nobody waits for the thread of `result`.
+            with contextlib.suppress(ProcessLookupError):
+                if self._grace_seconds:
+                    process.terminate()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def _listen(self, process: "subprocess.Popen[bytes]") -> tuple[bytes, bytes]:
         """Keep the end of what it writes, until it has ended or is stopped."""

@@ -9,7 +9,7 @@ from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import Schemas
-from agent_trainers.programs.program import Program, ScoreAnswer, find_reward, is_role_name
+from agent_trainers.programs.program import Program, ScoreAnswer, check_role, find_reward
 from agent_trainers.programs.rollout import ProgramRollout
 from agent_trainers.programs.runners import make_runner
 
@@ -65,8 +65,7 @@ class ProgramTasks:
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         for role in frozen_roles:
-            if not is_role_name(role):
-                raise ConfigurationError(f"frozen_roles: {role!r} cannot be the name of a role.")
+            check_role(role)
         self._start_run = make_runner(runner, program, variables)
         self._score = find_reward(reward) if isinstance(reward, str) else reward
         if max_concurrency is None and runner != "thread":

@@ -1,5 +1,6 @@
 """Episodes of programs: what they earn, and what becomes of those that fail."""
 
+import atexit
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
 CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)
+atexit.register(CLIENT.close)
 
 
 def ask(session, *messages):
@@ -283,3 +285,27 @@ def test_processes_that_hang_are_ended(tmp_path, monkeypatch):
     )
     assert played.stop_reason is StopReason.TIMEOUT
     assert time.monotonic() - started < 30
+
+
+def test_a_wrong_name_of_a_role_is_refused():
+    def run(session, task):
+        wrong = type(session)(base_url=session.base_url, key=f"{session.key}.a/b", seed=0)
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            ask(wrong, says("x"))
+        ask(session, says("x"))
+        return 1.0
+
+    (played,) = play(run, [{}])
+    assert [t.role for t in played.transitions] == [""]
+
+
+def test_what_a_program_does_to_its_task_stays_its_own():
+    def run(session, task):
+        ask(session, says("x"))
+        task["seen"].append(1)
+        task["answer"] = "forged"
+        return f"{len(task['seen'])}"
+
+    tasks = [{"seen": [], "answer": "1"}]
+    again = play(run, tasks * 2, reward="exact_match"), play(run, tasks * 2, reward="exact_match")
+    assert [p.return_ for played in again for p in played] == [1.0] * 4

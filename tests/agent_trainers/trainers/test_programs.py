@@ -1,5 +1,6 @@
 """Programs in the trainer: everything after the trajectory is what environments have."""
 
+import atexit
 import json
 
 import httpx
@@ -12,6 +13,7 @@ from agent_trainers.trainers.grpo import StepGRPOTrainer
 from tests.agent_trainers.gradients import gradient, micro_batches
 
 CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=60)
+atexit.register(CLIENT.close)
 TASKS = [{"task": i} for i in range(12)]
 TIMES = ("time", "seconds", "per_second")
 
