@@ -57,7 +57,11 @@ def run(arguments: Sequence[str]) -> None:
     )
     _check(options)
     ks = options.pass_at or sorted({1, options.samples_per_task})
-    settings = {"samples_per_task": options.samples_per_task, "ks": ks, "seed": options.seed}
+    settings: dict[str, Any] = {
+        "samples_per_task": options.samples_per_task,
+        "ks": ks,
+        "seed": options.seed,
+    }
     if options.program is not None:
         source = options.program_tasks(options.tasks)
         tasks = list(range(min(source.num_tasks, options.num_tasks)))

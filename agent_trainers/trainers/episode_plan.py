@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +23,7 @@ from agent_trainers.trajectory import Trajectory
 MakeEnv = Callable[[], TextEnv]
 
 
+@runtime_checkable
 class TaskSource(Protocol):
     """What is played: tasks by number, and who plays them."""
 
@@ -110,7 +111,9 @@ class _Probed(NamedTuple):
 
 def task_source(env: str | MakeEnv | TaskSource) -> TaskSource:
     """Return what is played: `env` itself if it is that, else the tasks of an environment."""
-    return env if hasattr(env, "make_rollout") else EnvironmentTasks(env)  # type: ignore[arg-type]
+    if isinstance(env, TaskSource):
+        return env
+    return EnvironmentTasks(env)
 
 
 class EpisodePlayer:
