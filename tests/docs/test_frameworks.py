@@ -46,11 +46,11 @@ def test_an_unchanged_loop_solves_every_task_when_the_model_does(example):
 
 
 def test_a_turn_is_sampled_after_the_tokens_of_the_turn_before(example):
+    if example.__name__ == "examples.train_smolagents":
+        pytest.skip("smolagents shows calls in words of its own: each turn is a row of its own")
     policy = load_policy(str(TINY_POLICY))
     evaluation = evaluate(ProgramTasks(example.run, TASKS).make_rollout(policy), range(4))
     for trajectory in evaluation.trajectories:
         for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
             whole = [*before.prompt_ids, *before.completion_ids]
-            # smolagents shows the model's calls in words of its own: each turn is a row of its own
-            is_kept = example.__name__ != "examples.train_smolagents"
-            assert (after.prompt_ids[: len(whole)] == whole) == is_kept
+            assert after.prompt_ids[: len(whole)] == whole
