@@ -42,7 +42,6 @@ def agent(tmp_path, monkeypatch):
     return ["--program", f"{name}:run", "--tasks", "tasks.jsonl", "--reward", f"{name}:score"]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_program_is_trained_and_measured_by_commands(agent, tmp_path, capsys):
     brief = ["--max_steps=1", "--per_device_train_batch_size=8", "--num_eval_tasks=2"]
     train.main([*agent, *brief, "--output_dir=out"])
