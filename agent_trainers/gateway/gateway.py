@@ -93,8 +93,6 @@ class Gateway:
         """Start to serve."""
         import uvicorn
 
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))
         from agent_trainers.gateway.application import Application
 
         application = Application(
@@ -127,6 +125,8 @@ class Gateway:
             time.sleep(0.001)
         if self._in_thread:
             self._start("gateway-policy", self._work)
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))
         return self
 
     def __exit__(

@@ -137,8 +137,10 @@ class GenerationLoop:
 
     def _fail_all(self, error: BaseException) -> None:
         failed, self._under_way = self._under_way, {}
-        for future in failed.values():
-            future.set_exception(_failure(error))
+        if failed:
+            failure = _failure(error)
+            for future in failed.values():
+                future.set_exception(failure)
 
 
 class _Closed(GenerationStream):

@@ -10,7 +10,7 @@ class SessionLimits:
     """Limits of one session; beyond them calls are refused, and other sessions go on."""
 
     max_calls: int = 256
-    """Calls that are answered; of one with ``n`` choices, each counts."""
+    """Calls that are begun; of one with ``n`` choices, each counts."""
     max_tokens: int = 1_000_000
     """Tokens that are sampled, over all calls; the last turn is cut off there."""
     max_concurrent_calls: int = 16

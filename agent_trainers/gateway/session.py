@@ -234,8 +234,7 @@ class Session:
                 turn = self._turn(ask, sampling, generation)
                 self._conversations.note(sampling.state, turn)
                 self._record.add(turn.transition, reply_id)
-                self._busy_keys.discard(sampling.key)
-                self._free_keys[sampling.key] = turn
+                self._free(sampling.key, turn)
                 turns.append(turn)
             self._trouble = None
             return reply_id, turns
@@ -288,6 +287,10 @@ class Session:
         self._free_keys.pop(key, None)
         self._busy_keys.add(key)
         return key
+
+    def _free(self, key: int, turn: Turn) -> None:
+        self._busy_keys.discard(key)
+        self._free_keys[key] = turn
 
     def _turn(self, ask: Ask, sampling: Sampling, generation: Generation) -> Turn:
         generation, cut_text = sampling.end.cut(generation)
