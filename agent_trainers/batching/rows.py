@@ -72,7 +72,7 @@ def make_rows(
     train_truncated: bool = True,
     train_observations: bool = False,
 ) -> list[Row]:
-    """Turn one trajectory into rows.
+    """Turn one trajectory into rows; steps of roles that are not trained are in none.
 
     Args:
         trajectory: A trajectory that could be scored.
@@ -84,6 +84,8 @@ def make_rows(
     """
     rows: list[Row] = []
     for step, transition in enumerate(trajectory.transitions):
+        if transition.is_frozen:
+            continue
         if not (merge and rows and rows[-1].is_extended_by(transition)):
             rows.append(Row(episode, list(transition.prompt_ids)))
             if step > 0:

@@ -55,8 +55,7 @@ def check_id(env_id: Any) -> None:
         raise ConfigurationError(f"--env must be a Gymnasium id such as Name-v0, not {env_id!r}.")
     module, is_given, name = env_id.rpartition(":")
     if is_given:
-        if (here := str(Path.cwd())) not in sys.path:  # a script's path begins where it lies
-            sys.path.append(here)
+        see_modules_here()
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -100,6 +99,12 @@ def look_at(make_env: Callable[[], Any], env_id: str) -> FirstLook:
         raise _foreign_error(env_id, "it cannot be reset", error) from error
     finally:
         env.close()
+
+
+def see_modules_here() -> None:
+    """Let modules of the working directory be imported: a script's path begins where it lies."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def count_tasks(make_env: Callable[[], Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""``agent-r1-eval``: measure a language model in an environment."""
+"""``agent-r1-eval``: measure a language model in an environment, or in a program."""
 
 import sys
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.models import EMBEDDED
+from agent_trainers.cli.played import ProgramArguments, check_program
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_output,
@@ -22,12 +23,13 @@ from agent_trainers.cli.policies import (
     open_policy,
     open_venue,
 )
-from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.evaluation import Evaluation, evaluate
 from agent_trainers.trajectory import save_trajectories
 
 
 @dataclass
-class EvaluateArguments(PolicyArguments):
+class EvaluateArguments(ProgramArguments, PolicyArguments):
     """What to measure, and how."""
 
     num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
@@ -53,24 +55,33 @@ def run(arguments: Sequence[str]) -> None:
         arguments,
         EvaluateArguments,
         program="agent-r1-eval",
-        description="Measure a language model in a Gymnasium environment.",
+        description="Measure a language model in a Gymnasium environment, or in a program.",
     )
     _check(options)
-    is_synthetic = options.env == "AgentR1/SyntheticMultiHop-v0"
-    defaults = {"split": "test"} if is_synthetic else {}
-    venue = open_venue(options, say, **defaults)
     ks = options.pass_at or sorted({1, options.samples_per_task})
-    with open_policy(options, venue) as policy:
-        evaluation = evaluate_policy(
-            venue.make_env,
-            policy,
-            first_tasks(venue.look.num_tasks, options.num_tasks),
-            samples_per_task=options.samples_per_task,
-            ks=ks,
-            seed=options.seed,
-        )
+    settings: dict[str, Any] = {
+        "samples_per_task": options.samples_per_task,
+        "ks": ks,
+        "seed": options.seed,
+    }
+    if options.program is not None:
+        source = options.program_tasks(options.tasks)
+        tasks = list(range(min(source.num_tasks, options.num_tasks)))
+        with open_policy(options) as policy:
+            evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
+        played: dict[str, Any] = {
+            name: getattr(options, name) for name in ("program", "tasks", "reward")
+        }
+    else:
+        is_synthetic = options.env == "AgentR1/SyntheticMultiHop-v0"
+        defaults = {"split": "test"} if is_synthetic else {}
+        venue = open_venue(options, say, **defaults)
+        tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
+        with open_policy(options, venue) as policy:
+            evaluation = evaluate(Rollout(venue.make_env, policy), tasks, **settings)
+        played = {"env": options.env, "env_kwargs": venue.env_kwargs}
     if options.output:
-        write_json(options.output, _as_json(options, venue.env_kwargs, evaluation))
+        write_json(options.output, _as_json(options, played, evaluation))
     if options.trajectories:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
@@ -85,6 +96,7 @@ def say(text: str) -> None:
 def _check(options: EvaluateArguments) -> None:
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task")
     check_policy(options)
+    check_program(options)
     for name in ("output", "trajectories"):
         if (path := getattr(options, name)) is not None:
             check_output(f"--{name}", path, is_trajectories=name == "trajectories")
@@ -97,13 +109,12 @@ def _check(options: EvaluateArguments) -> None:
 
 
 def _as_json(
-    options: EvaluateArguments, env_kwargs: dict[str, Any], evaluation: Evaluation
+    options: EvaluateArguments, played: dict[str, Any], evaluation: Evaluation
 ) -> dict[str, Any]:
     return {
         "model": options.model or EMBEDDED,
         "base_url": options.base_url,
-        "env": options.env,
-        "env_kwargs": env_kwargs,
+        **played,
         "sampling": "greedy" if options.greedy else {"temperature": options.temperature,
             "top_p": options.top_p, "top_k": options.top_k},
         "seed": options.seed,
@@ -119,7 +130,7 @@ def _as_json(
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    title = f"{options.model or EMBEDDED} on {options.env}, {sampling}"
+    title = f"{options.model or EMBEDDED} on {options.program or options.env}, {sampling}"
     table = Table("metric", Column("mean", justify="right"), title=title, min_width=60)
     num_failed, num_episodes = evaluation.num_failed, len(evaluation.trajectories)
     for name, value in evaluation.metrics.items():

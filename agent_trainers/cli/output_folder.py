@@ -50,10 +50,11 @@ _MAY_CHANGE: Final = frozenset(
     vllm_gpu_memory_utilization include_num_input_tokens_seen local_rank project trackio_space_id
     sample_steps dry_run num_processes accelerate_config resume overwrite merge_adapter
     base_url api_key_env max_concurrency request_timeout batch_size
+    program_concurrency program_env
     """.split()
 )
 """Settings on which what is trained does not depend."""
-_FILES: Final = ("trajectories", "conversations", "model", "skills")
+_FILES: Final = ("trajectories", "conversations", "model", "skills", "tasks", "eval_tasks")
 """Options that may name a file, on whose contents depends what is trained."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
@@ -166,8 +167,8 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
     """Return all that decides what a run trains, as JSON has it.
 
     Args:
-        environment: ``env``, ``env_kwargs`` and perhaps ``eval_env_kwargs``. Of a file that is
-            named anywhere the digest is kept, too.
+        environment: ``env``, ``env_kwargs`` and perhaps ``eval_env_kwargs``; or ``program``,
+            ``tasks`` and ``eval_tasks``. Of a file that is named anywhere the digest is kept, too.
         settings: Dataclasses: the launcher's options, and the trainer's.
     """
     fields = {

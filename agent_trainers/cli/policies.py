@@ -121,7 +121,7 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
     make_env = environment_maker(options.env, env_kwargs)
     if options.base_url is not None:
         return Venue(env_kwargs, make_env, look_at(make_env, options.env), None, str(options.model))
-    model = find_model(str(TINY_POLICY) if options.model is None else options.model)
+    model = _model_path(options)
     look = look_at(make_env, options.env)
     tokenizer = load_tokenizer(model)
     env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, look, say)
@@ -129,16 +129,20 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
 
 
 @contextlib.contextmanager
-def open_policy(options: PolicyArguments, venue: Venue) -> Iterator[Policy]:
-    """Load the model or connect to its server; close it when the block ends."""
+def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterator[Policy]:
+    """Load the model or connect to its server; close it when the block ends.
+
+    Without a venue, where programs are played, tools are called in the default format.
+    """
     temperature = 0.0 if options.greedy else options.temperature
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
     if options.base_url is None:
         from agent_trainers.policies.local import local_policy
 
+        model = _model_path(options) if venue is None else venue.model
         yield local_policy(
-            load_model(venue.model, options.dtype),
-            venue.tokenizer,
+            load_model(model, options.dtype),
+            load_tokenizer(model) if venue is None else venue.tokenizer,
             max_new_tokens=options.max_completion_length,
             **sampling,
             top_k=options.top_k,
@@ -147,10 +151,13 @@ def open_policy(options: PolicyArguments, venue: Venue) -> Iterator[Policy]:
         return
     from agent_trainers.policies.served import OpenAIPolicy
 
+    tool_format = options.tool_format or "hermes"
+    if venue is not None:
+        tool_format = venue.look.states[0].get("tool_format", "hermes")
     policy = OpenAIPolicy(
         base_url=options.base_url,
-        model=venue.model,
-        tool_format=venue.look.states[0].get("tool_format", "hermes"),
+        model=str(options.model),
+        tool_format=tool_format,
         api_key_env=options.api_key_env,
         max_new_tokens=options.max_completion_length or 512,
         **sampling,
@@ -196,3 +203,7 @@ def _check_source(options: PolicyArguments) -> None:
         raise ConfigurationError("--base_url needs --model: the name the server knows it by.")
     if options.top_k:
         raise ConfigurationError("--top_k is no parameter of OpenAI's API; use --top_p.")
+
+
+def _model_path(options: PolicyArguments) -> str:
+    return find_model(str(TINY_POLICY) if options.model is None else options.model)

@@ -140,16 +140,12 @@ def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str |
         pipeline_tag="text-generation",
         tags=["agent-r1", "reinforcement-learning", "trl", results["algorithm"]],
     )
-    eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
     name = hub_model_id or output_dir
-    command = ["agent-r1-eval", "--model", name, "--env", results["env"]]
-    if eval_kwargs:
-        command += ["--env_kwargs", json.dumps(eval_kwargs)]
+    played, options = _describe_played(results)
+    command = ["agent-r1-eval", "--model", name, *options]
     facts = {
         "base model": model,
-        "environment": results["env"],
-        "its arguments in training": json.dumps(results["env_kwargs"]),
-        "its arguments in evaluation": json.dumps(eval_kwargs),
+        **played,
         "algorithm": results["algorithm"],
         "optimiser steps": results["steps"] or "training goes on",
         "success before training": _percent(results["success_before"]),
@@ -184,6 +180,24 @@ Evaluate it with:
 """
 
 
+def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return facts of what was trained in, and the options by which it is measured again."""
+    if (program := results.get("program")) is not None:
+        tasks, reward = results["tasks"], results["reward"]
+        eval_tasks = results["eval_tasks"] or tasks
+        facts = {"program": program, "its tasks": tasks, "its reward": reward or "its own"}
+        options = ["--program", program, "--tasks", eval_tasks]
+        return facts, [*options, "--reward", reward] if reward else options
+    eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
+    facts = {
+        "environment": results["env"],
+        "its arguments in training": json.dumps(results["env_kwargs"]),
+        "its arguments in evaluation": json.dumps(eval_kwargs),
+    }
+    options = ["--env", results["env"]]
+    return facts, [*options, "--env_kwargs", json.dumps(eval_kwargs)] if eval_kwargs else options
+
+
 def _percent(share: float | None) -> str:
     return "not measured" if share is None else f"{share:.1%}"
 
@@ -207,7 +221,7 @@ def write_results(
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
     columns = [Column(name, justify="right") for name in ("before", "after")]
-    title = f"{results['algorithm']} on {results['env']}"
+    title = f"{results['algorithm']} on {results.get('program') or results['env']}"
     table = Table("", *columns, title=title, min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])

@@ -27,14 +27,7 @@ from agent_trainers.checkpointing.interruption import (
 )
 from agent_trainers.cli import dry_run, output_folder
 from agent_trainers.cli.arguments import run_command
-from agent_trainers.cli.environments import (
-    Split,
-    count_tasks,
-    environment_maker,
-    first_tasks,
-    hold_out,
-    look_at,
-)
+from agent_trainers.cli.environments import environment_maker, look_at
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
@@ -42,8 +35,9 @@ from agent_trainers.cli.launch import (
     unknown_to_accelerate,
 )
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
-from agent_trainers.cli.models import EMBEDDED, fit_environment, refused_settings, write_merged
+from agent_trainers.cli.models import EMBEDDED, refused_settings, write_merged
 from agent_trainers.cli.output_folder import EVALUATION_FILE
+from agent_trainers.cli.played import environments_played, programs_played
 from agent_trainers.cli.results import SampleCollector, describe_run, write_results
 from agent_trainers.cli.train_options import (
     PROGRAM,
@@ -101,7 +95,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         dry_run.prepare(config)
         trainer, _ = make_trainer(options, config)
         given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-        dry_run.dry_run(trainer, f"{options.algorithm} on {options.env}", given)
+        dry_run.dry_run(trainer, f"{options.algorithm} on {options.program or options.env}", given)
         return 0
     folder = Path(config.output_dir)
     is_main = int(os.environ.get("RANK", "0")) == 0  # the others leave the folder to it
@@ -148,8 +142,8 @@ def train(
     trainer, evaluated_on = make_trainer(options, config)
     stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
     trainer.add_callback(stop)
-    progress = show_progress(trainer, f"{options.algorithm} on {options.env}")
-    collector = SampleCollector(trainer, options.env, options.sample_steps)
+    progress = show_progress(trainer, f"{options.algorithm} on {options.program or options.env}")
+    collector = SampleCollector(trainer, options.program or options.env, options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
@@ -211,25 +205,23 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> tuple[StepG
         ConfigurationError: If the model cannot be loaded.
     """
     environment = environment_settings(options)
-    env_kwargs, eval_kwargs = environment["env_kwargs"], environment["eval_env_kwargs"]
-    look = look_at(environment_maker(options.env, env_kwargs), options.env)
+    if options.program is None:  # what is wrong with it is said before a model is loaded
+        look = look_at(environment_maker(options.env, environment["env_kwargs"]), options.env)
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
-    env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, look, say_once)
-    make_env = environment_maker(options.env, env_kwargs)
-    make_eval_env = environment_maker(options.env, env_kwargs | eval_kwargs, "--eval_env_kwargs")
-    if eval_kwargs:
-        tasks = first_tasks(count_tasks(make_eval_env), options.num_eval_tasks)
-        split = Split(None, tasks, json.dumps(eval_kwargs))
+    if options.program is not None:
+        source, eval_source, split = programs_played(options, config.seed)
     else:
-        split = hold_out(look.num_tasks, options.num_eval_tasks, config.seed)
+        source, eval_source, split = environments_played(
+            environment, look, tokenizer, options.num_eval_tasks, config.seed, say_once
+        )
     given = config.model_init_kwargs or {}
     config.model_init_kwargs = {**options.load_arguments(), **given}
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
             model=model,
-            env=make_env,
-            eval_env=make_eval_env,
+            env=source,
+            eval_env=eval_source,
             args=config,
             train_dataset=split.train and Dataset.from_dict({"task": split.train}),
             eval_dataset=Dataset.from_dict({"task": split.eval}) if split.eval else None,

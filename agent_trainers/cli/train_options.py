@@ -1,7 +1,7 @@
 """The options of ``agent-r1-train``, and the settings files that they stand on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
@@ -11,6 +11,7 @@ from agent_trainers.cli.arguments import CommandParser, check_range, json_object
 from agent_trainers.cli.first_checks import given_values
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
+from agent_trainers.cli.played import OF_PROGRAMS, ProgramArguments, check_program
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.machine import fast_precision
@@ -19,6 +20,7 @@ from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
 PROGRAM: Final = "agent-r1-train"
 HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "environment": ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks"),
+    "program": ("program", *OF_PROGRAMS),
     "model": (
         "model", "dtype", "max_prompt_length", "max_completion_length", "bf16", "use_cpu", "lora_r",
         "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapter",
@@ -54,7 +56,7 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
 
 
 @dataclass
-class TrainArguments(ModelArguments):
+class TrainArguments(ProgramArguments, ModelArguments):
     """What to train, where, and how it is measured."""
 
     env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to train in.")
@@ -64,11 +66,18 @@ class TrainArguments(ModelArguments):
     eval_env_kwargs: str | None = HfArg(
         default=None, help="Those that differ where it is evaluated, as JSON."
     )
+    eval_tasks: str | None = HfArg(
+        default=None, help="With a program: a file of the tasks on which it is measured."
+    )
+    frozen_roles: list[str] | None = field(
+        default=None,
+        metadata={"help": "Roles of a program that the model plays and does not learn."},
+    )
     algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
     num_eval_tasks: int = HfArg(
         default=200,
         help="Tasks played once before and once after training; 0 for none. Without "
-        "eval_env_kwargs they are held out of training, at most a fifth of all.",
+        "eval_env_kwargs or eval_tasks they are held out of training, at most a fifth of all.",
     )
     sample_steps: int = HfArg(
         default=10,
@@ -128,8 +137,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     given = given_values(PROGRAM, arguments)
     path = find_recipe(given.config, given.model)
     settings = read_config(path)
-    if given.env not in (None, settings.get("env", TrainArguments.env)):
-        of_another = ("env_kwargs", "eval_env_kwargs")
+    if given.program or given.env not in (None, settings.get("env", TrainArguments.env)):
+        of_another = ("env", "env_kwargs", "eval_env_kwargs")
         settings = {name: settings[name] for name in settings if name not in of_another}
     algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
     # each evaluation task is played once
@@ -153,11 +162,15 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
 
 
 def environment_settings(options: TrainArguments) -> dict[str, Any]:
-    """Return which environment is trained in, and by which arguments.
+    """Return what is played, and by which arguments: an environment, or a program.
 
     Raises:
-        ConfigurationError: If arguments are no JSON object.
+        ConfigurationError: If arguments are no JSON object, or contradict each other.
     """
+    check_program(options)
+    if options.program is not None:
+        names = ("program", "tasks", "eval_tasks", "reward", "frozen_roles")
+        return {name: getattr(options, name) for name in names}
     return {
         "env": options.env,
         "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),

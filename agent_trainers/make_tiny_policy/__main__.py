@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, json_object, refuse, run_command
-from agent_trainers.cli.environments import environment_maker, look_at
+from agent_trainers.cli.environments import environment_maker, look_at, see_modules_here
 from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.tiny_policy import TINY_POLICY
 
 PROGRAM: Final = "python -m agent_trainers.make_tiny_policy"
+_NAMING: Final = ("env", "env_kwargs", "program", "tasks", "reward")
+"""Options that say what is learned, here and in ``agent-r1-train``."""
+_GOES_WITH: Final = {
+    "env_kwargs": "env", "tasks": "program", "reward": "program", "oracle": "program",
+}  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,23 +39,35 @@ def run(arguments: Sequence[str]) -> None:
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
     check_range(options, "at least 0", lambda value: value >= 0, "seed")
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success")
-    if options.env is None:
-        if options.env_kwargs is not None:
-            raise ConfigurationError("--env_kwargs goes with --env.")
+    _check_source(options)
+    if options.env is None and options.program is None:
         from agent_trainers.make_tiny_policy import embedded
 
         embedded.make(options.output or TINY_POLICY, options.seed)
         return
-    kwargs = json_object(options.env_kwargs, "--env_kwargs")
-    make_env = environment_maker(options.env, kwargs)
     output = options.output or Path("runs/tiny_policy")
     _check_output(output)
-    look_at(make_env, options.env)
+    if options.env is not None:
+        kwargs = json_object(options.env_kwargs, "--env_kwargs")
+        make_env = environment_maker(options.env, kwargs)
+        look_at(make_env, options.env)
+    else:
+        see_modules_here()
+        oracle = lookup_or_import({}, options.oracle, kind="oracle")
     from agent_trainers.make_tiny_policy import own
+    from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons, Lessons, ProgramLessons
+    from agent_trainers.programs import ProgramTasks
 
+    given = {name: value for name in _NAMING if (value := getattr(options, name)) is not None}
+    words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items())
+    lessons: Lessons
+    if options.env is not None:
+        lessons = EnvironmentLessons(words, make_env)
+    else:
+        source = ProgramTasks(options.program, options.tasks, reward=options.reward)
+        lessons = ProgramLessons(words, source, oracle)
     reached = own.make(
-        options.env,
-        make_env,
+        lessons,
         output,
         seed=options.seed,
         num_tasks=options.num_tasks,
@@ -62,18 +80,38 @@ def run(arguments: Sequence[str]) -> None:
             "Reinforcement learning would have nothing to reward: give it more --num_steps or "
             "--num_tasks, or make the first tasks easier.\n"
         )
-    given = f" --env_kwargs {shlex.quote(options.env_kwargs)}" if options.env_kwargs else ""
-    sys.stdout.write(f"Train it with: agent-r1-train --env {options.env}{given} --model {output}\n")
+    sys.stdout.write(f"Train it with: agent-r1-train {words} --model {output}\n")
+
+
+def _check_source(options: argparse.Namespace) -> None:
+    """Refuse options that do nothing beside those that are given, or lack some."""
+    for name, needed in _GOES_WITH.items():
+        if getattr(options, name) is not None and getattr(options, needed) is None:
+            raise ConfigurationError(f"--{name} goes with --{needed}.")
+    if options.program is None:
+        return
+    if options.env is not None:
+        raise ConfigurationError("--env and --program: give one of the two.")
+    if options.tasks is None or options.oracle is None:
+        raise ConfigurationError("--program needs --tasks and --oracle.")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
-        description="Make a tiny policy that knows the words of an environment and solves some of "
-        "its tasks, for reinforcement learning to mend. Without --env: the embedded policy.",
+        description="Make a tiny policy that knows the words of an environment, or of a program, "
+        "and solves some of its tasks, for reinforcement learning to mend. Without --env and "
+        "--program: the embedded policy.",
     )
     parser.add_argument("--env", help="Gymnasium id, as my_module:MyEnv-v0")
     parser.add_argument("--env_kwargs", help="its keyword arguments as JSON")
+    parser.add_argument("--program", help="a program instead, as agent-r1-train takes it")
+    parser.add_argument("--tasks", help="with --program: the file of its tasks")
+    parser.add_argument("--reward", help="with --program: what scores its answers")
+    parser.add_argument(
+        "--oracle", help="with --program: my_module:my_function(task, messages), which returns "
+        "what the model should say",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, help="folder to write; default: runs/tiny_policy")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     parser.add_argument(

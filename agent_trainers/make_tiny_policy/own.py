@@ -1,9 +1,8 @@
-"""A tiny policy for any environment that has reference actions.
+"""A tiny policy for any environment that has reference actions, and for any program with an oracle.
 
-Its words are those of the environment's own texts and references, and pieces of words where it
-meets others; its weights come from supervised training on references, which stops while there is
-something left to learn by reward. So an author sees in minutes whether an environment can be
-learned at all.
+Its words are those of the texts and references, and pieces of words where it meets others; its
+weights come from supervised training on references, which stops while there is something left to
+learn by reward. So an author sees in minutes whether a thing can be learned at all.
 """
 
 import copy
@@ -19,11 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import Row, make_rows
-from agent_trainers.cli.environments import count_tasks
 from agent_trainers.make_tiny_policy.embedded import (
     CHAT_TEMPLATE,
     END,
@@ -32,12 +29,10 @@ from agent_trainers.make_tiny_policy.embedded import (
     START,
     make_model,
 )
+from agent_trainers.make_tiny_policy.lessons import Lessons, split_tasks
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.recipes import MODEL_RECIPE, RECIPES
-from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.rollout.episode import TextEnv
-from agent_trainers.rollout.evaluation import evaluate_policy
 
 VOCABULARY: Final = 2000
 MAX_CONTEXT: Final = 4096
@@ -45,26 +40,23 @@ LEARNING_RATE: Final = 3e-3
 WARMUP_STEPS: Final = 40
 TOKENS_PER_STEP: Final = 6000
 STEPS_PER_LOOK: Final = 40
-NUM_TESTED: Final = 48
 ROOM: Final = 1.5
 """How much longer than the longest reference a turn may be."""
 
 
 def make(
-    env_id: str,
-    make_env: Callable[[], TextEnv],
+    lessons: Lessons,
     output: Path,
     *,
-    seed: int,
-    num_tasks: int,
-    num_steps: int,
-    success: float,
+    seed: int = 0,
+    num_tasks: int = 256,
+    num_steps: int = 600,
+    success: float = 0.4,
 ) -> float:
-    """Make a policy for an environment, measure it, and save it with the recipe that trains it.
+    """Make a policy, measure it, and save it with the recipe that trains it.
 
     Args:
-        env_id: The environment's id, for what is written.
-        make_env: Makes the environment.
+        lessons: What it learns from.
         output: The folder.
         seed: Of the weights and the order of demonstrations.
         num_tasks: References that are shown, at most.
@@ -79,29 +71,30 @@ def make(
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    shown, tested = _tasks(make_env, num_tasks, rng)
-    tokenizer = make_tokenizer(_texts(make_env, shown))
+    shown, tested = split_tasks(lessons, num_tasks, rng)
+    tokenizer = make_tokenizer(lessons.texts(shown))
     renderer = ChatRenderer(tokenizer)
-    told = [t for t in play_reference(make_env, renderer, shown) if t.metrics.get("success", 1) > 0]
+    told = [t for t in lessons.show(renderer, shown) if t.metrics.get("success", 1) > 0]
     rows = [row for number, trajectory in enumerate(told) for row in make_rows(trajectory, number)]
     rows = [row for row in rows if len(row.prompt_ids) + len(row.completion_ids) <= MAX_CONTEXT]
     if not rows:
         raise ConfigurationError(
-            f"None of the {len(shown)} references of {env_id} ends in success within {MAX_CONTEXT} "
-            "tokens. Check its reference_actions() with python -m agent_envs.check."
+            f"None of the {len(shown)} references of {lessons.options} ends in success within "
+            f"{MAX_CONTEXT} tokens. Check an environment's reference_actions() with python -m "
+            "agent_envs.check."
         )
     turn = int(ROOM * max(len(t.completion_ids) for played in told for t in played.transitions))
     model = make_model(tokenizer, max_position_embeddings=MAX_CONTEXT + turn)
 
     def measure() -> float:
         policy = transformers_policy(model, tokenizer, max_new_tokens=turn)
-        return evaluate_policy(make_env, policy, tested).metrics.get("success", 0.0)
+        return lessons.measure(policy, tested)
 
     reached = train(model, rows, tokenizer.pad_token_id, measure, rng, num_steps, success)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     write_recipe(output / MODEL_RECIPE, turn)
-    _write_card(output, env_id, model, reached, len(tested))
+    _write_card(output, lessons.options, model, reached, len(tested))
     return reached
 
 
@@ -192,36 +185,6 @@ def write_recipe(path: Path, max_completion_length: int) -> None:
     write_text(path, yaml.safe_dump(kept, sort_keys=False))
 
 
-def _tasks(
-    make_env: Callable[[], TextEnv], count: int, rng: np.random.Generator
-) -> tuple[list[int], list[int]]:
-    """Return tasks whose reference is shown, and others that are played to measure."""
-    if (num_tasks := count_tasks(make_env)) is None:
-        drawn = rng.integers(ENDLESS, size=count + NUM_TESTED).tolist()
-        return drawn[:count], drawn[count:]
-    order = rng.permutation(num_tasks).tolist()
-    num_tested = min(NUM_TESTED, num_tasks // 5)
-    if num_tested == 0:
-        return order, order
-    return order[num_tested:][:count], order[:num_tested]
-
-
-def _texts(make_env: Callable[[], TextEnv], tasks: Sequence[int]) -> Iterator[str]:
-    """Yield what is said while references are played: by the environment, and by its reference."""
-    env = make_env()
-    try:
-        for task in tasks:
-            _, info = env.reset(seed=task, options={"task": task})
-            for action in getattr(env.unwrapped, "reference_actions", list)():
-                yield action
-                *_, terminated, truncated, info = env.step(action)
-                yield from (m["content"] for m in info["messages"] if m["role"] != "system")
-                if terminated or truncated:
-                    break
-    finally:
-        env.close()
-
-
 def _batches(rows: Sequence[Row], rng: np.random.Generator) -> Iterator[list[Row]]:
     """Yield batches of about as many tokens, epoch after epoch."""
     batch: list[Row] = []
@@ -243,18 +206,18 @@ def _loss(model: Any, rows: Sequence[Row], pad_token_id: int) -> torch.Tensor:
     return loss
 
 
-def _write_card(output: Path, env_id: str, model: Any, reached: float, num_tested: int) -> None:
+def _write_card(output: Path, options: str, model: Any, reached: float, num_tested: int) -> None:
     write_text(
         output / "README.md",
-        f"""# A tiny policy for {env_id}
+        f"""# A tiny policy for {options}
 
 A Qwen3-type model of {model.num_parameters():,} parameters, made from nothing by
-`python -m agent_trainers.make_tiny_policy --env {env_id}`: its words are those of the environment's
-texts, its weights come from supervised training on reference actions. Success before any
+`python -m agent_trainers.make_tiny_policy {options}`: its words are those of the
+texts there, its weights come from supervised training on reference actions. Success before any
 reinforcement learning, sampled at temperature 1: {reached:.0%} of {num_tested} tasks that it was
 not shown.
 
-Train it with `agent-r1-train --env {env_id} --model {output}`, which takes its settings from
+Train it with `agent-r1-train {options} --model {output}`, which takes its settings from
 `{MODEL_RECIPE}` here.
 """,
     )

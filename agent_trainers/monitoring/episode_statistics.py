@@ -3,11 +3,12 @@
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from agent_trainers.algorithms.roles import take_apart
 from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -48,6 +49,12 @@ class EpisodeSummary:
     """Tokens of the last state and action: the length of the episode."""
     timings: dict[str, float]
     """Seconds by kind of work."""
+    roles: tuple[str, ...] = ()
+    """Who acted in each step; ``""`` where there are no roles."""
+    reward_owners: tuple[str | None, ...] = ()
+    """Whose the reward of each step is; None: everybody's."""
+    frozen_roles: frozenset[str] = frozenset()
+    """Roles that nothing is learned from."""
 
     @property
     def num_steps(self) -> int:
@@ -102,6 +109,11 @@ def summarise(
         tool_seconds=[trajectory.step_seconds[t] for t in with_calls if t < num_timed],
         num_tokens=len(last.prompt_ids) + len(last.completion_ids) if last else 0,
         timings=dict(trajectory.timings),
+        roles=tuple(t.role for t in trajectory.transitions),
+        reward_owners=tuple(
+            t.role if t.info.get("owns_reward") else None for t in trajectory.transitions
+        ),
+        frozen_roles=frozenset(t.role for t in trajectory.transitions if t.is_frozen),
     )
 
 
@@ -133,7 +145,8 @@ def trainer_metrics(
     ``metrics/<metric>`` of the environment; ``episodes/<stop reason>`` and ``actions/<error code>``
     as shares; ``tools/…`` with calls, failures and latencies; ``context/…``, what states left out;
     ``groups/without_variance``, the share of groups whose members all earned the same;
-    ``completions/…`` in tokens; ``time/…`` in seconds of the batch (generation is shared out,
+    ``completions/…`` in tokens; ``roles/<role>/…``, of the episodes in which the role acted: its
+    return, turns and tokens; ``time/…`` in seconds of the batch (generation is shared out,
     environments add up).
     """
     scored = [episode for episode in episodes if episode.is_scorable]
@@ -160,6 +173,7 @@ def trainer_metrics(
     counts = _sum(episode.step_counts for episode in scored)
     metrics |= {name: count / num_steps for name, count in counts.items()}
     metrics |= _tools(scored)
+    metrics |= _roles(scored)
     lengths = [sum(episode.lengths) for episode in scored]
     metrics["completions/mean_length"] = float(np.mean(lengths))
     metrics["completions/max_length"] = float(max(lengths))
@@ -195,6 +209,26 @@ def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
         metrics["tools/seconds_mean"] = float(np.mean(seconds))
         metrics["tools/seconds_p95"] = float(np.quantile(seconds, 0.95))
         metrics["tools/seconds_max"] = max(seconds)
+    return metrics
+
+
+def _roles(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Return what each role earned and did, over the episodes in which it acted."""
+    parts = [
+        (part.group_id.rpartition("/")[2], part)
+        for episode in scored
+        if any(episode.roles)
+        for part in take_apart(replace(episode, frozen_roles=frozenset()))
+    ]
+    metrics = {}
+    for role in sorted({role for role, _ in parts}):
+        own = [part for name, part in parts if name == role]
+        for name, values in (
+            ("return", [sum(part.rewards) for part in own]),
+            ("mean_turns", [len(part.steps) for part in own]),
+            ("mean_length", [sum(part.lengths) for part in own]),
+        ):
+            metrics[f"roles/{role or 'other'}/{name}"] = float(np.mean(values))
     return metrics
 
 

@@ -74,6 +74,7 @@ class VLLMServerPolicy(TokenPolicy):
             self._complete_all,
             eos_token_ids=settings.eos_token_ids,
             max_prompt_tokens=int(max_model_length) - settings.max_new_tokens,
+            settings=settings,
         )
 
     def close(self) -> None:

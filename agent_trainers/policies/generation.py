@@ -1,6 +1,6 @@
 """What policies take and give: a state in, one model turn out, as text and as tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +27,9 @@ class GenerationRequest:
     """The step before in the same episode: its tokens are the prefix of a state that extends it."""
     rng: np.random.Generator
     """The episode's own generator; every draw of the policy comes from it."""
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """Says of the tokens sampled so far whether the turn ends there, beside the policy's own ends.
+    A policy may sample on: who asks cuts the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ class TokenPolicy(Policy):
         eos_token_ids: Sequence[int],
         max_prompt_tokens: int,
         make_stream: MakeStream | None = None,
+        settings: SamplingSettings | None = None,
     ) -> None:
         """Put a chat template in front of `complete`.
 
@@ -44,7 +45,9 @@ class TokenPolicy(Policy):
             make_stream: Makes what serves a rollout without waves, of two functions: from a request
                 to its tokens (None where they do not fit), and from tokens and what was sampled
                 after them to an action. None for the stream of any other policy.
+            settings: How tokens are drawn; None if nobody is to be told.
         """
+        self.sampling = settings.distribution if settings is not None else {}
         self._renderer = renderer
         self._complete = complete
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -75,6 +78,14 @@ class TokenPolicy(Policy):
         """Return the tokens of a state; None where it does not fit."""
         ids = self._prompt_ids(request)
         return ids if len(ids) <= self._max_prompt_tokens else None
+
+    def decode(self, completion_ids: Sequence[int]) -> str:
+        """Return sampled tokens as text, without special tokens."""
+        return self._renderer.decode(completion_ids)
+
+    def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Say whether the chat template shows tools."""
+        return self._renderer.shows_tools(tools)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
         return self._renderer.prompt_ids(request.messages, request.tools, request.previous)
@@ -128,6 +139,7 @@ def transformers_policy(
         eos_token_ids=eos_token_ids,
         max_prompt_tokens=context_length(model) - settings.max_new_tokens,
         make_stream=make_stream if can_serve(model, settings) else None,
+        settings=settings,
     )
 
 

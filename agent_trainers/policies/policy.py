@@ -1,7 +1,8 @@
 """Who acts: the base class of every policy, and of those that act through another one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from agent_envs.core.contexts import estimate_tokens
@@ -30,6 +31,8 @@ class Policy(ABC):
     max_concurrency: int | None = None
     """How many calls of `generate` a rollout may have under way at once, each in a thread of its
     own and with one request; None: one call at a time, with all states that wait."""
+    sampling: Mapping[str, float] = MappingProxyType({})
+    """How tokens are drawn, by the names of `SamplingSettings`; empty where it is not known."""
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -51,6 +54,14 @@ class Policy(ABC):
         """Return the tokens of a state: none where only a server knows, None if it does not fit."""
         return []
 
+    def decode(self, completion_ids: Sequence[int]) -> str | None:
+        """Return sampled tokens as text; None where only a server knows tokens."""
+        return None
+
+    def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Say whether the model sees the tools of a request."""
+        return True
+
 
 class PolicyWrapper(Policy):
     """Acts through another policy, and generates as that one does: in slots, waves or threads.
@@ -62,6 +73,7 @@ class PolicyWrapper(Policy):
         """Act through `policy`."""
         self.policy = policy
         self.max_concurrency = policy.max_concurrency
+        self.sampling = policy.sampling
 
     def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
         """Return what the policy is asked, or the action itself: then it is not asked."""
@@ -99,6 +111,14 @@ class PolicyWrapper(Policy):
         """Return the tokens of a state, as the policy sees it without this wrapper."""
         return self.policy.encode(request)
 
+    def decode(self, completion_ids: Sequence[int]) -> str | None:
+        """Return sampled tokens as text."""
+        return self.policy.decode(completion_ids)
+
+    def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Say whether the model sees the tools of a request."""
+        return self.policy.shows_tools(tools)
+
 
 class _WrappedStream(GenerationStream):
     """A stream with a wrapper's `before` and `after` around it."""
@@ -135,6 +155,9 @@ class _WrappedStream(GenerationStream):
         self._stream.drop(key)
         if (request := self._requests.pop(key, None)) is not None:
             self._wrapper.forget(request.episode_id)
+
+    def rest(self, key: int) -> None:
+        self._stream.rest(key)
 
     def close(self) -> None:
         self._stream.close()

@@ -54,6 +54,17 @@ class SamplingSettings:
         is_cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p is not None
         return is_cut or self.repetition_penalty != 1.0 or self.temperature == 0.0
 
+    @property
+    def distribution(self) -> dict[str, float]:
+        """What tokens are drawn from, by the names of the fields."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+        }
+
     def generation_config(self, **options: Any) -> GenerationConfig:
         """Return what ``generate`` wants to know, with more `options` of its own."""
         return GenerationConfig(

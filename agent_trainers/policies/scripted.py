@@ -31,6 +31,10 @@ class ScriptedPolicy(Policy):
         """Return the bytes of a state."""
         return [token for message in request.messages for token in _tokens(message["content"])]
 
+    def decode(self, completion_ids: Sequence[int]) -> str:
+        """Return bytes as text."""
+        return bytes(completion_ids).decode("utf-8", "replace")
+
     def _generation(self, request: GenerationRequest) -> Generation:
         text = self._act(request)
         completion_ids = _tokens(text)

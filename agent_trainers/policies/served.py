@@ -72,6 +72,7 @@ class OpenAIPolicy(Policy):
         if max_new_tokens < 1:
             raise ConfigurationError(f"max_new_tokens ({max_new_tokens}) must be at least 1.")
         self.max_concurrency = max_concurrency
+        self.sampling = {"temperature": temperature, "top_p": top_p}
         self._parallel_calls = parallel_calls
         self._format = tool_format
         self._control_tokens = tuple(control_tokens)

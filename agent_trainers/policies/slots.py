@@ -129,6 +129,8 @@ class _Turn:
     uniforms: np.ndarray[Any, np.dtype[np.float64]] | None
     num_stored: int
     """Tokens of the prompt whose keys and values the slot holds."""
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """Says whether the turn ends with what was sampled so far, for who asked."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -174,6 +176,7 @@ class SlotStream(ModelStream):
         self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
         self._reading: dict[int, _Turn] = {}
         self._writing: dict[int, _Turn] = {}
+        self._resting: dict[int, None] = {}  # episodes whose slots others may have, oldest first
 
     @property
     def has_requests(self) -> bool:
@@ -182,10 +185,15 @@ class SlotStream(ModelStream):
 
     def drop(self, key: int) -> None:
         """Free the slot of episode `key`."""
-        for turns in (self._waiting, self._reading, self._writing):
+        for turns in (self._waiting, self._reading, self._writing, self._resting):
             turns.pop(key, None)
         if key in self._stored:
             self._free.append(self._stored.pop(key)[0])
+
+    def rest(self, key: int) -> None:
+        """Let an episode that waits have the slot of `key` if there is no other."""
+        if key in self._stored:
+            self._resting[key] = None
 
     def close(self) -> None:
         """Give the model back and free the memory."""
@@ -207,8 +215,11 @@ class SlotStream(ModelStream):
         """Give slots to those who wait; return those whose state does not fit."""
         ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
+            self._resting.pop(key, None)
             if key not in self._stored and len(self._stored) >= self._max_slots:
-                continue
+                if not self._resting:
+                    continue
+                self.drop(next(iter(self._resting)))
             del self._waiting[key]
             prompt = self._prompt(request)
             if prompt is None:
@@ -222,7 +233,7 @@ class SlotStream(ModelStream):
                 uniforms = request.rng.random(self._settings.max_new_tokens)
             known = min(_common_prefix(tokens, prompt), len(prompt) - 1)
             self._stored[key] = (slot, prompt)
-            self._reading[key] = _Turn(slot, prompt, uniforms, known)
+            self._reading[key] = _Turn(slot, prompt, uniforms, known, request.is_over)
         return ready
 
     def _read(self) -> None:
@@ -309,7 +320,9 @@ class SlotStream(ModelStream):
         """Take out the turns that have ended; their slots keep what was said."""
         ready: list[StreamedResult] = []
         for key, turn in list(self._writing.items()):
-            is_ended = turn.token_ids[-1] in self._settings.eos_token_ids
+            is_ended = turn.token_ids[-1] in self._settings.eos_token_ids or (
+                turn.is_over is not None and turn.is_over(turn.token_ids)
+            )
             if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
                 continue
             del self._writing[key]

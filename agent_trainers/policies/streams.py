@@ -46,6 +46,9 @@ class GenerationStream(ABC):
         """Forget episode `key`, which is over, and what it asked for."""
         self._waiting.pop(key, None)
 
+    def rest(self, key: int) -> None:  # noqa: B027 - most keep nothing
+        """Let others have what is kept for episode `key`: it may not come back for long."""
+
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what is held; nothing is asked any more."""
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import gymnasium as gym
 
@@ -36,7 +36,21 @@ IDLE_SECONDS: Final = 0.05
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["EpisodeSpec", "Rollout", "TextEnv", "template_tools"]
+__all__ = ["Collector", "EpisodeSpec", "Rollout", "TextEnv", "template_tools"]
+
+
+class Collector(Protocol):
+    """Plays episodes: in environments (`Rollout`), or by running programs."""
+
+    def collect(
+        self,
+        specs: Sequence[EpisodeSpec],
+        on_end: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Play one episode per spec; return the trajectories in order, also those that failed."""
+
+    def close(self) -> None:
+        """Give back what is kept for the next call."""
 
 
 class Rollout:

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k
 from agent_trainers.policies import Policy, Usage
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Collector, EpisodeSpec, Rollout, TextEnv
 from agent_trainers.trajectory import Trajectory
 
 
@@ -54,7 +54,20 @@ def evaluate_policy(
     ks: Sequence[int] = (1,),
     seed: int = 0,
 ) -> Evaluation:
-    """Play every task `samples_per_task` times; `seed` is that of every draw.
+    """Play every task `samples_per_task` times in environments; see `evaluate`."""
+    rollout = Rollout(make_env, policy)
+    return evaluate(rollout, tasks, samples_per_task=samples_per_task, ks=ks, seed=seed)
+
+
+def evaluate(
+    rollout: Collector,
+    tasks: Sequence[int],
+    *,
+    samples_per_task: int = 1,
+    ks: Sequence[int] = (1,),
+    seed: int = 0,
+) -> Evaluation:
+    """Play every task `samples_per_task` times; `seed` is that of every draw. Closes `rollout`.
 
     `ks` are the k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
     be scored are left out.
@@ -62,7 +75,7 @@ def evaluate_policy(
     specs = plan_samples(tasks, samples_per_task, seed)
     solved = 0
     with (
-        contextlib.closing(Rollout(make_env, policy)) as rollout,
+        contextlib.closing(rollout),
         tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
     ):
 

@@ -1,6 +1,7 @@
 """From trajectories to a batch that can be trained: rows, tensors, weights, credit; in one pass."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.episodes import Array
+from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
@@ -105,7 +107,8 @@ class BatchBuilder:
     def _compare(self, _: BatchRecord, episodes: Sequence[EpisodeSummary], __: int) -> Credit:
         """Estimate over all processes: groups may be spread, and statistics are the batch's."""
         settings = self._args.estimator_settings
-        return Credit(estimate(self._args.advantage_estimator, episodes, **settings))
+        compare = functools.partial(estimate, self._args.advantage_estimator, **settings)
+        return Credit(estimate_by_role(compare, episodes))
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []

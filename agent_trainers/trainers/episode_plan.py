@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -12,13 +12,108 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.episode import EpisodeSpec, TextEnv
+from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.rendering import Schemas
+from agent_trainers.rollout.collector import Collector, Rollout
+from agent_trainers.rollout.episode import EpisodeSpec, TextEnv, template_tools
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """What is played: tasks by number, and who plays them."""
+
+    @property
+    def num_tasks(self) -> int | None:
+        """How many tasks there are; None where they are endless."""
+
+    @property
+    def tools(self) -> Schemas:
+        """What the chat template has to describe; None where it has nothing to."""
+
+    @property
+    def reward_terms(self) -> Mapping[str, float] | None:
+        """The reward terms and their weights; None where they are not known before they come."""
+
+    @property
+    def outcome_terms(self) -> frozenset[str]:
+        """Reward terms that are outcomes."""
+
+    def make_rollout(
+        self,
+        policy: Policy,
+        *,
+        step_timeout: float,
+        episode_timeout: float | None,
+        group_quorum: float,
+        is_any_active: Callable[[bool], bool] | None,
+    ) -> Collector:
+        """Return who plays; the settings are those of `Rollout`."""
+
+
+class EnvironmentTasks:
+    """The tasks of an environment, played by `Rollout`."""
+
+    def __init__(self, env: str | MakeEnv) -> None:
+        """Play `env`, a Gymnasium id or a function that makes an environment."""
+        self._make_env = env_maker(env)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """How many tasks there are; None where they are endless."""
+        return self._probed.num_tasks
+
+    @property
+    def tools(self) -> Schemas:
+        """What the chat template has to describe; None where the state does."""
+        return self._probed.tools
+
+    @property
+    def reward_terms(self) -> Mapping[str, float] | None:
+        """The reward terms and their weights; None where the environment does not say."""
+        return self._probed.reward_terms
+
+    @property
+    def outcome_terms(self) -> frozenset[str]:
+        """Reward terms that are outcomes."""
+        return self._probed.outcome_terms
+
+    @functools.cached_property
+    def _probed(self) -> "_Probed":
+        env = self._make_env()
+        inner = env.unwrapped
+        _, info = env.reset(seed=0)
+        env.close()
+        return _Probed(
+            num_tasks=getattr(inner, "num_tasks", None),
+            tools=template_tools(info),
+            reward_terms=getattr(inner, "reward_weights", None),
+            outcome_terms=getattr(inner, "outcome_terms", frozenset()),
+        )
+
+    def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
+        """Return what plays `policy` in the environment."""
+        return Rollout(self._make_env, policy, **settings)
+
+
+class _Probed(NamedTuple):
+    """What one environment, made to be asked, said of all."""
+
+    num_tasks: int | None
+    tools: Schemas
+    reward_terms: Mapping[str, float] | None
+    outcome_terms: frozenset[str]
+
+
+def task_source(env: str | MakeEnv | TaskSource) -> TaskSource:
+    """Return what is played: `env` itself if it is that, else the tasks of an environment."""
+    if isinstance(env, TaskSource):
+        return env
+    return EnvironmentTasks(env)
 
 
 class EpisodePlayer:
@@ -29,7 +124,7 @@ class EpisodePlayer:
         args: StepGRPOConfig,
         processes: ProcessGroup,
         group_sizes: Mapping[str, int],
-        rollouts: Mapping[str, Rollout],
+        rollouts: Mapping[str, Collector],
     ) -> None:
         """Play groups of the given sizes in the given rollouts, both by mode."""
         self._args, self._processes, self._group_sizes = args, processes, group_sizes
@@ -101,9 +196,8 @@ def plan_episodes(
     return specs
 
 
-def all_tasks(env: TextEnv, args: StepGRPOConfig) -> Dataset:
-    """Return a row per task of `env`; of an endless family, as many as ``max_steps`` needs."""
-    num_tasks = getattr(env.unwrapped, "num_tasks", None)
+def all_tasks(num_tasks: int | None, args: StepGRPOConfig) -> Dataset:
+    """Return a row per task; of an endless family, as many as ``max_steps`` needs."""
     if num_tasks is not None:
         return Dataset.from_dict({"task": list(range(num_tasks))})
     if args.max_steps <= 0:
@@ -152,16 +246,15 @@ def env_maker(env: str | MakeEnv) -> MakeEnv:
     return functools.partial(gym.make, env) if isinstance(env, str) else env
 
 
-def check_schedules(args: StepGRPOConfig, env: TextEnv) -> None:
-    """Make sure that scheduled reward terms are terms of the environment.
+def check_schedules(args: StepGRPOConfig, source: TaskSource) -> None:
+    """Make sure that scheduled reward terms are terms of what is played.
 
     Raises:
         UnknownNameError: If one is not.
     """
-    weights = getattr(env.unwrapped, "reward_weights", None)
-    if weights is not None:
+    if source.reward_terms is not None:
         for name in args.schedules:
-            lookup(weights, name, kind="scheduled reward term")
+            lookup(source.reward_terms, name, kind="scheduled reward term")
 
 
 def environment_reward(**_: Any) -> list[float]:

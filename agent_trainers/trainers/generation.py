@@ -15,11 +15,10 @@ from trl.models import unwrap_model_for_generation
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.local import MakeStream, TokenPolicy, context_length
-from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream
-from agent_trainers.rollout.episode import TextEnv, template_tools
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.dropout import without_dropout
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -76,15 +75,14 @@ class TrainerSampler:
         """Largest drift of log-probabilities that is accepted; None where they are not alike."""
         return None if self.settings.is_truncated else self.args.max_logprob_drift
 
-    def make_policy(self, probe: TextEnv) -> TokenPolicy:
-        """Make the policy that plays; `probe` says which tools there are.
+    def make_policy(self, tools: Schemas) -> TokenPolicy:
+        """Make the policy that plays; `tools` are what the chat template has to describe.
 
         Raises:
             ConfigurationError: If the model has no room, or does not see its tools.
         """
         renderer = ChatRenderer(self.tokenizer, self.args.chat_template_kwargs or {})
-        _, info = probe.reset(seed=0)
-        if tools := template_tools(info):
+        if tools:
             renderer.check_tools(tools)
         limit = context_length(self.model)
         if self.args.use_vllm and self.args.vllm_max_model_length:
@@ -104,6 +102,7 @@ class TrainerSampler:
             eos_token_ids=self.eos_token_ids,
             max_prompt_tokens=max_prompt_tokens,
             make_stream=self._stream_maker(),
+            settings=self.settings,
         )
 
     def _stream_maker(self) -> MakeStream | None:

@@ -6,7 +6,6 @@ models, PEFT, vLLM, reference models, optimisation, logging and callbacks; five 
 overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches what that relies on.
 """
 
-import functools
 import logging
 import time
 from typing import Any, Final
@@ -26,21 +25,18 @@ from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
-from agent_trainers.policies.local import context_length
-from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.episode import TextEnv
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
 from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
 from agent_trainers.trainers.episode_plan import (
     EpisodePlayer,
     MakeEnv,
+    TaskSource,
     all_tasks,
     check_schedules,
     check_tasks,
-    env_maker,
     environment_reward,
+    task_source,
 )
 from agent_trainers.trainers.generation import sampler_of
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -67,11 +63,11 @@ class StepGRPOTrainer(ResumableTrainer):
     def __init__(
         self,
         model: Any,
-        env: str | MakeEnv,
+        env: str | MakeEnv | TaskSource,
         args: StepGRPOConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        eval_env: str | MakeEnv | None = None,
+        eval_env: str | MakeEnv | TaskSource | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
@@ -83,7 +79,7 @@ class StepGRPOTrainer(ResumableTrainer):
         Args:
             model: A causal language model, or its name or path.
             env: A Gymnasium id, or a function that makes an environment; called once for each
-                episode that runs at the same time.
+                episode that runs at the same time. Or `ProgramTasks`: a program and its tasks.
             args: Settings.
             train_dataset: Rows with a column ``task``, the index of a task of `env`. All tasks of
                 `env` if not given; of an endless family, as many as ``max_steps`` needs.
@@ -99,11 +95,10 @@ class StepGRPOTrainer(ResumableTrainer):
             ConfigurationError: If something is not supported; the message names it.
         """
         args = args or StepGRPOConfig("step-grpo")
-        make_env = env_maker(env)
-        probe = make_env()
-        train_dataset = check_tasks(
-            "train_dataset", all_tasks(probe, args) if train_dataset is None else train_dataset
-        )
+        source = task_source(env)
+        if train_dataset is None:
+            train_dataset = all_tasks(source.num_tasks, args)
+        train_dataset = check_tasks("train_dataset", train_dataset)
         check_tasks("eval_dataset", eval_dataset)
         _TRL_LOGGER.addFilter(_is_true_here)
         super().__init__(
@@ -122,34 +117,33 @@ class StepGRPOTrainer(ResumableTrainer):
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
         if args.disable_dropout:
             disable_attention_dropout(self.model)
-        check_schedules(args, probe)
-        self._compose(probe, make_env, None if eval_env is None else env_maker(eval_env))
-        probe.close()
+        check_schedules(args, source)
+        self._compose(source, None if eval_env is None else task_source(eval_env))
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
         self._trained_beside: tuple[torch.nn.Module, ...] = ()
         """Models that are trained beside the policy."""
 
-    def _compose(self, probe: TextEnv, make_env: MakeEnv, make_eval_env: MakeEnv | None) -> None:
+    def _compose(self, source: TaskSource, eval_source: TaskSource | None) -> None:
         """Make the objects that play, score, build and report."""
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.accelerator)
         self.sampler = sampler_of(self)
-        rollout = functools.partial(
-            Rollout,
-            policy=self.sampler.make_policy(probe),
-            step_timeout=self.args.step_timeout,
-            episode_timeout=self.args.episode_timeout,
-            group_quorum=self.args.group_quorum,
-            is_any_active=self.processes.any if self.sampler.is_collective else None,
-        )
-        train = rollout(make_env)
+        settings: dict[str, Any] = {
+            "policy": self.sampler.make_policy(source.tools),
+            "step_timeout": self.args.step_timeout,
+            "episode_timeout": self.args.episode_timeout,
+            "group_quorum": self.args.group_quorum,
+            "is_any_active": self.processes.any if self.sampler.is_collective else None,
+        }
+        train = source.make_rollout(**settings)
+        evaluate = train if eval_source is None else eval_source.make_rollout(**settings)
         self.player = EpisodePlayer(
             self.args,
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
-            {"train": train, "eval": rollout(make_eval_env) if make_eval_env else train},
+            {"train": train, "eval": evaluate},
         )
         self.scorer = Scorer(
             args=self.args,
@@ -178,7 +172,7 @@ class StepGRPOTrainer(ResumableTrainer):
             processes=self.processes,
             metrics=self._metrics,
             texts=self._logs if self.log_completions else None,
-            outcome_terms=getattr(probe.unwrapped, "outcome_terms", frozenset()),
+            outcome_terms=source.outcome_terms,
             faults=FaultWatch(self.args.max_fault_share),
             max_drift=self.sampler.max_drift,
         )

@@ -58,7 +58,7 @@ def make_trainer(
     trainer = StepGRPOTrainer(
         model=model, env=ENVIRONMENT, args=config, processing_class=load_tokenizer()
     )
-    trainer.player.rollouts["train"] = RecordedRollout(batches)  # type: ignore[assignment]
+    trainer.player.rollouts["train"] = RecordedRollout(batches)
     return trainer
 
 

@@ -18,6 +18,7 @@ from agent_trainers.make_tiny_policy.embedded import (
     make_model,
     make_tokenizer,
 )
+from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.evaluation import evaluate_policy
@@ -93,10 +94,8 @@ def test_success_before_training_is_low_but_not_nothing(model, tokenizer):
 
 def test_a_policy_for_an_own_environment_knows_its_words_and_brings_its_recipe(tmp_path):
     make_env = functools.partial(gym.make, "AgentR1/SyntheticArithmetic-v0")
-    reached = own.make(
-        "AgentR1/SyntheticArithmetic-v0", make_env, tmp_path / "tiny",
-        seed=0, num_tasks=16, num_steps=2, success=0.4,
-    )  # fmt: skip
+    lessons = EnvironmentLessons("--env AgentR1/SyntheticArithmetic-v0", make_env)
+    reached = own.make(lessons, tmp_path / "tiny", seed=0, num_tasks=16, num_steps=2, success=0.4)
     assert 0.0 <= reached <= 1.0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
     env = make_env()

@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs import tool
 from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
+from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import SlotCache, SlotStream, can_serve
@@ -165,18 +166,50 @@ def test_an_episode_that_is_dropped_frees_its_slot(make_policy):
     env = gym.make(ID)
     _, info = env.reset(options={"task": 0})
 
-    class Request:
-        messages, tools, previous = info["messages"], info["tools"], None
-        rng = np.random.default_rng(0)
-
-    stream.add(0, Request)
+    request = GenerationRequest(
+        episode_id=0,
+        messages=info["messages"],
+        tools=info["tools"],
+        previous=None,
+        rng=np.random.default_rng(0),
+    )
+    stream.add(0, request)
     stream.advance()
     assert stream.has_requests
     stream.drop(0)
     assert not stream.has_requests
-    stream.add(1, Request)
+    stream.add(1, request)
     stream.advance()
     assert stream._stored[1][0] == 0
+
+
+def test_an_episode_that_rests_gives_its_slot_to_one_that_waits_and_loses_nothing(make_policy):
+    env = gym.make(ID)
+    _, info = env.reset(options={"task": 0})
+
+    def request():
+        return GenerationRequest(
+            episode_id=0, messages=info["messages"], tools=info["tools"], previous=None,
+            rng=np.random.default_rng(3),
+        )  # fmt: skip
+
+    def finish(stream):
+        ready = []
+        while stream.has_requests and not ready:
+            ready = stream.advance()
+        return [(key, generation.completion_ids) for key, generation in ready]
+
+    stream = make_policy(max_batch_size=1).open_stream()
+    stream.add(0, request())
+    ((_, expected),) = finish(stream)
+    stream.add(1, request())
+    for _ in range(3):
+        assert stream.advance() == []  # 0 may still come back
+    stream.rest(0)
+    assert finish(stream) == [(1, expected)]
+    stream.rest(1)
+    stream.add(0, request())
+    assert finish(stream) == [(0, expected)]
 
 
 @pytest.fixture

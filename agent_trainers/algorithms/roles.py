@@ -1,0 +1,111 @@
+"""Credit by role: each role of an episode is compared with the same role of its group's others.
+
+What one role does differs from what another does, so their returns have nothing to be compared by.
+Here an episode is taken apart into one for each role. A reward that the whole earned counts for
+every role, at its last step before: so the return of a role's step is what the episode earned from
+there on. A reward of one role's own counts for that role alone.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.episodes import Array, Episode
+
+
+class EpisodeOfRoles(Episode, Protocol):
+    """What has to be known of an episode with roles."""
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """Who acted in each step, shape (S,); ``""`` where there are no roles."""
+
+    @property
+    def reward_owners(self) -> Sequence[str | None]:
+        """Whose the reward of each step is, shape (S,); None: everybody's."""
+
+    @property
+    def frozen_roles(self) -> frozenset[str]:
+        """Roles that learn nothing, and are compared with nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleEpisode:
+    """One role's part of an episode; fits `Episode`."""
+
+    group_id: str
+    rewards: Sequence[float]
+    lengths: Sequence[int]
+    anchors: Sequence[Hashable]
+    is_truncated: bool
+    is_scorable: bool
+    steps: Sequence[int]
+    """Its steps in the episode."""
+
+
+def estimate_by_role(
+    estimate: Callable[[Sequence[Episode]], Sequence[Array]], episodes: Sequence[EpisodeOfRoles]
+) -> list[Array]:
+    """Estimate the advantage of each step within its role.
+
+    Args:
+        estimate: An estimator with its settings; gives one advantage per step.
+        episodes: A whole batch.
+
+    Returns:
+        For each episode float32 of shape (S,), 0 in the steps of frozen roles; shape (0,) where it
+        could not be scored. Where no episode has roles, what `estimate` returns.
+
+    Raises:
+        ConfigurationError: If `estimate` gives something else than one number per step.
+    """
+    if not any(any(episode.roles) for episode in episodes):
+        return list(estimate(episodes))
+    parts = [(i, part) for i, episode in enumerate(episodes) for part in take_apart(episode)]
+    estimates = estimate([part for _, part in parts])
+    advantages = [
+        np.zeros(len(episode.rewards) if episode.is_scorable else 0, np.float32)
+        for episode in episodes
+    ]
+    for (i, part), values in zip(parts, estimates, strict=True):
+        if not part.is_scorable:
+            continue
+        if len(values) != len(part.steps):
+            raise ConfigurationError(
+                "Roles are compared step by step, but the advantage estimator gave "
+                f"{len(values)} numbers for {len(part.steps)} steps. Use one that gives an "
+                "advantage per step, such as grpo_step."
+            )
+        advantages[i][list(part.steps)] = values
+    return advantages
+
+
+def take_apart(episode: EpisodeOfRoles) -> list[RoleEpisode]:
+    """Return one episode for each role that learns."""
+    parts = []
+    for role in dict.fromkeys(episode.roles):
+        if role in episode.frozen_roles:
+            continue
+        steps = [t for t, name in enumerate(episode.roles) if name == role]
+        rewards = [0.0] * len(steps)
+        for t, (reward, owner) in enumerate(
+            zip(episode.rewards, episode.reward_owners, strict=True)
+        ):
+            before = sum(step <= t for step in steps)  # what came first was none of its doing
+            if before and owner in (None, role):
+                rewards[before - 1] += reward
+        parts.append(
+            RoleEpisode(
+                group_id=f"{episode.group_id}/{role}",
+                rewards=rewards,
+                lengths=[episode.lengths[t] for t in steps],
+                anchors=[episode.anchors[t] for t in steps],
+                is_truncated=episode.is_truncated,
+                is_scorable=episode.is_scorable,
+                steps=steps,
+            )
+        )
+    return parts

@@ -1,0 +1,211 @@
+"""`Gateway`: OpenAI's API on loopback, in front of a policy."""
+
+import itertools
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import lookup
+from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
+from agent_trainers.gateway.limits import SessionLimits
+from agent_trainers.gateway.session import Session, SessionClosedError
+from agent_trainers.policies.policy import Policy
+
+_START_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 2
+_SWITCH_SECONDS: Final = 0.0005
+"""The thread that computes lets the one that serves go on after this time. With Python's own 5 ms
+each call would wait for it several times."""
+_SOME_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
+}
+"""Shows whether the chat template describes tools."""
+
+
+class Gateway:
+    """Programs that talk to OpenAI's API play with a policy, each in a session of its own.
+
+    ::
+
+        with Gateway(policy) as gateway:
+            session = gateway.open(task_id="17", group_id="g3", seed=7)
+            client = openai.OpenAI(base_url=session.base_url, api_key=session.key)
+            ...                                     # the program's own loop, framework and tools
+            trajectory = session.close(reward=1.0)
+
+    Calls of all sessions go through one stream of the policy, as the episodes of a rollout do. Any
+    thread may open and close sessions.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        tool_format: str | ToolFormat = "hermes",
+        limits: SessionLimits | None = None,
+        ignored_parameters: Collection[str] = (),
+        in_thread: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """Prepare to serve `policy`; the server starts with ``with``.
+
+        Args:
+            policy: Who acts.
+            tool_format: How the model writes its calls: a name or a format, as for environments.
+            limits: What one session may ask for; `SessionLimits` by default.
+            ignored_parameters: Parameters of requests that count for nothing, whatever a program
+                sends: the policy's own way holds. All others are honoured or refused by name.
+            in_thread: Whether the policy works in a thread of the gateway's own, from ``with`` to
+                its end; its weights have to stay as they are. False: it works where and while
+                `generate` is called, as a trainer does between two steps.
+            host: Where to listen.
+            port: Where to listen; 0 for any free port.
+
+        Raises:
+            MissingExtraError: If the libraries of the extra ``gateway`` are not installed.
+            UnknownNameError: If there is no such tool format.
+        """
+        require_extra("gateway", "The gateway", "starlette", "uvicorn")
+        if isinstance(tool_format, str):
+            tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
+        self._policy, self._format = policy, tool_format
+        self._limits = limits or SessionLimits()
+        self._ignored = frozenset(ignored_parameters)
+        self._in_thread = in_thread
+        self._host, self._port = host, port
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+        self._numbers, self._keys = itertools.count(), itertools.count()
+        self._loop = GenerationLoop(policy, lambda: len(self._sessions))
+        self._server: Any = None
+        self._threads: list[threading.Thread] = []
+        self._is_closing = False
+
+    def __enter__(self) -> Self:
+        """Start to serve."""
+        import uvicorn
+
+        from agent_trainers.gateway.application import Application
+
+        application = Application(
+            policy=self._policy,
+            loop=self._loop,
+            sessions=self._sessions,
+            tool_format=self._format,
+            ignored_parameters=self._ignored,
+            shows_tools=self._format.is_native and self._policy.shows_tools([_SOME_TOOL]),
+        )
+        config = uvicorn.Config(
+            application.asgi(),
+            access_log=False,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+            timeout_keep_alive=60,
+            ws="none",
+        )
+        listening = socket.create_server((self._host, self._port), backlog=2048)
+        self._port = listening.getsockname()[1]
+        self._server = uvicorn.Server(config)
+        self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._server.started:
+            if not self._threads[0].is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("The gateway's server did not start; see its log above.")
+            time.sleep(0.001)
+        if self._in_thread:
+            self._start("gateway-policy", self._work)
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop to serve; what is under way is refused."""
+        self._is_closing = True
+        self._server.should_exit = True
+        for thread in self._threads[1:]:
+            thread.join()
+        self._loop.refuse_all(SessionClosedError("the gateway is closed"))
+        self._threads[0].join()
+        sys.setswitchinterval(self._switch_seconds)
+
+    def open(
+        self,
+        *,
+        task_id: str,
+        group_id: str | None = None,
+        seed: int | Sequence[int] = 0,
+        limits: SessionLimits | None = None,
+    ) -> Session:
+        """Open a session: an episode.
+
+        Args:
+            task_id: What the program is to do.
+            group_id: Episodes with the same id are compared with each other; `task_id` if None.
+            seed: Of all that is sampled in it, as for ``np.random.default_rng``; another one for
+                each member of a group.
+            limits: Its limits; the gateway's if None.
+        """
+        if self._server is None or self._is_closing:
+            raise SessionClosedError("The gateway is not open: open sessions inside its `with`.")
+        session = Session(
+            number=next(self._numbers),
+            task_id=task_id,
+            group_id=task_id if group_id is None else group_id,
+            seed=seed,
+            limits=limits or self._limits,
+            tool_format=self._format,
+            decode=self._policy.decode,
+            new_key=lambda: next(self._keys),
+            drop=self._loop.drop,
+            on_close=self._forget,
+            address=f"http://{self._host}:{self._port}",
+        )
+        with self._lock:
+            self._sessions[session.id] = session
+        return session
+
+    def generate(
+        self, is_active: Callable[[], bool], is_any_active: Callable[[bool], bool] = bool
+    ) -> None:
+        """Let the policy work for the sessions in this thread, while `is_active`.
+
+        For ``in_thread=False``: the policy's stream, and with it a trainer's model, is held from
+        here until it returns. `is_any_active` as in `Rollout`, where generation is collective.
+
+        Raises:
+            Exception: What the policy raised; all calls under way have failed with it.
+        """
+        self._loop.run(is_active, is_any_active)
+
+    def _forget(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.pop(session.id, None)
+
+    def _start(self, name: str, function: Callable[[], None]) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while not self._is_closing:
+            try:
+                self._loop.run(lambda: not self._is_closing)
+            except Exception as error:  # noqa: BLE001 - foreign code; its callers are told
+                self._loop.refuse_all(error)
+                time.sleep(IDLE_SECONDS)

@@ -1,0 +1,339 @@
+"""A session: one episode of a program, from its calls to a trajectory."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agent_envs.core.openai_format import FunctionCall
+from agent_envs.core.tool import Tool
+from agent_envs.core.tool_formats import ToolFormat
+from agent_envs.errors import AgentEnvsError
+from agent_trainers.gateway.api_error import ApiError
+from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, State, Turn
+from agent_trainers.gateway.limits import SessionLimits
+from agent_trainers.gateway.record import Record, Reward
+from agent_trainers.gateway.tool_calls import read_calls
+from agent_trainers.gateway.turn_end import Decode, TurnEnd
+from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+
+class SessionClosedError(AgentEnvsError, RuntimeError):
+    """A session was used after its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a program asks of the model with one call, whichever of the API's endpoints it uses."""
+
+    messages: Sequence[ApiMessage]
+    """The whole conversation."""
+    tools: Mapping[str, Tool]
+    """The program's functions by name."""
+    shown_tools: list[dict[str, Any]] | None
+    """What the chat template is given; None where the messages describe the tools."""
+    reads_calls: bool = True
+    """Whether calls in what the model writes are given as calls."""
+    is_parallel: bool = True
+    """Whether a turn may hold several calls."""
+    num_choices: int = 1
+    """Turns that are sampled in the same state."""
+    max_tokens: int | None = None
+    """Tokens of a turn, at most."""
+    stops: tuple[str, ...] = ()
+    """Texts that end a turn."""
+    reply_kind: str = "chatcmpl"
+    """What the id of the reply begins with."""
+    seed: int | None = None
+    """The same seed in the same state of the same session samples the same turn."""
+    role: str = ""
+    """Who asks, where a program has several roles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """A turn that is being sampled."""
+
+    key: int
+    """Whose turn it is in the policy's stream."""
+    state: State
+    request: GenerationRequest
+    end: TurnEnd
+
+
+class Session:
+    """One episode. Its owner opens, rewards and closes it; its program knows `base_url` and `key`.
+
+    Any thread may use it.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        task_id: str,
+        group_id: str,
+        seed: int | Sequence[int],
+        limits: SessionLimits,
+        tool_format: ToolFormat,
+        decode: Decode,
+        new_key: Callable[[], int],
+        drop: Callable[[int], None],
+        on_close: Callable[["Session"], None],
+        address: str,
+    ) -> None:
+        """Begin an episode; `Gateway.open` does."""
+        self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(32)
+        self.base_url = f"{address}/{self.id}/v1"
+        """Where the API begins, for this session alone."""
+        self.task_id, self.group_id, self.limits = task_id, group_id, limits
+        self.responses: dict[str, list[ApiMessage]] = {}
+        """The conversations that ``previous_response_id`` may go on from, by the reply's id."""
+        self._number = number
+        self._entropy = [seed] if isinstance(seed, int) else [*seed]
+        self._rng = np.random.default_rng(seed)
+        self._format, self._decode = tool_format, decode
+        self._new_key, self._drop, self._on_close = new_key, drop, on_close
+        self._lock = threading.Lock()
+        self._conversations = Conversations(tool_format)
+        self._record = Record()
+        self._free_keys: dict[int, Turn] = {}  # with the turn sampled there last
+        self._busy_keys: set[int] = set()
+        self._num_calls = self._num_replies = 0
+        self._trouble: ApiError | None = None  # of the newest call, if it failed
+        self._started = self._last_used = time.monotonic()
+        self._trajectory: Trajectory | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the session may still last."""
+        return self._started + self.limits.timeout_seconds - time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long no call has been under way."""
+        with self._lock:
+            return 0.0 if self._busy_keys else time.monotonic() - self._last_used
+
+    def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
+        """Reward the newest turn, beside what it has been rewarded with.
+
+        Args:
+            reward: A number, or one per reward term; a mere number is the term ``process``.
+            reply_id: The ``id`` of the reply whose turn is meant; of several choices the last.
+
+        Raises:
+            ValueError: If there is no such turn, or a reward is no finite number.
+            SessionClosedError: If the session is closed.
+        """
+        with self._lock:
+            if self._trajectory is not None:
+                raise SessionClosedError("The session is closed: rewards come before its end.")
+            self._record.reward(reward, "process", reply_id)
+
+    def close(
+        self,
+        reward: Reward | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        stop_reason: StopReason | str | None = None,
+        error: str | None = None,
+    ) -> Trajectory:
+        """End the episode; calls under way are refused. Closing it again gives the same.
+
+        Args:
+            reward: For the newest turn, as in `reward`; a mere number is the term ``outcome``. None
+                where `reward` has said all.
+            metrics: What was measured; ``success`` among them where it is known.
+            stop_reason: Why it ended. If not given: `ANSWERED`, or, where the program's newest call
+                failed for a limit, for the time or for the policy, that.
+            error: What went wrong, where it failed.
+
+        Raises:
+            ValueError: If a reward is no finite number.
+        """
+        with self._lock:
+            if self._trajectory is None:
+                if self._record.steps and reward is not None:
+                    self._record.reward(reward, "outcome")
+                reason, why = self._end()
+                self._trajectory = self._record.trajectory(
+                    task_id=self.task_id,
+                    group_id=self.group_id,
+                    metrics=dict(metrics or {}),
+                    seconds=time.monotonic() - self._started,
+                    stop_reason=StopReason(stop_reason or reason),
+                    error=error or (why if stop_reason is None else None),
+                )
+                for key in (*self._free_keys, *self._busy_keys):
+                    self._drop(key)
+        self._on_close(self)
+        return self._trajectory
+
+    def admit(self, ask: Ask) -> list[Sampling]:
+        """Begin a call; return what is to be sampled, one for each choice. Then `release` it.
+
+        Raises:
+            ApiError: If the call is refused.
+        """
+        with self._lock:
+            self._check(ask)
+            state = self._conversations.read(ask.messages, ask.shown_tools)
+            left = self.limits.max_tokens - self._record.usage.completion_tokens
+            end = TurnEnd(self._decode, min(left, ask.max_tokens or left), ask.stops)
+            rng = self._rng if ask.seed is None else self._seeded(ask.seed)
+            previous = state.previous.transition if state.previous else None
+            samplings = []
+            for _ in range(ask.num_choices):
+                request = GenerationRequest(
+                    episode_id=self._number,
+                    messages=state.messages,
+                    tools=ask.shown_tools,
+                    previous=previous,
+                    rng=rng,
+                    is_over=end,
+                )
+                key = self._take_key(state.previous)
+                samplings.append(Sampling(key=key, state=state, request=request, end=end))
+            self._num_calls += ask.num_choices
+            return samplings
+
+    def note(
+        self,
+        ask: Ask,
+        samplings: Sequence[Sampling],
+        generations: Sequence[Generation],
+        seconds: float,
+    ) -> tuple[str, list[Turn]]:
+        """Note what a call brought; return the id of its reply, and its turns.
+
+        Raises:
+            ApiError: If the state did not fit, or the session has ended.
+        """
+        with self._lock:
+            self._check_open()
+            self._record.generate_seconds += seconds
+            if any(generation.finish_reason == "overflow" for generation in generations):
+                raise ApiError(
+                    400,
+                    "The messages do not fit into the model's context. Send fewer, or shorter.",
+                    param="messages",
+                    code="context_length_exceeded",
+                    stop_reason=StopReason.CONTEXT_OVERFLOW,
+                )
+            reply_id = f"{ask.reply_kind}-{self._num_replies}"
+            self._num_replies += 1
+            turns = []
+            for sampling, generation in zip(samplings, generations, strict=True):
+                self._record.usage += generation.spent
+                turn = self._turn(ask, sampling, generation)
+                self._conversations.note(sampling.state, turn)
+                self._record.add(turn.transition, reply_id)
+                self._free(sampling.key, turn)
+                turns.append(turn)
+            self._trouble = None
+            return reply_id, turns
+
+    def release(self, samplings: Sequence[Sampling]) -> None:
+        """End a call; what is still being sampled for it is given up."""
+        with self._lock:
+            self._last_used = time.monotonic()
+            for sampling in samplings:
+                if sampling.key in self._busy_keys:
+                    self._busy_keys.discard(sampling.key)  # for good: a late answer may be its own
+                    self._drop(sampling.key)
+
+    def note_trouble(self, error: ApiError) -> None:
+        """Note why a call failed: if no later one succeeds, the episode ended with it."""
+        with self._lock:
+            if error.stop_reason is not None:
+                self._trouble = error
+
+    def _check(self, ask: Ask) -> None:
+        self._check_open()
+        limits, used = self.limits, self._record.usage
+        if self.seconds_left <= 0:
+            raise _over("timeout_seconds", limits.timeout_seconds, StopReason.TIMEOUT)
+        if self._num_calls + ask.num_choices > limits.max_calls:
+            raise _over("max_calls", limits.max_calls, StopReason.TURN_LIMIT)
+        if used.completion_tokens >= limits.max_tokens:
+            raise _over("max_tokens", limits.max_tokens, StopReason.TOKEN_LIMIT)
+        if len(self._busy_keys) + ask.num_choices > limits.max_concurrent_calls:
+            raise ApiError(
+                429,
+                f"{limits.max_concurrent_calls} calls of this session may be under way at once "
+                "(max_concurrent_calls). Wait for one of them.",
+                code="rate_limit_exceeded",
+            )
+
+    def _check_open(self) -> None:
+        if self._trajectory is not None:
+            raise ApiError(403, "The session is closed: its episode is over.", code="closed")
+
+    def _seeded(self, seed: int) -> np.random.Generator:
+        return np.random.default_rng([*self._entropy, seed])
+
+    def _take_key(self, previous: Turn | None) -> int:
+        """Return a key of the stream: one that holds the tokens of `previous`, if it is free."""
+        holding = (k for k, turn in self._free_keys.items() if turn is previous)
+        key = next(holding, next(iter(self._free_keys), None))
+        if key is None:
+            key = self._new_key()
+        self._free_keys.pop(key, None)
+        self._busy_keys.add(key)
+        return key
+
+    def _free(self, key: int, turn: Turn) -> None:
+        self._busy_keys.discard(key)
+        self._free_keys[key] = turn
+
+    def _turn(self, ask: Ask, sampling: Sampling, generation: Generation) -> Turn:
+        generation, cut_text = sampling.end.cut(generation)
+        text = generation.text if cut_text is None else cut_text
+        content, calls = text, list[FunctionCall]()
+        action: dict[str, Any] | None = None
+        if ask.tools and ask.reads_calls:
+            content, calls, action = read_calls(text, ask.tools, self._format, ask.is_parallel)
+        place = len(self._record.steps)
+        transition = Transition(
+            messages=sampling.state.messages,
+            prompt_ids=generation.prompt_ids,
+            completion_ids=generation.completion_ids,
+            logprobs=generation.logprobs,
+            action=generation.text,
+            reward=0.0,
+            reward_terms={},
+            terminated=False,
+            truncated=False,
+            info={
+                "action": action,
+                "finish_reason": generation.finish_reason,
+                **({"agent_role": ask.role} if ask.role else {}),
+            },
+        )
+        numbered = [ApiCall(id=f"call_{place}_{i}", function=call) for i, call in enumerate(calls)]
+        return Turn(
+            transition=transition,
+            tools=ask.shown_tools,
+            message=ApiMessage(role="assistant", content=content, calls=tuple(numbered)),
+            text=text,
+            is_whole=cut_text is None and generation.finish_reason == "stop",
+        )
+
+    def _end(self) -> tuple[StopReason, str | None]:
+        """Say why the episode ends now, and what went wrong."""
+        if self._trouble is not None and self._trouble.stop_reason is not None:
+            return self._trouble.stop_reason, self._trouble.message
+        if not self._record.steps:
+            return StopReason.ENVIRONMENT_ERROR, "The program never asked the model."
+        return StopReason.ANSWERED, None
+
+
+def _over(limit: str, value: float, reason: StopReason) -> ApiError:
+    text = f"The session has reached its limit: {limit} is {value:g}. The episode is over."
+    return ApiError(403, text, code=limit, stop_reason=reason)

@@ -1,0 +1,88 @@
+"""Our environments for programs: their tools to call, their tasks to solve, their rewards to earn.
+
+::
+
+    def run(session, task):
+        world = EnvironmentTools("AgentR1/SyntheticMultiHop-v0", task=task["task"])
+        ...                                   # any framework, with world.question and world.tools
+        return world.outcome(answer)
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import gymnasium as gym
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.event_loop import resolve
+from agent_envs.core.tool import Tool
+from agent_trainers.programs.program import Outcome
+
+
+class EnvironmentTools:
+    """One episode of an environment, played by calling its tools; calls may come from any thread.
+
+    Every call is a step of the environment, and so is the answer: its turn limit counts both.
+    """
+
+    def __init__(self, env_id: str, *, task: int, seed: int = 0, **kwargs: Any) -> None:
+        """Make the environment `env_id` with `kwargs`, and begin task number `task`."""
+        self._env: Any = gym.make(env_id, **kwargs)
+        self._lock = threading.Lock()
+        self.question, info = self._env.reset(seed=seed, options={"task": task})
+        self.messages: list[dict[str, Any]] = list(info["messages"])
+        """The system prompt and the question."""
+        self.schemas: list[dict[str, Any]] = list(info["tools"])
+        """The tools as OpenAI's API takes them."""
+        self._reward = 0.0
+        self._metrics: dict[str, float] = {}
+        self._is_over = False
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The environment's tools: name, description and parameters of each."""
+        return list(self._env.unwrapped.tools.values())
+
+    def call(self, name: str, /, **arguments: Any) -> str:
+        """Call a tool; return what it says, also where the call was wrong."""
+        return self._step(self._env.unwrapped.write_call(name, **arguments))
+
+    def function(self, name: str) -> Callable[..., str]:
+        """Return a tool as a function of its arguments."""
+        return lambda **arguments: self.call(name, **arguments)
+
+    def reference_actions(self) -> list[str]:
+        """Return the turns that solve the task, where the environment knows them; for oracles."""
+        return list(self._env.unwrapped.reference_actions())
+
+    def outcome(self, answer: str | None) -> Outcome:
+        """Answer, and return what the whole episode earned; None leaves the question open."""
+        if answer is not None:
+            self._step(self._env.unwrapped.write_answer(answer))
+        metrics = self._metrics or dict(self._env.unwrapped.metrics())
+        self.close()
+        return Outcome(reward=self._reward, metrics=metrics)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def __enter__(self) -> Self:
+        """Begin a block at whose end the environment is closed."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the environment."""
+        self.close()
+
+    def _step(self, action: str) -> str:
+        with self._lock:
+            if self._is_over:
+                return "The episode is over."
+            observation, reward, terminated, truncated, info = resolve(self._env.step(action))
+            self._reward += float(reward)
+            self._is_over = terminated or truncated
+            if self._is_over:
+                self._metrics = dict(info.get("metrics", {}))
+            return str(observation)

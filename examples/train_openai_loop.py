@@ -1,0 +1,63 @@
+"""Train a plain loop around OpenAI's client: no framework, no change, the embedded policy.
+
+    agent-r1-train --program examples.train_openai_loop:run --tasks tasks.jsonl
+
+Or as it stands, ``python examples/train_openai_loop.py``: it writes the tasks and trains on them.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
+
+ENVIRONMENT = "AgentR1/SyntheticMultiHop-v0"
+CLIENT = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")  # made once: it takes its time
+MAX_TURNS = 4
+
+
+def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Answer a question: search until the model answers instead of calling."""
+    world = EnvironmentTools(ENVIRONMENT, task=task["task"], split=task["split"])
+    client = CLIENT.with_options(base_url=session.base_url, api_key=session.key)
+    messages: list[Any] = [*world.messages]
+    for _ in range(MAX_TURNS):
+        reply = client.chat.completions.create(
+            model="policy", messages=messages, tools=world.schemas
+        )
+        message = reply.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            answer = re.search("<answer>(.*?)</answer>", message.content or "", re.DOTALL)
+            return world.outcome(answer[1].strip() if answer else None)
+        for call in message.tool_calls:
+            found = world.call(call.function.name, **json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+    return world.outcome(None)
+
+
+def train(program: str, name: str, *options: str) -> None:
+    """Train a program on 2,000 worlds, and measure it on 200 others."""
+    from agent_trainers.cli.train import main
+
+    folder = Path("runs") / name
+    files = {split: write_tasks(folder, split, n) for split, n in (("train", 2000), ("test", 200))}
+    given = ["--tasks", files["train"], "--eval_tasks", files["test"], *options, *sys.argv[1:]]
+    main(["--program", program, *given, "--output_dir", str(folder), "--overwrite"])
+
+
+def write_tasks(folder: Path, split: str, count: int) -> str:
+    """Write the numbers of some worlds, a row for each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{split}_tasks.jsonl"
+    rows = [json.dumps({"task": number, "split": split}) + "\n" for number in range(count)]
+    path.write_text("".join(rows))
+    return str(path)
+
+
+if __name__ == "__main__":
+    train("examples.train_openai_loop:run", "openai_loop")

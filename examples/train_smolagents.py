@@ -1,0 +1,81 @@
+"""Train a smolagents agent as its documentation writes it, with a tiny policy that knows its words.
+
+smolagents tells the model what was called and found in a wording of its own, and answers are calls
+of `final_answer`; the embedded policy knows neither. So a policy is made first, from what an oracle
+says to the same program::
+
+    program="--program examples.train_smolagents:run --tasks tasks.jsonl"
+    python -m agent_trainers.make_tiny_policy $program --oracle examples.train_smolagents:oracle
+    agent-r1-train $program --model runs/tiny_policy
+
+Or as it stands, ``python examples/train_smolagents.py``: it does both. Needs ``pip install
+'smolagents[openai]'``.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
+
+from agent_trainers.make_tiny_policy import own
+from agent_trainers.make_tiny_policy.lessons import ProgramLessons
+from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
+from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, train
+
+HTTP = httpx.Client(limits=httpx.Limits(max_connections=None))  # made once: it takes its time
+
+
+class Search(Tool):
+    """The environment's search as a tool of smolagents."""
+
+    name = "search"
+    description = "Search the passages for a query."
+    inputs: ClassVar = {"query": {"type": "string", "description": "What to look for."}}
+    output_type = "string"
+
+    def __init__(self, world: EnvironmentTools) -> None:
+        """Search in `world`."""
+        super().__init__()
+        self.world = world
+
+    def forward(self, query: str) -> str:
+        """Search."""
+        return self.world.call("search", query=query)
+
+
+def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Answer a question with an agent that calls the environment's search."""
+    world = EnvironmentTools(ENVIRONMENT, task=task["task"], split=task["split"])
+    model = OpenAIModel(
+        "policy",
+        session.base_url,
+        session.key,
+        client_kwargs={"http_client": HTTP},
+        tool_choice="auto",  # its default, "required", cannot be promised of a model that samples
+    )
+    agent = ToolCallingAgent(
+        tools=[Search(world)], model=model, max_steps=MAX_TURNS - 1, verbosity_level=LogLevel.OFF
+    )
+    answer = agent.run(world.messages[-1]["content"])
+    return world.outcome(None if answer is None else str(answer))
+
+
+def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
+    """Return the turn that solves the task from here."""
+    world = EnvironmentTools(ENVIRONMENT, task=task["task"], split=task["split"])
+    *calls, answer = world.reference_actions()
+    place = sum(message["role"] == "assistant" for message in messages)
+    if place < len(calls):
+        return calls[place]
+    final = {"name": "final_answer", "arguments": {"answer": answer[8:-9]}}  # out of its tags
+    return f"<tool_call>{json.dumps(final)}</tool_call>"
+
+
+if __name__ == "__main__":
+    tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(400)])
+    policy = Path("runs/smolagents_policy")
+    own.make(ProgramLessons("examples.train_smolagents:run", tasks, oracle), policy)
+    train("examples.train_smolagents:run", "smolagents", "--model", str(policy))

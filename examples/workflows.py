@@ -1,0 +1,125 @@
+"""Workflows and roles as programs: each is a function that asks the model as one role or several.
+
+    agent-r1-train --program examples.workflows:plan_and_execute --tasks tasks.jsonl --model ...
+
+As it stands, ``python examples/workflows.py`` makes a tiny policy for `plan_and_execute` and trains
+planner and executor; what it prints compares them with their untrained selves.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from agent_trainers.make_tiny_policy import own
+from agent_trainers.make_tiny_policy.lessons import ProgramLessons
+from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
+from examples.train_openai_loop import ENVIRONMENT, train
+
+CLIENT = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")  # made once
+MAX_STEPS = 3
+GAP = "$"
+"""Stands in a plan for what the step before it finds."""
+
+
+def ask(session: ProgramSession, *said: str) -> str:
+    """Ask the model; what is said alternates between the program and the model."""
+    roles = ("user", "assistant")
+    messages: list[Any] = [{"role": roles[i % 2], "content": s} for i, s in enumerate(said)]
+    client = CLIENT.with_options(base_url=session.base_url, api_key=session.key)
+    reply = client.chat.completions.create(model="policy", messages=messages)
+    return (reply.choices[0].message.content or "").strip()
+
+
+def begin(task: dict[str, Any]) -> EnvironmentTools:
+    """Begin the task of a row."""
+    return EnvironmentTools(ENVIRONMENT, task=task["task"], split=task["split"])
+
+
+def plan_and_execute(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Plan the whole chain of searches before any of them runs, then fill its gaps and answer."""
+    world = begin(task)
+    plan = ask(session.role("planner"), f"plan : {world.question}").splitlines()
+    executor, found = session.role("executor"), ""
+    for step in plan[:MAX_STEPS]:
+        query = ask(executor, f"fill : {step}\n{found}") if GAP in step else step
+        found = world.call("search", query=query)
+    return world.outcome(ask(executor, f"answer : {world.question}\n{found}"))
+
+
+def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
+    """Return what planner or executor should say to `plan_and_execute`."""
+    world = begin(task)
+    *calls, answer = world.reference_actions()
+    queries = [call.split('"query": "')[1].split('"')[0] for call in calls]
+    said = messages[-1]["content"]
+    if said.startswith("plan"):
+        first, *others = queries
+        return "\n".join([first, *(f"{query.partition(' of ')[0]} of {GAP}" for query in others)])
+    if said.startswith("fill"):
+        wanted = said.partition(" : ")[2].partition(" of ")[0]
+        return next(query for query in queries if query.startswith(f"{wanted} of "))
+    return answer[len("<answer>") : -len("</answer>")]
+
+
+def naive_rag(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Search once for the question itself, and answer from what comes."""
+    world = begin(task)
+    found = world.call("search", query=world.question)
+    return world.outcome(ask(session, f"answer : {world.question}\n{found}"))
+
+
+def iterative_rag(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Let the model choose each query from what was found, then answer."""
+    world = begin(task)
+    notes = ""
+    for _ in range(MAX_STEPS - 1):
+        query = ask(session, f"search : {world.question}\n{notes}")
+        notes += world.call("search", query=query) + "\n"
+    return world.outcome(ask(session, f"answer : {world.question}\n{notes}"))
+
+
+def reflect_and_retry(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Try; where that was wrong, say what to do otherwise, and try once more with it in mind."""
+    outcome = naive_rag(session.role("solver"), task)
+    if outcome.metrics["success"]:
+        return outcome
+    advice = ask(session.role("reflector"), f"reflect : {begin(task).question}")
+    world = begin(task)
+    found = world.call("search", query=advice)
+    second = world.outcome(ask(session.role("solver"), f"answer : {world.question}\n{found}"))
+    # A second success is worth less than a first one.
+    return Outcome(reward=0.5 * float(second.metrics["success"]), metrics=second.metrics)
+
+
+def solver_and_critic(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """One answers, the other says whether that is right; each has a reward of its own."""
+    world = begin(task)
+    found = world.call("search", query=world.question)
+    answer = ask(session.role("solver"), f"answer : {world.question}\n{found}")
+    verdict = ask(session.role("critic"), f"judge : {world.question}\n{found}\n{answer}")
+    outcome = world.outcome(answer)
+    is_right = bool(outcome.metrics["success"])
+    is_judged_well = (verdict == "right") == is_right
+    return Outcome(
+        reward={"solver": float(is_right), "critic": float(is_judged_well)},
+        metrics={"success": float(is_right), "judged_well": float(is_judged_well)},
+    )
+
+
+def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
+    """Find out what a user wants, who is played by the model, too: --frozen_roles user."""
+    world = begin(task)
+    user, agent = session.role("user"), session.role("agent")
+    heard = ask(user, f"want : {world.question}")
+    query = ask(agent, f"search : {heard}")
+    found = world.call("search", query=query)
+    return world.outcome(ask(agent, f"answer : {heard}\n{found}"))
+
+
+if __name__ == "__main__":
+    tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(400)])
+    policy = Path("runs/planner_policy")
+    own.make(ProgramLessons("examples.workflows:plan_and_execute", tasks, oracle), policy)
+    train("examples.workflows:plan_and_execute", "plan_and_execute", "--model", str(policy))

@@ -1,0 +1,89 @@
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import estimate
+from agent_trainers.algorithms.roles import estimate_by_role, take_apart
+
+
+@dataclass(frozen=True)
+class Played:
+    rewards: list
+    roles: list
+    group_id: str = "g"
+    reward_owners: list = None
+    frozen_roles: frozenset = frozenset()
+    is_truncated: bool = False
+    is_scorable: bool = True
+    lengths: list = field(default=None)
+    anchors: list = field(default=None)
+
+    def __post_init__(self):
+        for name, value in (("reward_owners", None), ("lengths", 1), ("anchors", "x")):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, [value] * len(self.rewards))
+
+
+def compare(episodes, estimator="grpo_step", **settings):
+    return estimate_by_role(lambda parts: estimate(estimator, parts, **settings), episodes)
+
+
+PLANNED = Played([0.0, 0.25, 0.0, 1.0], ["planner", "executor", "executor", "planner"])
+
+
+def test_each_role_earns_what_the_episode_earned_from_its_step_on():
+    planner, executor = take_apart(PLANNED)
+    # the planner's first step: 0 + what came before its next one; the second: 1
+    assert planner.rewards == [0.25, 1.0]
+    assert executor.rewards == [0.25, 1.0]  # the last reward comes after its last step
+    assert (planner.steps, executor.steps) == ([0, 3], [1, 2])
+    assert (planner.group_id, executor.group_id) == ("g/planner", "g/executor")
+
+
+def test_a_role_has_no_part_in_what_came_before_it():
+    _, critic = take_apart(Played([1.0, 0.0, 0.5], ["solver", "critic", "solver"]))
+    assert critic.rewards == [0.5]
+
+
+def test_a_reward_of_a_roles_own_counts_for_it_alone():
+    episode = Played([0.0, -0.5, 1.0], ["solver", "critic", "solver"])
+    episode = replace(episode, reward_owners=[None, "critic", "solver"])
+    solver, critic = take_apart(episode)
+    assert (solver.rewards, critic.rewards) == ([0.0, 1.0], [-0.5])
+
+
+def test_roles_are_compared_with_their_own_kind():
+    # Planners: returns 1 and 0; executors: of the first episode 1, of the second 0 and 0.
+    episodes = [
+        Played([0.0, 1.0], ["planner", "executor"]),
+        Played([0.0, 0.0, 0.0], ["planner", "executor", "executor"]),
+    ]
+    first, second = compare(episodes, "dr_grpo")
+    assert first.tolist() == [0.5, 0.5]
+    assert second.tolist() == [-0.5, -0.5, -0.5]
+    alone = estimate("grpo_step", [take_apart(e)[1] for e in episodes])
+    assert compare(episodes)[1][1:].tolist() == alone[1].tolist()
+
+
+def test_frozen_roles_and_unscorable_episodes_are_compared_with_nobody():
+    user = frozenset({"user"})
+    episodes = [
+        Played([0.0, 1.0], ["user", "agent"], frozen_roles=user),
+        Played([0.0, 0.0], ["user", "agent"], frozen_roles=user),
+        Played([9.0, 9.0], ["user", "agent"], frozen_roles=user, is_scorable=False),
+    ]
+    first, second, third = compare(episodes, "dr_grpo")
+    assert (first.tolist(), second.tolist(), third.tolist()) == ([0.0, 0.5], [0.0, -0.5], [])
+
+
+def test_without_roles_nothing_is_taken_apart():
+    episodes = [Played([0.0, 1.0], ["", ""]), Played([0.0, 0.0], ["", ""])]
+    for mine, theirs in zip(compare(episodes), estimate("grpo_step", episodes), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_an_estimator_that_counts_tokens_is_refused():
+    with pytest.raises(ConfigurationError, match="advantage per step"):
+        estimate_by_role(lambda parts: [np.zeros(7)] * len(parts), [PLANNED])

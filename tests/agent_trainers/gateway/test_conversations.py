@@ -1,0 +1,148 @@
+"""What a program sends back of a turn: the turn itself, or something of its own."""
+
+import json
+from types import SimpleNamespace
+
+import gymnasium as gym
+import openai
+import pytest
+
+from agent_trainers import Gateway
+from agent_trainers.batching.rows import make_rows
+from tests.agent_trainers.gateway.programs import as_it_came, client_of
+
+QUESTION = {"role": "user", "content": "what is the employer of the star of amber island ?"}
+ASK = {"type": "function", "function": {"name": "ask", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def tools():
+    _, info = gym.make("AgentR1/SyntheticMultiHop-v0").reset(seed=0)
+    return info["tools"]
+
+
+@pytest.fixture
+def episode(policy, tools):
+    """A session in which the model has called a tool, with what it said."""
+    with Gateway(policy) as gateway:
+        session = gateway.open(task_id="0", seed=[7, 0])
+        client = client_of(session)
+
+        def complete(*messages, **options):
+            return client.chat.completions.create(
+                model="any", messages=list(messages), **({"tools": tools} | options)
+            )
+
+        message = complete(QUESTION).choices[0].message
+        assert message.tool_calls
+        yield SimpleNamespace(session=session, complete=complete, message=message)
+
+
+def result(call, content="the star of amber island is tilda ekberg ."):
+    return {"role": "tool", "tool_call_id": call["id"], "content": content}
+
+
+def changed(**members):
+    return lambda message: message | members
+
+
+def other_arguments(write):
+    def change(message):
+        (call,) = message["tool_calls"]
+        function = call["function"]
+        written = write(json.loads(function["arguments"]))
+        return message | {"tool_calls": [call | {"function": function | {"arguments": written}}]}
+
+    return change
+
+
+SAME = {
+    "as it came": changed(),
+    "no content": changed(content=None),
+    "empty content": changed(content=""),
+    "blank content": changed(content="\n"),
+    "parts": changed(content=[{"type": "text", "text": ""}]),
+    "arguments written anew": other_arguments(lambda a: json.dumps(a, indent=2, sort_keys=True)),
+    "members of others": changed(
+        reasoning_content="hm", name="agent", refusal=None, annotations=[]
+    ),
+    "another id": lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"id": "call-of-mine"}]},
+    "an index": lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"index": 0}]},
+}
+OTHER = {
+    "more said": changed(content="I search."),
+    "other arguments": other_arguments(lambda a: json.dumps({"query": "something else"})),
+    "arguments that are no JSON": other_arguments(lambda a: "{"),
+    "a call more": lambda m: m | {"tool_calls": [*m["tool_calls"], m["tool_calls"][0]]},
+}
+
+
+def rendered(policy, messages, tools):
+    return policy._renderer.prompt_ids(messages, tools, None)
+
+
+@pytest.mark.parametrize("change", SAME.values(), ids=SAME)
+def test_a_message_that_means_the_turn_is_the_tokens_that_were_sampled(episode, change):
+    echo = change(as_it_came(episode.message))
+    episode.complete(QUESTION, echo, result(echo["tool_calls"][0]))
+    first, second = episode.session.close(1.0).transitions
+    start = [*first.prompt_ids, *first.completion_ids]
+    assert second.prompt_ids[: len(start)] == start
+    assert second.messages[1] == {"role": "assistant", "content": first.action}
+    assert len(make_rows(episode.session.close())) == 1
+
+
+@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
+def test_a_message_that_was_changed_is_rendered_anew(episode, change, policy, tools):
+    echo = change(as_it_came(episode.message))
+    episode.complete(QUESTION, echo, result(echo["tool_calls"][0]))
+    first, second = episode.session.close(1.0).transitions
+    assert second.messages[1]["content"] != first.action
+    assert second.prompt_ids == rendered(policy, second.messages, tools)
+    assert len(make_rows(episode.session.close())) == 2
+
+
+def test_other_tools_are_another_state(episode, policy, tools):
+    echo = as_it_came(episode.message)
+    episode.complete(QUESTION, echo, result(echo["tool_calls"][0]), tools=[*tools, ASK])
+    first, second = episode.session.close(1.0).transitions
+    assert second.messages[1]["content"] == first.action
+    assert second.prompt_ids == rendered(policy, second.messages, [*tools, ASK])
+
+
+def test_forks_are_rows_and_the_main_conversation_goes_on_with_its_own_tokens(episode):
+    echo = as_it_came(episode.message)
+    found = result(echo["tool_calls"][0])
+    second = episode.complete(QUESTION, echo, found).choices[0].message
+    helper = {"role": "user", "content": "who is tilda ekberg ?"}
+    said = as_it_came(episode.complete(helper, tools=[]).choices[0].message)
+    episode.complete(helper, said, {"role": "user", "content": "and ?"}, tools=[])
+    again = {"role": "user", "content": "so ?"}
+    episode.complete(QUESTION, echo, found, {"role": "assistant", "content": second.content}, again)
+    compacted = {"role": "user", "content": "amber island : tilda ekberg ."}
+    episode.complete(QUESTION, compacted)
+    trajectory = episode.session.close(1.0)
+    assert [row.steps[-1] for row in make_rows(trajectory)] == [1, 3, 4, 5]
+    main = trajectory.transitions[1]
+    start = [*main.prompt_ids, *main.completion_ids]
+    if second.content:
+        assert trajectory.transitions[4].prompt_ids[: len(start)] == start
+
+
+def test_choices_are_branches_and_each_goes_on_with_its_own_tokens(episode):
+    session = episode.session
+    choices = episode.complete({"role": "user", "content": "x"}, n=3).choices
+    more = {"role": "user", "content": "and ?"}
+    texts = {choice.message.content for choice in choices}
+    assert len(texts) == 3
+    for choice in reversed(choices):
+        episode.complete({"role": "user", "content": "x"}, as_it_came(choice.message), more)
+    branches = session.close(0.0).transitions[1:]
+    for one, other in zip(branches[:3], reversed(branches[3:]), strict=True):
+        start = [*one.prompt_ids, *one.completion_ids]
+        assert other.prompt_ids[: len(start)] == start
+
+
+def test_a_result_needs_its_call(episode):
+    with pytest.raises(openai.BadRequestError, match="no tool call 'nobody'"):
+        episode.complete(QUESTION, {"role": "tool", "tool_call_id": "nobody", "content": "x"})

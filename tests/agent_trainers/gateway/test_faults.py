@@ -1,0 +1,272 @@
+"""Clients that die, programs that never end, policies that fail: others go on."""
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from agent_trainers import Gateway
+from agent_trainers.gateway import SessionLimits
+from agent_trainers.gateway.session import SessionClosedError
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.streams import WaveStream
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gateway.programs import client_of
+
+CLIENT = Path(__file__).with_name("client_process.py")
+USER = [{"role": "user", "content": "hello"}]
+NUM_PROCESSES, NUM_SESSIONS, NUM_CALLS = 8, 8, 6
+
+
+def ask(session, **options):
+    return client_of(session).chat.completions.create(model="any", messages=USER, **options)
+
+
+class Gate:
+    """A policy that answers when it may."""
+
+    def __init__(self):
+        self.is_open, self.num_asked = threading.Event(), 0
+
+    def __call__(self, request):
+        self.num_asked += 1
+        assert self.is_open.wait(60)
+        return "at last"
+
+
+def wait_until(claim):
+    deadline = time.monotonic() + 60
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
+    gateway = scripted(lambda request: f"I heard {request.messages[-1]['content']}")
+    rng = random.Random(3)
+    groups, processes, doomed = [], [], []
+    for p in range(NUM_PROCESSES):
+        group = [gateway.open(task_id=f"word-{p}-{i}") for i in range(NUM_SESSIONS)]
+        programs = json.dumps([(s.base_url, s.key, s.task_id, NUM_CALLS) for s in group])
+        command = [sys.executable, "-I", str(CLIENT), programs]
+        groups.append(group)
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        if p % 2:
+            doomed.append((processes[-1], group))
+    for process, group in rng.sample(doomed, len(doomed)):
+        num_calls = rng.randrange(NUM_CALLS)
+        wait_until(lambda: any(len(s._record.steps) >= num_calls for s in group))  # noqa: B023
+        process.kill()
+    ended = {word for p in processes for word in p.communicate(timeout=60)[0].split()}
+    for group in groups:
+        for session in group:
+            trajectory = session.close(1.0)
+            actions = [step.action for step in trajectory.transitions]
+            heard = [f"I heard {session.task_id} {i}" for i in range(NUM_CALLS)]
+            assert actions == heard[: len(actions)]
+            assert len(actions) == NUM_CALLS or session.task_id not in ended
+            said = {m["content"].split()[-2] for s in trajectory.transitions for m in s.messages}
+            assert said <= {session.task_id}
+    survivors = {session.task_id for group in groups[::2] for session in group}
+    assert survivors <= ended
+    assert all(process.returncode == 0 for process in processes[::2])
+    # what was kept for them is gone
+    assert not gateway._sessions
+    wait_until(lambda: not gateway._loop._under_way)
+
+
+def test_a_call_whose_client_went_away_is_given_up(scripted):
+    gate = Gate()
+    gateway = scripted(gate)
+    session, other = (gateway.open(task_id=str(i)) for i in range(2))
+    url = urlsplit(session.base_url)
+    body = json.dumps({"model": "any", "messages": USER})
+    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    head += f"Authorization: Bearer {session.key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(f"{head}{body}".encode())
+        wait_until(lambda: gate.num_asked == 1)
+    wait_until(lambda: not session._busy_keys)
+    gate.is_open.set()
+    assert ask(other).choices[0].message.content == "at last"
+    assert ask(session).choices[0].message.content == "at last"
+    assert len(session.close(1.0).transitions) == 1
+
+
+def test_a_session_that_is_closed_under_a_call_ends_it(scripted):
+    gate = Gate()
+    session = scripted(gate).open(task_id="0")
+    caught = []
+
+    def call():
+        try:
+            ask(session)
+        except openai.APIStatusError as error:
+            caught.append(error.status_code)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until(lambda: gate.num_asked == 1)
+    trajectory = session.close(1.0)
+    gate.is_open.set()
+    thread.join(60)
+    assert caught == [403]
+    assert trajectory.transitions == []
+    assert not trajectory.is_scorable
+    with pytest.raises(SessionClosedError):
+        session.reward(1.0)
+
+
+def test_a_call_that_takes_too_long_ends_and_others_go_on(scripted):
+    gate = Gate()
+    gateway = scripted(gate)
+    limits = SessionLimits(call_timeout_seconds=0.05)
+    session, other = gateway.open(task_id="0", limits=limits), gateway.open(task_id="1")
+    with pytest.raises(openai.InternalServerError, match="took longer than"):
+        ask(session)
+    gate.is_open.set()
+    assert ask(other)
+    trajectory = session.close(1.0)
+    assert trajectory.stop_reason is StopReason.TIMEOUT
+    assert not trajectory.is_scorable
+
+
+def test_a_program_that_never_ends_is_stopped_and_others_go_on(scripted):
+    gateway = scripted(lambda request: "x")
+    endless = gateway.open(task_id="0", limits=SessionLimits(timeout_seconds=0.3))
+    other = gateway.open(task_id="1")
+    num_calls = 0
+    with pytest.raises(openai.PermissionDeniedError, match="timeout_seconds"):  # noqa: PT012
+        while True:
+            num_calls += bool(ask(endless))
+    assert num_calls
+    assert endless.close(1.0).stop_reason is StopReason.TIMEOUT
+    assert ask(other)
+    assert other.close(1.0).is_scorable
+
+
+def test_more_calls_at_once_than_allowed_are_told_to_come_again(scripted):
+    gate = Gate()
+    session = scripted(gate, limits=SessionLimits(max_concurrent_calls=2)).open(task_id="0")
+    threads = [threading.Thread(target=ask, args=[session]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(session._busy_keys) == 2)
+    with pytest.raises(openai.RateLimitError):
+        ask(session)
+    gate.is_open.set()
+    for thread in threads:
+        thread.join(60)
+    assert ask(session)
+    assert len(session.close(1.0).transitions) == 3
+
+
+def test_a_policy_that_fails_fails_its_calls_and_works_again(scripted, caplog):
+    answers = iter([MemoryError("no memory"), "better"])
+
+    def act(request):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    gateway = scripted(act)
+    failed, recovered = (gateway.open(task_id=str(i)) for i in range(2))
+    with pytest.raises(openai.InternalServerError, match="MemoryError: no memory"):
+        ask(failed)
+    assert ask(recovered).choices[0].message.content == "better"
+    trajectory = failed.close(1.0)
+    assert trajectory.stop_reason is StopReason.POLICY_ERROR
+    assert "no memory" in trajectory.error
+    assert "The policy failed" in caplog.text
+    assert recovered.close(1.0).is_scorable
+
+
+def test_a_policy_that_cannot_begin_fails_its_calls(caplog):
+    class Broken(ScriptedPolicy):
+        def open_stream(self):
+            raise RuntimeError("no model")
+
+    with Gateway(Broken(str)) as gateway:
+        session = gateway.open(task_id="0")
+        with pytest.raises(openai.InternalServerError, match="no model"):
+            ask(session)
+
+
+def test_a_gateway_that_is_closed_refuses_what_is_under_way_and_what_comes():
+    class Silent(WaveStream):
+        def advance(self):
+            time.sleep(0.002)
+            return []
+
+    class Never(ScriptedPolicy):
+        def open_stream(self):
+            return Silent(self.generate)
+
+    caught = []
+
+    def call():
+        try:
+            ask(session)
+        except openai.OpenAIError as error:
+            caught.append(error)
+
+    with Gateway(Never(str)) as gateway:
+        session = gateway.open(task_id="0")
+        thread = threading.Thread(target=call)
+        thread.start()
+        wait_until(lambda: session._busy_keys)
+    thread.join(60)
+    assert len(caught) == 1
+    with pytest.raises(SessionClosedError):
+        gateway.open(task_id="0")
+    assert session.close(1.0).stop_reason is StopReason.POLICY_ERROR
+
+
+def test_the_policy_works_where_its_owner_lets_it():
+    worked_in = []
+
+    def act(request):
+        worked_in.append(threading.current_thread())
+        return "x"
+
+    with Gateway(ScriptedPolicy(act), in_thread=False) as gateway:
+        session = gateway.open(task_id="0")
+        thread = threading.Thread(target=ask, args=[session])
+        thread.start()
+        gateway.generate(thread.is_alive)
+        assert worked_in == [threading.current_thread()]
+        assert session.close(1.0).is_scorable
+
+
+def test_generation_that_is_collective_goes_on_while_any_process_has_episodes():
+    rounds = []
+
+    class Collective(ScriptedPolicy):
+        def generate(self, requests):
+            rounds.append(len(requests))
+            return super().generate(requests)
+
+    with Gateway(Collective(lambda r: "x"), in_thread=False) as gateway:
+        others = iter([True, True, True, True, False])
+        # this process has nothing to do; the others take two rounds
+        gateway.generate(lambda: False, lambda is_active: is_active or next(others))
+    assert rounds == [0, 0]
+
+
+def test_more_sessions_than_the_policy_has_room_for_all_go_on(model, tokenizer):
+    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24, max_batch_size=2)
+    with Gateway(policy) as gateway:
+        sessions = [gateway.open(task_id=str(i), seed=i) for i in range(4)]
+        for _ in range(2):
+            for session in sessions:
+                assert ask(session, timeout=30)

@@ -1,0 +1,325 @@
+"""What a program may send: honoured, or refused by name, with the errors its client knows."""
+
+import json
+import re
+
+import numpy as np
+import openai
+import pytest
+
+from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers import Gateway
+from agent_trainers.gateway import SessionLimits
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gateway.programs import client_of, shared_client
+
+USER = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def ask(session, messages=USER, **options):
+    return client_of(session).chat.completions.create(model="any", messages=messages, **options)
+
+
+def says(text):
+    return lambda request: text
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"temperature": 0.3}, "The policy samples with temperature=1; the request asks for 0.3"),
+        ({"top_p": 0.5}, "top_p=1"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "the model decides by itself"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"extra_body": {"guided_regex": "a"}}, "Unrecognized request argument .*: guided_regex"),
+        ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, r"messages\.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, r"messages\.0\.user\.content"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\.0"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_honoured_is_refused_by_name(policy, options, what):
+    with Gateway(policy) as gateway:
+        session = gateway.open(task_id="0")
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(session, **options)
+        assert re.search(what, str(caught.value))
+        assert caught.value.body["param"]
+        assert caught.value.type == "invalid_request_error"
+        assert not session.close().transitions
+
+
+def test_what_changes_nothing_is_taken(policy):
+    with Gateway(policy) as gateway:
+        session = gateway.open(task_id="0")
+        ask(session, temperature=1, top_p=1.0, presence_penalty=0, user="u", metadata={"a": "b"},
+            response_format={"type": "text"}, service_tier="auto", logit_bias={}, store=False,
+            max_tokens=9999, parallel_tool_calls=True)  # fmt: skip
+        assert session.close().stop_reason is StopReason.ANSWERED
+
+
+def test_what_its_owner_ignores_is_not_refused(policy):
+    with Gateway(policy, ignored_parameters=["temperature", "tool_choice", "foo"]) as gateway:
+        session = gateway.open(task_id="0")
+        ask(session, temperature=0.1, tools=[TOOL], tool_choice="required", extra_body={"foo": 1})
+        assert len(session.close().transitions) == 1
+
+
+def test_a_turn_ends_after_as_many_tokens_as_asked(policy):
+    with Gateway(policy) as gateway:
+        whole, cut, also = (gateway.open(task_id="0", seed=3) for _ in range(3))
+        ask(whole)
+        choice = ask(cut, max_tokens=3).choices[0]
+        assert ask(also, max_completion_tokens=3).choices[0].message == choice.message
+        assert choice.finish_reason == "length"
+        (one,), (other,) = whole.close().transitions, cut.close().transitions
+        assert other.completion_ids == one.completion_ids[:3]
+        np.testing.assert_array_equal(other.logprobs, one.logprobs[:3])
+
+
+def test_a_turn_ends_at_a_stop_which_the_program_does_not_see(scripted):
+    gateway = scripted(says("Action: look\nObservation: nothing"))
+    session = gateway.open(task_id="0")
+    choice = ask(session, stop=["Observation:", "never"]).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Action: look\n", "stop")
+    echo = {"role": "assistant", "content": "Action: look\n"}
+    ask(session, [*USER, echo, {"role": "user", "content": "Observation: a door"}])
+    first, second = session.close(1.0).transitions
+    assert bytes(first.completion_ids).decode() == first.action == "Action: look\nObservation:"
+    assert len(first.logprobs) == len(first.completion_ids)
+    assert second.messages[1]["content"] == "Action: look\n"
+
+
+def test_a_stop_ends_sampling_early(policy):
+    with Gateway(policy) as gateway:
+        whole, cut = (gateway.open(task_id="0", seed=3) for _ in range(2))
+        text = ask(whole).choices[0].message.content
+        word = text.split()[2]
+        assert ask(cut, stop=word).choices[0].message.content == text[: text.index(word)]
+        (one,), (other,) = whole.close().transitions, cut.close().transitions
+        length = len(other.completion_ids)
+        assert other.completion_ids == one.completion_ids[:length]
+        assert length < len(one.completion_ids)
+
+
+def test_a_seed_repeats_within_its_session_and_not_beyond(policy):
+    with Gateway(policy) as gateway:
+        one, other = (gateway.open(task_id="0", seed=seed) for seed in (1, 2))
+        texts = [ask(s, seed=5).choices[0].message.content for s in (one, one, other)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_log_probabilities_are_those_of_the_sampled_tokens(policy):
+    with Gateway(policy) as gateway:
+        session = gateway.open(task_id="0")
+        content = ask(session, logprobs=True).choices[0].logprobs.content
+        (step,) = session.close().transitions
+    assert [token.logprob for token in content] == step.logprobs.tolist()
+    # the embedded policy's words stand apart; the last token ends the turn
+    assert " ".join(t.token for t in content[:-1]) == step.action
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        pytest.param(CALL, None, [{"a": 1}], id="a call"),
+        pytest.param(f"I add. {CALL}", "I add.", [{"a": 1}], id="text and a call"),
+        pytest.param(CALL + CALL, None, [{"a": 1}, {"a": 1}], id="two calls"),
+        pytest.param(CALL.replace("add", "drop"), ..., [], id="no such function"),
+        pytest.param(CALL.replace("}", ""), ..., [], id="bad JSON"),
+        pytest.param(CALL.replace('{"a": 1}', "7"), ..., [], id="arguments that are no object"),
+        pytest.param("<tool_call>", ..., [], id="a call without an end"),
+        pytest.param("plain", ..., [], id="plain text"),
+        pytest.param("", ..., [], id="nothing"),
+    ],
+)
+def test_a_call_is_a_call_and_a_mistake_is_plain_content(scripted, text, content, arguments):
+    session = scripted(says(text)).open(task_id="0")
+    choice = ask(session, tools=[TOOL]).choices[0]
+    calls = choice.message.tool_calls or []
+    assert choice.message.content == (text if content is ... else content)
+    assert [json.loads(call.function.arguments) for call in calls] == arguments
+    assert len({call.id for call in calls}) == len(calls)
+    assert choice.finish_reason == ("tool_calls" if calls else "stop")
+    assert session.close().transitions[0].action == text
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (CALL, {}),
+        (CALL, {"tools": [TOOL], "tool_choice": "none"}),
+        (CALL + CALL, {"tools": [TOOL], "parallel_tool_calls": False}),
+    ],
+    ids=["no tools", "none wanted", "one wanted"],
+)
+def test_calls_that_are_not_wanted_are_plain_content(scripted, text, options):
+    session = scripted(says(text)).open(task_id="0")
+    message = ask(session, **options).choices[0].message
+    assert (message.content, message.tool_calls) == (text, None)
+
+
+def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
+    gateway = scripted(says("<add>1</add>"), tool_format="tags")
+    session = gateway.open(task_id="0")
+    message = ask(session, tools=[TOOL]).choices[0].message
+    (step,) = session.close().transitions
+    assert step.messages[0]["role"] == "system"
+    assert "<add>" in step.messages[0]["content"]
+    assert message.content == "<add>1</add>"  # no argument is declared, and 1 is no object
+
+
+def test_text_that_cannot_be_sent_comes_back_as_it_is(scripted):
+    session = scripted(lambda request: "a\ud800b").open(task_id="0")
+    reply = client_of(session).with_raw_response.chat.completions.create(model="any", messages=USER)
+    assert json.loads(reply.text)["choices"][0]["message"]["content"] == "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"7", b"\xff", b'{"n": NaN}', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}",
+     b'{"messages": {"role": "user"}}', b'{"messages": [null]}', b'{"messages": "x", "tools": 1}'],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_no_body_is_a_fault_of_the_server(scripted, body, path):
+    session = scripted(says("x")).open(task_id="0")
+    client = client_of(session)
+    reply = client._client.post(
+        f"{session.base_url}/{path}", content=body, headers=client.auth_headers
+    )
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"]
+
+
+def test_what_is_not_offered_is_said(scripted):
+    session = scripted(says("x")).open(task_id="0")
+    with pytest.raises(openai.NotFoundError, match="/embeddings is not offered here"):
+        client_of(session).embeddings.create(model="any", input="x")
+    assert [model.id for model in client_of(session).models.list()] == ["policy"]
+
+
+def test_nobody_reaches_the_session_of_another(scripted):
+    gateway = scripted(says("x"))
+    mine, other = (gateway.open(task_id=str(i)) for i in range(2))
+    attempts = [
+        (other.base_url, mine.key),
+        (other.base_url, "x"),
+        (other.base_url, "é"),
+        (mine.base_url.replace(mine.id, "nobody"), mine.key),
+        (mine.base_url.replace(mine.id, "nobody"), "-"),
+    ]
+    said = set()
+    for base_url, key in attempts:
+        for path in ("chat/completions", "responses", "models", "models/x"):
+            method = "GET" if path.startswith("models") else "POST"
+            reply = shared_client()._client.request(
+                method, f"{base_url}/{path}", headers={"authorization": f"Bearer {key}".encode()}
+            )
+            assert reply.status_code == 401
+            said.add(reply.text)
+    assert len(said) == 1  # it does not tell which sessions there are
+    for path in ("", "/", "/v1/models", f"/{mine.id}", "/docs", "/openapi.json"):
+        url = mine.base_url.partition(f"/{mine.id}")[0] + path
+        reply = shared_client()._client.get(url)
+        assert reply.status_code == 404
+        assert mine.id not in reply.text.replace(path, "")
+    mine.close()
+    with pytest.raises(openai.AuthenticationError, match="its session is closed"):
+        ask(mine)
+    assert len(mine.id) >= 32 <= len(mine.key)
+
+
+def test_rewards_go_to_the_newest_turn_or_to_the_one_that_is_named(scripted):
+    session = scripted(says("x")).open(task_id="17", group_id="g3")
+    with pytest.raises(ValueError, match="no turn yet"):
+        session.reward(1.0)
+    first, _ = ask(session), ask(session)
+    session.reward(0.25)
+    session.reward(0.5, reply_id=first.id)
+    session.reward({"style": 0.125, "process": 0.25})
+    for wrong in (float("nan"), "1", None):
+        with pytest.raises(ValueError, match="must be a finite number"):
+            session.reward(wrong)
+    with pytest.raises(ValueError, match="no turn of a reply 'x'"):
+        session.reward(1.0, reply_id="x")
+    trajectory = session.close(reward=1.0, metrics={"success": 1.0})
+    assert session.close(reward=5.0) is trajectory
+    assert (trajectory.task_id, trajectory.group_id) == ("17", "g3")
+    assert trajectory.rewards == [0.5, 1.625]
+    terms = {"process": 0.5, "style": 0.125, "outcome": 1.0}
+    assert trajectory.transitions[1].reward_terms == terms
+    assert [t.terminated for t in trajectory.transitions] == [False, True]
+    assert trajectory.success
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_calls", "reason"),
+    [
+        ({"max_calls": 2}, 2, StopReason.TURN_LIMIT),
+        ({"max_tokens": 5}, 2, StopReason.TOKEN_LIMIT),  # three bytes, then two
+        ({"timeout_seconds": 1e-9}, 0, StopReason.TIMEOUT),
+    ],
+)
+def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
+    scripted, limits, num_calls, reason
+):
+    session = scripted(says("abc"), limits=SessionLimits(**limits)).open(task_id="0")
+    for _ in range(num_calls):
+        ask(session)
+    with pytest.raises(openai.PermissionDeniedError, match=next(iter(limits))):
+        ask(session)
+    trajectory = session.close(0.0)
+    assert trajectory.stop_reason is reason
+    assert len(trajectory.transitions) == num_calls
+    if num_calls:
+        last = trajectory.transitions[-1]
+        assert last.truncated
+        assert not last.terminated
+        assert trajectory.final_prompt_ids == [*last.prompt_ids, *last.completion_ids]
+
+
+def test_a_state_that_does_not_fit_is_refused_and_a_shorter_one_goes_on(policy):
+    with Gateway(policy) as gateway:
+        session = gateway.open(task_id="0")
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(session, [{"role": "user", "content": "amber " * 5000}])
+        assert caught.value.code == "context_length_exceeded"
+        ask(session)
+        assert session.close().stop_reason is StopReason.ANSWERED
+        session = gateway.open(task_id="0")
+        ask(session)
+        with pytest.raises(openai.BadRequestError):
+            ask(session, [{"role": "user", "content": "amber " * 5000}])
+        assert session.close().stop_reason is StopReason.CONTEXT_OVERFLOW
+
+
+def test_a_body_that_is_too_large_is_refused(scripted):
+    session = scripted(says("x"), limits=SessionLimits(max_body_bytes=1000)).open(task_id="0")
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(session, [{"role": "user", "content": "x" * 1000}])
+    assert caught.value.status_code == 413
+    ask(session)
+
+
+def test_messages_that_the_template_refuses_are_the_programs_mistake(policy, tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with Gateway(policy, tool_format="tags") as gateway:
+        session = gateway.open(task_id="0")
+        with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+            ask(session)
+
+
+def test_settings_that_make_no_sense_are_refused(policy):
+    with pytest.raises(UnknownNameError, match="hermes"):
+        Gateway(policy, tool_format="hermez")
+    with pytest.raises(ConfigurationError, match="max_calls"):
+        SessionLimits(max_calls=0)

@@ -1,0 +1,311 @@
+"""Episodes of programs: what they earn, and what becomes of those that fail."""
+
+import atexit
+import sys
+import threading
+import time
+from collections import Counter
+
+import httpx
+import numpy as np
+import pytest
+
+from agent_trainers.monitoring.faults import EPISODE_FAULTS
+from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.programs import Outcome, ProgramTasks
+from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.trajectory import StopReason
+
+CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)
+atexit.register(CLIENT.close)
+
+
+def ask(session, *messages):
+    """Ask the model, as any HTTP client would."""
+    reply = CLIENT.post(
+        f"{session.base_url}/chat/completions",
+        headers={"Authorization": f"Bearer {session.key}"},
+        json={"model": "policy", "messages": list(messages)},
+    )
+    reply.raise_for_status()
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def says(text):
+    return {"role": "user", "content": text}
+
+
+ECHO = ScriptedPolicy(lambda request: request.messages[-1]["content"].upper())
+
+
+def specs(count, group_size=2, seed=0):
+    return [
+        EpisodeSpec(
+            task=i // group_size,
+            seed=i // group_size,
+            group_id=str(i // group_size),
+            rng=np.random.default_rng([seed, i]),
+        )
+        for i in range(count)
+    ]
+
+
+def play(program, tasks, count=None, policy=ECHO, group_size=1, seed=0, settings=None, **options):
+    source = ProgramTasks(program, tasks, **options)
+    rollout = source.make_rollout(policy, **(settings or {}))
+    return rollout.collect(specs(count or len(tasks), group_size, seed))
+
+
+def test_calls_become_transitions_and_the_return_value_the_reward():
+    def run(session, task):
+        first = ask(session, says(task["text"]))
+        second = ask(
+            session, says(task["text"]), {"role": "assistant", "content": first}, says("b")
+        )
+        return Outcome(reward=2.0, metrics={"seen": float(first + second == "AB")})
+
+    (played,) = play(run, [{"text": "a"}])
+    assert [t.action for t in played.transitions] == ["A", "B"]
+    assert played.rewards == [0.0, 2.0]
+    assert played.metrics == {"success": 1.0, "seen": 1.0}
+    assert played.stop_reason is StopReason.ANSWERED
+    assert played.transitions[-1].terminated
+
+
+def test_an_async_program_plays_as_well():
+    async def run(session, task):
+        async with httpx.AsyncClient() as client:
+            await client.post(
+                f"{session.base_url}/chat/completions",
+                headers={"Authorization": f"Bearer {session.key}"},
+                json={"model": "policy", "messages": [says("x")]},
+            )
+        return task["reward"]
+
+    played = play(run, [{"reward": 0.0}, {"reward": 1.0}])
+    assert [p.return_ for p in played] == [0.0, 1.0]
+    assert [p.success for p in played] == [False, True]
+
+
+def test_a_reward_function_scores_what_the_program_answers():
+    def run(session, task):
+        return ask(session, says(task["question"]))
+
+    tasks = [{"question": "paris", "answer": "Paris"}, {"question": "rome", "answer": "Paris"}]
+    assert [p.return_ for p in play(run, tasks, reward="exact_match")] == [1.0, 0.0]
+    scored = play(run, tasks, reward=lambda task, answer: Outcome(reward=len(answer)))
+    assert [p.return_ for p in scored] == [5.0, 4.0]
+
+
+def failing(kind, session, task):
+    ask(session, says("hello"))
+    if kind == "raises":
+        raise ValueError("too hot")
+    if kind == "exits":
+        sys.exit(3)
+    if kind == "returns nonsense":
+        return "well done"
+    if kind == "hangs":
+        time.sleep(30)
+    if kind == "asks on and on":
+        while True:
+            ask(session, says("more"))
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop_reason", "error"),
+    [
+        ("raises", StopReason.ENVIRONMENT_ERROR, "ValueError: too hot"),
+        ("exits", StopReason.ENVIRONMENT_ERROR, "SystemExit: 3"),
+        ("returns nonsense", StopReason.ENVIRONMENT_ERROR, "'well done'"),
+        ("hangs", StopReason.TIMEOUT, "did not ask the model for 3 seconds"),
+        ("asks on and on", StopReason.TURN_LIMIT, "max_calls is 4"),
+    ],
+)
+def test_a_program_that_fails_ends_its_own_episode(kind, stop_reason, error):
+    def run(session, task):
+        return failing(task["kind"], session, task)
+
+    tasks = [{"kind": "returns"}, {"kind": kind}, {"kind": "returns"}]
+    settings = {"step_timeout": 3.0}
+    before, failed, after = play(run, tasks, max_calls=4, settings=settings)
+    assert (before.return_, after.return_) == (1.0, 1.0)
+    assert failed.stop_reason is stop_reason
+    assert error in failed.error
+    is_fault = stop_reason is not StopReason.TURN_LIMIT  # that was the model's own doing
+    assert (failed.stop_reason in EPISODE_FAULTS) == is_fault
+    assert failed.is_scorable != is_fault
+    assert failed.is_truncated != is_fault
+    assert failed.return_ == 0.0
+
+
+def test_a_program_that_never_asks_the_model_is_a_fault_that_says_so():
+    (played,) = play(lambda session, task: 1.0, [{}])
+    assert played.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "never asked the model" in played.error
+
+
+def test_an_episode_may_take_no_longer_than_its_time():
+    def run(session, task):
+        while True:
+            ask(session, says("more"))
+            time.sleep(0.02)
+
+    (played,) = play(run, [{}], max_calls=10_000, settings={"episode_timeout": 0.5})
+    assert played.stop_reason is StopReason.TIMEOUT
+
+
+def test_a_policy_that_fails_is_no_fault_of_the_program():
+    def act(request):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(lambda session, task: ask(session, says("x")), [{}], policy=ScriptedPolicy(act))
+
+
+def test_no_more_programs_run_at_once_than_allowed():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def run(session, task):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        ask(session, says("x"))
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        return 1.0
+
+    played = play(run, [{}] * 9, max_concurrency=3)
+    assert most <= 3
+    assert [p.return_ for p in played] == [1.0] * 9
+
+
+def test_the_rest_is_left_out_when_each_group_has_its_quorum():
+    def run(session, task):
+        ask(session, says("x"))
+        if int(session.seed) == slow:
+            time.sleep(30)
+        return 1.0
+
+    slow = int(specs(4)[3].rng.integers(2**63))
+    played = play(run, [{}, {}], 4, group_size=2, settings={"group_quorum": 0.5})
+    assert Counter(p.stop_reason for p in played)[StopReason.LEFT_OUT] >= 1
+    assert all(any(p.is_scorable for p in played[i : i + 2]) for i in (0, 2))
+
+
+def test_seeds_are_those_of_the_plan_and_the_order_is_that_of_the_specs():
+    def run(session, task):
+        time.sleep((session.seed % 7) / 200)
+        ask(session, says(str(task["n"])))
+        return Outcome(reward=0.0, metrics={"seed": session.seed % 2**32})
+
+    tasks = [{"n": i} for i in range(8)]
+    one, two = play(run, tasks), play(run, tasks, max_concurrency=2)
+    assert [p.transitions[0].action for p in one] == [str(i) for i in range(8)]
+    assert [p.metrics for p in one] == [p.metrics for p in two]
+    other = play(run, tasks, seed=1)
+    assert [p.metrics for p in one] != [p.metrics for p in other]
+
+
+def test_a_process_cannot_use_the_session_of_another(tmp_path, monkeypatch):
+    seen = []
+
+    def run(session, task):
+        seen.append(session)
+        others = [s for s in seen if s.key != session.key]
+        for other in others:
+            stolen = type(session)(base_url=other.base_url, key=session.key, seed=0)
+            with pytest.raises(httpx.HTTPStatusError, match="401"):
+                ask(stolen, says("mine"))
+        ask(session, says("x"))
+        return float(len(others))
+
+    played = play(run, [{}] * 3, max_concurrency=1)
+    assert all(len(p.transitions) == 1 for p in played)
+    assert sorted(p.return_ for p in played) == [0.0, 1.0, 2.0]
+
+
+def test_roles_share_a_session_and_each_transition_says_whose_it_is():
+    def run(session, task):
+        plan = ask(session.role("planner"), says("plan"))
+        ask(session.role("executor"), says(plan))
+        ask(session, says("sum up"))
+        return 1.0
+
+    (played,) = play(run, [{}], frozen_roles=["executor"])
+    assert [t.role for t in played.transitions] == ["planner", "executor", ""]
+    assert [t.is_frozen for t in played.transitions] == [False, True, False]
+
+
+def test_rewards_by_role_stand_at_each_roles_last_step():
+    def run(session, task):
+        for role in ("solver", "critic", "solver"):
+            ask(session.role(role), says("x"))
+        return Outcome(reward={"solver": 1.0, "critic": -0.5, "judge": 3.0})
+
+    (played,) = play(run, [{}])
+    assert played.rewards == [0.0, -0.5, 1.0]
+    assert played.metrics["reward/judge"] == 3.0  # who never acted earns nothing, and is seen
+
+
+def test_processes_play_like_threads(tmp_path, monkeypatch):
+    (tmp_path / "agent.py").write_text(
+        "import json, os, urllib.request\n"
+        "task = json.loads(input())\n"
+        "if task['n'] == 1: os._exit(7)\n"
+        "body = {'model': 'policy', 'messages': [{'role': 'user', 'content': str(task['n'])}]}\n"
+        "request = urllib.request.Request(\n"
+        "    os.environ['OPENAI_BASE_URL'] + '/chat/completions', json.dumps(body).encode(),\n"
+        "    {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'],\n"
+        "     'Content-Type': 'application/json'})\n"
+        "reply = json.load(urllib.request.urlopen(request))\n"
+        "print(json.dumps(reply['choices'][0]['message']['content']))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    played = play(
+        f"{sys.executable} agent.py",
+        [{"n": n, "answer": n} for n in range(3)],
+        runner="process",
+        reward="exact_match",
+    )
+    assert [p.return_ for p in played] == [1.0, 0.0, 1.0]
+    assert "exited with 7" in played[1].error
+    assert played[1].stop_reason is StopReason.ENVIRONMENT_ERROR
+
+
+def test_processes_that_hang_are_ended(tmp_path, monkeypatch):
+    (tmp_path / "agent.py").write_text("import time; time.sleep(60)\n")
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    (played,) = play(
+        f"{sys.executable} agent.py", [{}], runner="process", settings={"step_timeout": 0.3}
+    )
+    assert played.stop_reason is StopReason.TIMEOUT
+    assert time.monotonic() - started < 30
+
+
+def test_a_wrong_name_of_a_role_is_refused():
+    def run(session, task):
+        wrong = type(session)(base_url=session.base_url, key=f"{session.key}.a/b", seed=0)
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            ask(wrong, says("x"))
+        ask(session, says("x"))
+        return 1.0
+
+    (played,) = play(run, [{}])
+    assert [t.role for t in played.transitions] == [""]
+
+
+def test_what_a_program_does_to_its_task_stays_its_own():
+    def run(session, task):
+        ask(session, says("x"))
+        task["seen"].append(1)
+        task["answer"] = "forged"
+        return f"{len(task['seen'])}"
+
+    tasks = [{"seen": [], "answer": "1"}]
+    again = play(run, tasks * 2, reward="exact_match"), play(run, tasks * 2, reward="exact_match")
+    assert [p.return_ for played in again for p in played] == [1.0] * 4

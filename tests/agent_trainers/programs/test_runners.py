@@ -1,0 +1,203 @@
+import json
+import os
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from agent_envs.errors import ConfigurationError, RolloutError
+from agent_trainers.programs.program import ProgramSession
+from agent_trainers.programs.runners import apart, make_runner
+
+SESSION = ProgramSession(base_url="http://127.0.0.1:1/v1", key="k1", seed=3)
+TASK = {"question": "who ?", "n": 2}
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Return a command that runs some Python."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(source):
+        (tmp_path / "program.py").write_text(source)
+        return f"{sys.executable} program.py"
+
+    return write
+
+
+def run(kind, program, **options):
+    return make_runner(kind, program, **options)(SESSION, TASK)
+
+
+def test_a_process_reads_its_task_and_its_endpoint_and_says_its_outcome_last(script):
+    program = script(
+        "import json, os\n"
+        "task = json.loads(input())\n"
+        "print('thinking ...')\n"
+        "names = ('OPENAI_BASE_URL', 'OPENAI_API_KEY', 'AGENT_R1_SEED')\n"
+        "print(json.dumps([task, *(os.environ[name] for name in names)]))\n"
+    )
+    assert run("process", program).result() == [TASK, SESSION.base_url, "k1", "3"]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_path, monkeypatch):
+    name = f"agent_{kind}_{keyword[:5].strip()}"
+    (tmp_path / f"{name}.py").write_text(
+        "from agent_trainers.programs import Outcome\n"
+        f"{keyword} run(session, task):\n"
+        "    print('said on the way')\n"
+        "    return Outcome(reward=session.seed + task['n'], metrics={'key': len(session.key)})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    returned = run(kind, f"{name}:run").result()
+    if kind == "process":
+        assert returned == {"reward": 5, "metrics": {"key": 2}}
+    else:
+        assert (returned.reward, returned.metrics) == (5, {"key": 2})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param("raise ValueError('too hot')", "exited with 1.*too hot", id="raises"),
+        pytest.param("import os; os._exit(3)", "exited with 3", id="exits"),
+        pytest.param(
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV", id="dies"
+        ),
+        pytest.param("pass", "wrote nothing", id="silent"),
+        pytest.param("print('done')", "no JSON: 'done'", id="no outcome"),
+        pytest.param("import os; os.close(0); os.close(1)", "wrote nothing", id="closes its pipes"),
+    ],
+)
+def test_a_process_that_fails_says_how(script, source, message):
+    with pytest.raises(RolloutError, match=f"(?s){message}"):
+        run("process", script(source)).result()
+
+
+def test_an_output_flood_costs_no_memory(script):
+    program = script("for _ in range(300): print('x' * 100_000)\nprint(1.0)\n")
+    assert run("process", program).result() == 1.0
+
+
+def test_stopping_ends_a_process_and_all_that_it_started(script, tmp_path):
+    program = script(
+        "import pathlib, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(77.125)']\n"
+        "subprocess.Popen(sleep, start_new_session=True)\n"
+        "pathlib.Path('started').touch()\n"
+        "time.sleep(77.125)\n"
+    )
+    running = run("process", program)
+    ended = []
+
+    def play():
+        with pytest.raises(RolloutError, match="was ended") as caught:
+            running.result()
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    assert _sleepers()
+    running.stop()
+    thread.join(10)
+    assert ended
+    assert not _sleepers()
+
+
+def test_what_a_process_leaves_running_neither_holds_it_up_nor_survives(script):
+    program = script(
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(77.125)'])\n"
+        "print(1.0)\n"
+    )
+    assert run("process", program).result() == 1.0
+    assert not _sleepers()
+
+
+def test_a_process_gets_no_variables_but_those_it_is_given(script, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("SEARCH_KEY", "wanted")
+    program = script("import json, os\nprint(json.dumps(dict(os.environ)))\n")
+    seen = run("process", program, variables=["SEARCH_KEY"]).result()
+    assert "HF_TOKEN" not in seen
+    assert seen["SEARCH_KEY"] == "wanted"
+
+
+@pytest.mark.skipif(not apart(), reason="this machine gives no process namespaces")
+def test_a_process_sees_no_other_process(script):
+    program = script("import json, os\nprint(json.dumps([p for p in os.listdir('/proc')]))\n")
+    seen = {int(name) for name in run("process", program).result() if name.isdigit()}
+    assert len(seen) <= 2, "other episodes' keys are in the environments of their processes"
+    assert os.getpid() not in seen or os.getpid() <= 2
+
+
+def test_a_container_is_asked_to_end_before_it_is_killed(script, tmp_path):
+    # docker passes SIGTERM on to the container, but a docker that is killed leaves it running
+    program = script(
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        "    pathlib.Path('removed').touch()\n"
+        "    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "pathlib.Path('started').touch()\n"
+        "time.sleep(77.125)\n"
+    )
+    running = run("container", program)
+
+    def play():
+        with pytest.raises(RolloutError, match="was ended"):
+            running.result()
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    running.stop()
+    thread.join(10)
+    assert (tmp_path / "removed").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "options", "message"),
+    [
+        ("thread", "node agent.js", {}, "--program_runner process"),
+        ("thread", "json:dumps", {"variables": ["X"]}, "--program_env is for"),
+        ("container", "json:dumps", {}, "command that starts the container"),
+        ("process", "no_such_command --x", {}, "there is no command"),
+        ("process", "true", {"variables": ["NO_SUCH_VARIABLE"]}, "NO_SUCH_VARIABLE"),
+        ("processes", "true", {}, "Did you mean 'process'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(
+    kind, program, options, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ConfigurationError, KeyError), match=message):
+        make_runner(kind, program, **options)
+
+
+def _sleepers():
+    """Return what still sleeps for the time that only these tests sleep for."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if "sleep(77.125)" in line and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def test_the_task_is_one_line_of_json(script):
+    task = {"text": "line\nline", "big": "x" * 300_000}
+    program = script("import sys\nprint(len(sys.stdin.read().splitlines()))\n")
+    assert make_runner("process", program)(SESSION, json.loads(json.dumps(task))).result() == 1
