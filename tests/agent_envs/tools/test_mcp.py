@@ -130,8 +130,7 @@ def test_text_of_a_server_stays_data(env):
 def test_every_format_shows_and_calls_the_tools(http, tool_format):
     with made(McpServer(http.url, shared=True), tool_format=tool_format) as env:
         assert "23" in call(env, "add", a=20, b=3)[0]
-        assert call(env, "endless", x="y")[1] is None
-        env.step("")  # the feedback shows an example of each
+        assert "endless" in env.step("")[0]  # the feedback shows an example of each
 
 
 def test_each_episode_has_a_session_of_its_own(http):
