@@ -190,9 +190,12 @@ class EnvironmentServer:
             if key not in self._sessions:
                 self._sessions[key], self._spare = self._spare or self._make(), None
             self._sessions.move_to_end(key)
-            if len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)[1].close()
-            return self._sessions[key]
+            session = self._sessions[key]
+            is_full = len(self._sessions) > MAX_SESSIONS
+            oldest = self._sessions.popitem(last=False)[1] if is_full else None
+        if oldest is not None:
+            oldest.close()  # which waits for a call that is under way; the others do not
+        return session
 
     def close(self) -> None:
         """Close all sessions."""

@@ -11,6 +11,7 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ToolEnv
+from agent_envs import mcp as served_module
 from agent_envs.core.tasks import Task
 from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT, Session
 
@@ -214,3 +215,20 @@ def test_what_cannot_be_served_is_said(arguments, said):
 
     with pytest.raises(SystemExit, match=said):
         main(arguments)
+
+
+def test_sessions_are_bounded_and_the_idlest_is_given_up(tmp_path, monkeypatch):
+    needs_mcp()
+    monkeypatch.setattr(served_module, "MAX_SESSIONS", 2)
+    served = served_module.EnvironmentServer(ID, {}, seed=3, log=tmp_path / "log.jsonl")
+    first = served.session("a")
+    first.call("search", {"query": "x"})
+    served.session("b")
+    assert served.session("a") is first
+    served.session("c")
+    assert served.session("a") is first  # "b" went
+    assert not (tmp_path / "log.jsonl").exists()
+    served.session("b")
+    served.session("c")
+    assert [row["end"] for row in logged(tmp_path)] == ["given_up"]
+    served.close()
