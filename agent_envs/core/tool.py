@@ -17,7 +17,7 @@ import reprlib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, overload
+from typing import Any, Final, Self, overload
 
 import docstring_parser
 import pydantic
@@ -139,6 +139,12 @@ class Tool:
             },
         }
 
+    def renamed(self, name: str) -> Self:
+        """Return the same tool under another name."""
+        tool = object.__new__(type(self))  # a copy would be made as a pickle is, from the start
+        vars(tool).update(vars(self), name=name)
+        return tool
+
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as the function's types, defaults filled in.
 
@@ -151,7 +157,7 @@ class Tool:
             raise ValueError(_explain(error)) from None
         return {name: getattr(model, name) for name in self._arguments.model_fields}
 
-    def __call__(self, **arguments: Any) -> ToolResult:
+    def __call__(self, /, **arguments: Any) -> ToolResult:
         """Run the function on valid arguments; what it raises passes through.
 
         Raises:
@@ -160,7 +166,7 @@ class Tool:
         value = call_with_deadline(lambda: self.function(**arguments), self.timeout)
         return self._cut(_as_result(value))
 
-    def run(self, **arguments: Any) -> ToolResult:
+    def run(self, /, **arguments: Any) -> ToolResult:
         """Run the function; whatever goes wrong is a result with an error code."""
         try:
             return self(**arguments)

@@ -22,7 +22,7 @@ from agent_envs.core.contexts import (
 )
 from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.event_loop import resolve
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message, ToolSchemas
 from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
 from agent_envs.core.spaces import UnicodeText
@@ -32,6 +32,7 @@ from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_calls import OVER_TEXT, Call, reply_to_calls, run_calls
 from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
+from agent_envs.core.tool_source import ToolSessions, ToolSource
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import TurnLimit
 from agent_envs.core.turn_reading import without_thoughts
@@ -69,7 +70,7 @@ class ToolEnv(TaskFamily):
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
             "_system_prompt", "_count_tokens", "_turn_limit", "_has_user", "_parallel_calls",
-            "_more_tools", "_given_prompt",
+            "_more_tools", "_given_prompt", "_sessions", "_offered",
         }
     )  # fmt: skip
 
@@ -78,7 +79,7 @@ class ToolEnv(TaskFamily):
         *,
         default_tools: Sequence[Tool] = (),
         optional_tools: Mapping[str, Sequence[Tool]] | None = None,
-        tools: Sequence[Tool | str] | None = None,
+        tools: Sequence[Tool | ToolSource | str] | None = None,
         tool_format: str | ToolFormat = "hermes",
         context: ContextChoice = "full",
         rewards: Rewards | None = None,
@@ -92,8 +93,10 @@ class ToolEnv(TaskFamily):
             default_tools: The tools of the family; a subclass passes them.
             optional_tools: Tools of the family that are off unless `tools` names them; a name may
                 stand for several.
-            tools: More tools: names of optional ones, and `Tool` objects, which are added, or put
-                in the place of the one with the same name.
+            tools: More tools: names of optional ones; `Tool` objects, which are added, or put in
+                the place of the one with the same name; and sources such as an MCP server, whose
+                tools take nobody's place. What another process has to make is named by its import
+                path, ``"my_module:my_tool"``.
             tool_format: How actions are written: a key of `TOOL_FORMATS`, or a `ToolFormat`.
             context: Which part of the history the model sees; see `make_context`.
             rewards: Weight of each reward term, instead of the defaults; terms that are not named
@@ -113,7 +116,10 @@ class ToolEnv(TaskFamily):
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self.optional_tools = dict(optional_tools or {})
-        self._more_tools = _chosen(tools, self.optional_tools)
+        chosen_tools = _chosen(tools, self.optional_tools)
+        self._more_tools = [tool for tool in chosen_tools if isinstance(tool, Tool)]
+        sources = [each for each in chosen_tools if not isinstance(each, Tool)]
+        self._sessions = ToolSessions(sources)
         self._format = (
             tool_format
             if isinstance(tool_format, ToolFormat)
@@ -162,6 +168,8 @@ class ToolEnv(TaskFamily):
         self.task_index = self._task_index(options or {})
         self._task = self.get_task(self.task_index)
         self._is_over = False
+        self._sessions.begin_episode()
+        self._follow_sessions()
         self.noted: dict[str, float] = {}
         """What this step has earned so far, for the terms that `noted_terms` makes."""
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
@@ -200,6 +208,7 @@ class ToolEnv(TaskFamily):
         self.begin_step()
         parsed = self._understand(action)
         calls = self._carry_out(parsed.each_call)
+        self._follow_sessions()
         said = self._reply(parsed, calls)
         self._is_over = said is None or self.is_finished()
         is_last = self._is_over or self._turn_limit.is_last()
@@ -273,10 +282,16 @@ class ToolEnv(TaskFamily):
         For families whose tools belong to the task: call it in `begin_episode`, and again where an
         episode goes on with more of them.
         """
-        self._tools = {tool.name: tool for tool in (*tools, *self._more_tools)}
+        self._offered = tuple(tools)
+        self._tools = self._sessions.add_to({t.name: t for t in (*tools, *self._more_tools)})
         self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
         given = self._given_prompt
         self._system_prompt = self._full_prompt() if given is None else given
+
+    def close(self) -> None:
+        """End the sessions with servers of tools."""
+        self._sessions.close()
+        super().close()
 
     def set_token_counter(self, count_tokens: Callable[[Sequence[Message]], int]) -> None:
         """Let the context policy count with a policy's own tokenizer instead of an estimate."""
@@ -291,6 +306,10 @@ class ToolEnv(TaskFamily):
         if self._tools:
             instructions.append(SEVERAL_CALLS_TEXT if self._parallel_calls else ONE_CALL_TEXT)
         return f"{self.default_system_prompt}\n{' '.join(instructions)}".strip()
+
+    def _follow_sessions(self) -> None:
+        if self._sessions.have_changed:
+            self.offer_tools(self._offered)
 
     def _task_index(self, options: Mapping[str, Any]) -> int:
         family = type(self).__name__
@@ -389,23 +408,29 @@ class ToolEnv(TaskFamily):
 
     def _resume(self, *, is_restored: bool) -> None:
         self._turn_limit = TurnLimit(is_restored=is_restored)
+        if is_restored:
+            self._sessions.begin_episode()
         if self._task is not None:
             self.on_restore()
 
 
 def _chosen(
-    tools: Iterable[Tool | str] | None, optional: Mapping[str, Sequence[Tool]]
-) -> list[Tool]:
-    chosen: list[Tool] = []
+    tools: Iterable[Tool | ToolSource | str] | None, optional: Mapping[str, Sequence[Tool]]
+) -> list[Tool | ToolSource]:
+    chosen: list[Tool | ToolSource] = []
     if isinstance(tools, str):
         raise ConfigurationError(f"tools= takes a list: tools=[{tools!r}].")
     for tool in tools or ():
-        if not isinstance(tool, str | Tool):
-            raise ConfigurationError(
-                f"tools= takes names and Tool objects, not {type(tool).__name__}; decorate a "
-                "function with @tool."
-            )
-        chosen += lookup(optional, tool, kind="tool") if isinstance(tool, str) else [tool]
+        named: Any = tool
+        if isinstance(tool, str):
+            named = lookup_or_import(optional, tool, kind="tool")
+        for each in named if isinstance(named, list | tuple) else [named]:
+            if not isinstance(each, Tool | ToolSource):
+                raise ConfigurationError(
+                    f"tools= takes names, Tool objects and sources of tools, not "
+                    f"{type(each).__name__}; decorate a function with @tool."
+                )
+            chosen.append(each)
     return chosen
 
 

@@ -1,6 +1,6 @@
 """Passages, collections of them, and what every search engine over them offers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,6 +69,15 @@ class Retriever(Protocol):
         Raises:
             ConfigurationError: If `top_k` is less than 1.
         """
+
+
+def search_many(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+    """Search for each of `queries`; at once where `retriever` has a ``search_many`` of its own."""
+    together = getattr(retriever, "search_many", None)
+    if together is not None:
+        found: list[list[Hit]] = together(queries, top_k)
+        return found
+    return [retriever.search(query, top_k) for query in queries]
 
 
 def load_passages(path: str | Path) -> list[Passage]:

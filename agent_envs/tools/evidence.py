@@ -5,9 +5,9 @@ found are kept apart from the conversation and can be looked up. All is bounded.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.retrieval import Hit, Retriever
@@ -50,9 +50,15 @@ class EvidenceTable:
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_retriever", "_show"})
 
     def __init__(
-        self, retriever: Retriever, *, top_k: int, show: ShowPassage | None = None
+        self,
+        retriever: Retriever,
+        *,
+        top_k: int,
+        show: ShowPassage | None = None,
+        timeout: float | None = None,
     ) -> None:
-        """Search in `retriever`, `top_k` passages at a time, shown as `show` says."""
+        """Search in `retriever`, as `make_search_tool` does."""
+        self._timeout = timeout
         self._retriever, self._top_k, self._show = retriever, top_k, show
         self.clear()
 
@@ -68,12 +74,14 @@ class EvidenceTable:
     @property
     def tools(self) -> dict[str, Sequence[Tool]]:
         """The tools by the name they are asked for."""
-        functions = (
+        functions: Sequence[Callable[..., Any]] = (
             self.decompose, self.filtered_search, self.query_log, self.add_evidence,
             self.evidence_table,
         )  # fmt: skip
-        # In memory and quick: no thread of their own.
-        return {"evidence": tuple(Tool(function, timeout=None) for function in functions)}
+        # What only looks at the table is quick: no thread of its own.
+        timeouts = [self._timeout if f == self.filtered_search else None for f in functions]
+        each = zip(functions, timeouts, strict=True)
+        return {"evidence": tuple(Tool(f, timeout=t, stateful=True) for f, t in each)}
 
     def log(self, query: str, hits: Sequence[Hit]) -> None:
         """Note a search and what it found."""

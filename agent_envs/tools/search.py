@@ -13,10 +13,25 @@ ShowPassage = Callable[[Passage], Passage]
 """Returns a passage as the model is to see it."""
 
 
-def make_search_tool(retriever: Retriever, *, top_k: int, show: ShowPassage | None = None) -> Tool:
+def make_search_tool(
+    retriever: Retriever,
+    *,
+    top_k: int,
+    show: ShowPassage | None = None,
+    timeout: float | None = None,
+    stateful: bool = False,
+) -> Tool:
     """Make the tool ``search(query)`` over `retriever`; the model sees what `show` returns.
 
     The result's `data` is the list of `Hit`, best first, `top_k` at most.
+
+    Args:
+        retriever: Where to search.
+        top_k: How many passages to show at most.
+        show: What the model sees of each.
+        timeout: Seconds a search may take. None where the retriever is in memory and quick: a
+            thread of its own per call would cost more than the search.
+        stateful: Whether `show` keeps count of what it showed; see `Tool`.
     """
 
     def search(query: str) -> ToolResult:
@@ -28,8 +43,7 @@ def make_search_tool(retriever: Retriever, *, top_k: int, show: ShowPassage | No
         hits = retriever.search(query[:MAX_QUERY_CHARS], top_k)
         return ToolResult(format_hits(hits, show) or NO_HIT_TEXT, data=hits)
 
-    # In memory and quick: a thread of its own per call would cost more than the search.
-    return Tool(search, timeout=None)
+    return Tool(search, timeout=timeout, stateful=stateful)
 
 
 def format_hits(hits: Sequence[Hit], show: ShowPassage | None = None) -> str:

@@ -25,6 +25,8 @@ from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
+from agent_trainers.policies.local import context_length
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
 from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out

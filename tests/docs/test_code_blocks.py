@@ -125,31 +125,34 @@ def test_a_command_that_does_not_exist_is_found(command):
         check_command(shlex.split(command))
 
 
+OPTIONS_OF = {
+    "agent-r1-eval": EvaluateArguments,
+    "agent-r1-collect": CollectArguments,
+    "agent-r1-skills": SkillArguments,
+    "benchmarks.papers_real": PapersRealArguments,
+}
+
+
 def check_command(words):
     program, *arguments = words
+    if arguments[:1] == ["-m"] and arguments[1] in OPTIONS_OF:
+        program, *arguments = arguments[1:]
     if program == "agent-r1-train":
         make_parser(arguments).check(arguments, unknown_to_accelerate)
-    elif program == "agent-r1-eval":
-        parser = CommandParser((EvaluateArguments,), program=program, description="")
-        parser.check(arguments)
     elif program == "agent-r1-sft":
         sft.make_parser(arguments).check(arguments)
-    elif program == "agent-r1-collect":
-        CommandParser((CollectArguments,), program=program, description="").check(arguments)
-    elif program == "agent-r1-skills":
-        CommandParser((SkillArguments,), program=program, description="").check(arguments)
+    elif program in OPTIONS_OF:
+        CommandParser((OPTIONS_OF[program],), program=program, description="").check(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
         check_leaderboard(given)
-    elif arguments[:2] == ["-m", "benchmarks.papers_real"]:
-        CommandParser((PapersRealArguments,), program=program, description="").check(arguments[2:])
     elif program == "python" and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]), arguments[1]
         check_module_options(arguments[1], arguments[2:])
     elif program == "python":
         assert (ROOT / arguments[0]).is_file(), arguments[0]
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert arguments[0] in targets
     else:
         assert program in OTHER_PROGRAMS, program

@@ -10,6 +10,7 @@ from agent_envs.data.sources import DatasetSpec, FileStamp, Source
 from agent_envs.retrieval import (
     Corpus,
     Page,
+    RetrievalClient,
     Retriever,
     SavedIndex,
     build_retriever,
@@ -60,11 +61,24 @@ def load_library(
     )
 
 
+def is_url(name: str) -> bool:
+    """Return whether the name of a retriever is the address of a server."""
+    return name.startswith(("http://", "https://"))
+
+
 @lru_cache(maxsize=8)
 def load_index(
     dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...], backend: str
 ) -> Retriever:
-    """Index the passages of a library, once per process, or open the index in a folder."""
+    """Index the passages of a library, once per process, or open the index in a folder.
+
+    Raises:
+        DataError: If a folder holds none, or the server of a URL does not answer.
+    """
+    if is_url(backend):
+        client = RetrievalClient(backend)
+        client.check()
+        return client
     if Path(backend).is_dir():
         return SavedIndex(backend)
     return build_retriever(load_library(dataset, source, files).corpus, backend)

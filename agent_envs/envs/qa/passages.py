@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 
 from agent_envs.core.rewards import RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS, ToolResult
 from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
 from agent_envs.envs.qa.injection import TASK_PREFIX, is_injected, plant_in_page
-from agent_envs.envs.qa.library import QARow, load_index, load_library
+from agent_envs.envs.qa.library import QARow, is_url, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Hit, Page, Passage, Retriever
+from agent_envs.retrieval.bm25 import BM25Retriever
 from agent_envs.scoring import (
     Overlap,
     answer_overlap,
@@ -81,8 +82,9 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             corpus: Files of more passages (title, text) to search.
             top_k: How many passages a search returns at most.
             retriever: The search engine over all passages (see
-                `agent_envs.retrieval.build_retriever`), the folder of a saved index, or a
-                `Retriever` of your own; the last two find what they like.
+                `agent_envs.retrieval.build_retriever`), the folder of a saved index, the URL of a
+                retrieval server, or a `Retriever` of your own; the last three find what they
+                like.
             variant: ``"default"``, or ``"injected"``: passages hold planted instructions, forged
                 answers and results, and role markers; see `agent_envs.envs.qa.injection`.
             shared: What every environment over a data set takes; see `DatasetEnv`.
@@ -103,10 +105,18 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         self._engine, self._top_k = retriever, top_k
         self.is_injected = is_injected(variant)
         self._reader, self._notebook = PageReader(self._show_page), Notebook()
-        self._evidence = EvidenceTable(self, top_k=top_k, show=self.show_passage)
+        waits = not isinstance(retriever, str | BM25Retriever) or (
+            isinstance(retriever, str) and is_url(retriever)
+        )
+        searching: dict[str, Any] = {
+            "top_k": top_k,
+            "show": self.show_passage,
+            "timeout": DEFAULT_TIMEOUT_SECONDS if waits else None,
+        }
+        self._evidence = EvidenceTable(self, **searching)
         families = (self._reader, self._notebook, self._evidence)
         super().__init__(
-            default_tools=[make_search_tool(self, top_k=top_k, show=self.show_passage)],
+            default_tools=[make_search_tool(self, **searching, stateful=self.is_injected)],
             optional_tools={name: tools for each in families for name, tools in each.tools.items()},
             **shared,
         )

@@ -99,13 +99,6 @@ class RetrievalQAEnv(ToolEnv):
     """Where `search` looks."""
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"retriever"})
 
-    @property
-    def is_immediate(self) -> bool:
-        """Whether a step only computes; a retriever of somebody else may ask a server."""
-        retriever = getattr(self, "retriever", None)  # a world's own is made with its task
-        is_ours = retriever is None or type(retriever).__module__.startswith("agent_envs.")
-        return is_ours and super().is_immediate
-
     def answer_f1(self) -> float:
         """Return the F1 of the answer by the data set's own rule; 0 without an answer."""
         return 0.0 if self.answer is None else self.f1_rule(self.answer, self.task.answers)

@@ -1,0 +1,192 @@
+"""How much a retrieval server answers, and what it answers while things go wrong.
+
+Clients in threads search over loopback. First without faults; then through a proxy that drops,
+garbles and slows requests, while the server is stopped, killed and started again. Each answer is
+compared with that of the index itself.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+import numpy as np
+
+from agent_envs.core.tool import ToolError
+from agent_envs.retrieval import Corpus, Passage, RetrievalClient, SavedIndex, save_index
+from benchmarks.performance.faulty_proxy import FaultyProxy
+
+TOP_K: Final = 5
+SHARES: Final = {"drop": 0.02, "garbage": 0.02, "slow": 0.02}
+_STARTING_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What came of many searches."""
+
+    asked: int
+    """Searches of all clients."""
+    right: int
+    """Those whose answer was that of the index itself."""
+    wrong: int
+    """Those with another answer."""
+    unavailable: int
+    """Those that the client gave up."""
+    seconds: float
+    """How long all took."""
+    median_ms: float
+    slowest_ms: float
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return (
+            f"{self.right:,} of {self.asked:,} answered and right, {self.wrong} wrong, "
+            f"{self.unavailable} given up; {self.asked / self.seconds:,.0f} requests/s, "
+            f"median {self.median_ms:.1f} ms, slowest {self.slowest_ms:,.0f} ms"
+        )
+
+
+class ServerProcess:
+    """A server in a process of its own, which can be ended and started again on its port."""
+
+    def __init__(self, index: Path, *options: str) -> None:
+        """Choose a port; start with `start`."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "agent_envs.retrieval", "serve", str(index)]
+        self._command = [*command, "--port", str(self.port), *options]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)  # noqa: S603
+        until = time.monotonic() + _STARTING_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            time.sleep(0.05)
+        self.end(kill=True)
+        raise RuntimeError("The server did not start.")
+
+    def end(self, *, kill: bool = False) -> None:
+        """End it: told to, so that it answers what it has taken, or killed."""
+        if self._process is not None:
+            (self._process.kill if kill else self._process.terminate)()
+            self._process.wait()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run while the block does."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.end(kill=True)
+
+
+def make_index(folder: Path, num_passages: int, *, seed: int = 0) -> list[str]:
+    """Write an index of made-up passages; return queries for it."""
+    rng = np.random.default_rng(seed)
+    words = np.array([f"w{i}" for i in range(max(20, num_passages // 10))])
+    texts = [" ".join(rng.choice(words, size=40)) for _ in range(num_passages)]
+    save_index(Corpus(Passage(f"Page {i}", text) for i, text in enumerate(texts)), folder)
+    return [" ".join(rng.choice(words, size=4)) for _ in range(max(50, num_passages // 10))]
+
+
+def run_load(
+    url: str, index: SavedIndex, queries: Sequence[str], *, clients: int, requests: int
+) -> Load:
+    """Search with many clients at once; compare each answer with that of `index`."""
+    expected = {query: index.search(query, TOP_K) for query in queries}
+    client = RetrievalClient(url)
+
+    def search(query: str) -> tuple[str, float]:
+        started = time.perf_counter()
+        try:
+            is_right = client.search(query, TOP_K) == expected[query]
+            outcome = "right" if is_right else "wrong"
+        except ToolError:
+            outcome = "unavailable"
+        return outcome, time.perf_counter() - started
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        asked = itertools.islice(itertools.cycle(queries), requests)
+        outcomes, times = zip(*pool.map(search, asked), strict=True)
+    return Load(
+        asked=requests,
+        right=outcomes.count("right"),
+        wrong=outcomes.count("wrong"),
+        unavailable=outcomes.count("unavailable"),
+        seconds=time.perf_counter() - started,
+        median_ms=float(np.median(times)) * 1e3,
+        slowest_ms=max(times) * 1e3,
+    )
+
+
+@contextlib.contextmanager
+def restarts(server: ServerProcess, *, every: float) -> Iterator[list[str]]:
+    """Stop and kill the server in turns while the block runs, and start it again each time."""
+    over, ways = threading.Event(), list[str]()
+
+    def restart() -> None:
+        while not over.wait(every):
+            ways.append("killed" if len(ways) % 2 else "stopped")
+            server.end(kill=ways[-1] == "killed")
+            server.start()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        yield ways
+    finally:
+        over.set()
+        thread.join()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what comes of the load without faults, and with them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.performance.retrieval_service", description=__doc__
+    )
+    parser.add_argument("--passages", type=int, default=20_000)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=5_000)
+    parser.add_argument("--restart_every", type=float, default=5.0, help="seconds")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "index"
+        queries = make_index(path, options.passages)
+        index, server = SavedIndex(path), ServerProcess(path)
+        size = {"clients": options.clients, "requests": options.requests}
+        loads = {}
+        with server.running():
+            loads["without faults"] = run_load(server.url, index, queries, **size)
+            proxy = FaultyProxy(server.port, SHARES)
+            with proxy.running() as url, restarts(server, every=options.restart_every) as ways:
+                loads["with faults"] = run_load(url, index, queries, **size)
+        for name, load in loads.items():
+            print(f"{name}: {load}")  # noqa: T201
+        happened = {**proxy.counts, "restarts": len(ways)}
+        print(f"faults: {json.dumps(happened)}")  # noqa: T201
+        print(json.dumps({name: asdict(load) for name, load in loads.items()}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

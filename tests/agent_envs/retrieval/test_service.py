@@ -1,0 +1,412 @@
+"""A retrieval server on loopback, its client, and what goes wrong between them."""
+
+import contextlib
+import json
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import gymnasium as gym
+import httpx
+import pytest
+import uvicorn
+
+from agent_envs import ConfigurationError, DataError, ToolError
+from agent_envs.retrieval import (
+    Corpus,
+    FusedRetriever,
+    Hit,
+    Passage,
+    RetrievalClient,
+    SavedIndex,
+    build_retriever,
+)
+from agent_envs.retrieval.__main__ import main
+from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
+from agent_envs.retrieval.service import Service, ServiceLimits
+from agent_envs.tools.search import MAX_QUERY_CHARS
+from benchmarks.performance.faulty_proxy import FaultyProxy
+from benchmarks.performance.retrieval_service import ServerProcess, make_index, run_load
+
+PASSAGES = [
+    Passage("Oslo", "Oslo is the capital of Norway."),
+    Passage("Bergen", "Bergen is a city in Norway.\nIt rains."),
+    Passage("Café \ud800", "Serves coffee, 東京 and half a pair \udfff."),
+]
+LOCAL = build_retriever(Corpus(PASSAGES))
+
+
+@contextlib.contextmanager
+def serving(app, **options):
+    """Serve in a thread; yield the URL and the server."""
+    config = uvicorn.Config(app, port=0, log_level="critical", access_log=False, **options)
+    server, listening = uvicorn.Server(config), config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@contextlib.contextmanager
+def running(retriever=LOCAL, **limits):
+    """Serve a retriever; yield the URL."""
+    with serving(service(retriever, **limits).app) as (url, _):
+        yield url
+
+
+def service(retriever, **limits):
+    limits = ServiceLimits(**limits)
+    return Service(retriever, engine="bm25", num_passages=len(PASSAGES), limits=limits)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running() as url:
+        yield url
+
+
+def ask(url, **body):
+    return httpx.post(f"{url}/retrieve", json=body)
+
+
+def metric(url, name):
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+    return float(value)
+
+
+def wait_for_pending(url, number):
+    while metric(url, "retrieval_pending_queries") < number:
+        time.sleep(0.005)
+
+
+class Recorder:
+    """Keeps what was searched for together; waits for `go` before it searches."""
+
+    def __init__(self):
+        self.go, self.batches = threading.Event(), []
+
+    def search_many(self, queries, top_k):
+        self.batches.append(list(queries))
+        assert self.go.wait(60)
+        if "bad" in queries:
+            raise RuntimeError("a secret path")
+        return [[Hit(Passage(query, "text"), 0, 1.0)] for query in queries]
+
+
+def test_the_protocol_is_search_r1s(url):
+    answer = ask(url, queries=["norway", "nothing of it"], topk=1, return_scores=True).json()
+    (hit,) = LOCAL.search("norway", 1)
+    contents = f"{hit.passage.title}\n{hit.passage.text}"
+    document = {"id": str(hit.index), "contents": contents}
+    assert answer == {"result": [[{"document": document, "score": hit.score}], []]}
+    assert ask(url, queries=["norway"], topk=1).json() == {"result": [[document]]}
+    assert len(ask(url, queries=["norway"]).json()["result"][0]) == 2  # three by default, two fit
+
+
+@pytest.mark.parametrize(
+    "query", ["norway", "capital of Norway", "", "???", "東京 \ud800", "x" * 8000]
+)
+def test_a_client_finds_what_the_index_does(url, query):
+    assert RetrievalClient(f"{url}/retrieve").search(query, 2) == LOCAL.search(query, 2)
+
+
+def test_the_longest_query_of_the_search_tool_is_taken():
+    assert ServiceLimits().max_query_chars >= MAX_QUERY_CHARS
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, ["queries"]),
+        ({"queries": "oslo"}, ["queries"]),
+        ({"queries": ["oslo", 3]}, ["queries", 1]),
+        ({"queries": ["oslo", "x" * 101]}, ["queries", 1]),
+        ({"queries": ["oslo"] * 6}, ["queries"]),
+        ({"queries": ["oslo"], "topk": 0}, ["topk"]),
+        ({"queries": ["oslo"], "topk": 11}, ["topk"]),
+        ({"queries": ["oslo"], "topk": True}, ["topk"]),
+        ({"queries": ["oslo"] * 5, "topk": 10}, ["topk"]),
+        ({"queries": ["oslo"], "return_scores": "yes"}, ["return_scores"]),
+    ],
+)
+def test_what_exceeds_a_limit_is_refused_by_name(body, field):
+    limits = {"max_queries": 5, "max_query_chars": 100, "max_topk": 10, "max_passages": 40}
+    with running(**limits) as url:
+        answer = ask(url, **body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"] == ["body", *field]
+
+
+@pytest.mark.parametrize("body", [b"", b"no json", b"[" * 100_000, b'{"queries": ["\\ud800"]}'])
+def test_a_body_that_is_no_request_is_refused(url, body):
+    assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read():
+    with running(max_body_bytes=1_000) as url:
+        answer = ask(url, queries=["x" * 2_000])
+    assert answer.status_code == 413
+
+
+def test_limits_that_cannot_be_kept_are_refused():
+    with pytest.raises(ConfigurationError, match="max_pending"):
+        ServiceLimits(max_queries=10, max_pending=9)
+    with pytest.raises(ConfigurationError, match="max_batch"):
+        ServiceLimits(max_batch=0)
+    with pytest.raises(ConfigurationError, match="max_topk"):
+        ServiceLimits(topk=5, max_topk=4)
+
+
+def test_queries_of_concurrent_requests_are_searched_for_together_and_once():
+    engine, words = Recorder(), ["first", "a", "b", "c", "a", "b", "c"]
+    with running(engine) as url, ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(ask, url, queries=[words[0]])]
+        wait_for_pending(url, 1)
+        answers += [pool.submit(ask, url, queries=[word]) for word in words[1:]]
+        while metric(url, "retrieval_queries_total") < len(words):
+            time.sleep(0.005)
+        engine.go.set()
+        found = [answer.result().json()["result"] for answer in answers]
+        assert ask(url, queries=["a"]).json() == {"result": found[1]}  # remembered
+        metrics = httpx.get(f"{url}/metrics").text
+    assert found == [[[{"id": "0", "contents": f"{word}\ntext"}]] for word in words]
+    assert [sorted(batch) for batch in engine.batches] == [["first"], ["a", "b", "c"]]
+    assert "retrieval_queries_total 8\n" in metrics
+    assert "retrieval_cache_hits_total 4\n" in metrics
+    assert "retrieval_batches_total 2\n" in metrics
+    assert 'retrieval_requests_total{status="200"} 8\n' in metrics
+
+
+def test_who_comes_while_too_much_waits_is_told_to_come_again():
+    engine = Recorder()
+    with running(engine, max_queries=2, max_pending=2) as url, ThreadPoolExecutor(4) as pool:
+        taken = [pool.submit(ask, url, queries=["a"])]
+        wait_for_pending(url, 1)
+        taken += [pool.submit(ask, url, queries=["b", "c"])]
+        wait_for_pending(url, 3)
+        refused = ask(url, queries=["d"])
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        joined = pool.submit(ask, url, queries=["c"])  # asks for nothing new
+        again = pool.submit(RetrievalClient(url).search, "d", 1)
+        while metric(url, 'retrieval_requests_total{status="503"}') < 2:
+            time.sleep(0.005)
+        engine.go.set()
+        assert [hit.passage.title for hit in again.result()] == ["d"]
+        assert {answer.result().status_code for answer in [*taken, joined]} == {200}
+
+
+def test_a_search_that_fails_fails_alone_and_tells_nothing(caplog):
+    engine = Recorder()
+    with running(engine) as url, ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(ask, url, queries=["first"])]
+        wait_for_pending(url, 1)
+        answers += [pool.submit(ask, url, queries=[word]) for word in ("bad", "good")]
+        wait_for_pending(url, 3)
+        engine.go.set()
+        first, bad, good = [answer.result() for answer in answers]
+    assert (first.status_code, bad.status_code, good.status_code) == (200, 500, 200)
+    assert "secret" not in bad.text
+    assert "a secret path" in caplog.text
+
+
+def test_what_was_taken_is_answered_before_the_server_ends():
+    engine = Recorder()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        serving(service(engine).app) as (url, server),
+    ):
+        answer = pool.submit(ask, url, queries=["a"])
+        wait_for_pending(url, 1)
+        server.should_exit = True
+        while takes_connections(url):
+            time.sleep(0.005)
+        engine.go.set()
+        assert answer.result().status_code == 200
+
+
+def takes_connections(url):
+    with contextlib.suppress(httpx.ConnectError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
+
+
+def test_the_cache_stays_within_its_bytes():
+    engine = Recorder()
+    engine.go.set()
+    with running(engine, cache_bytes=300) as url:  # an answer and its query: about 60
+        for i in [*range(10), 0, 9]:
+            ask(url, queries=[f"q{i}"])
+    assert engine.batches[10:] == [["q0"]]
+
+
+def test_health_says_what_is_served(url):
+    answer = httpx.get(f"{url}/health").json()
+    assert answer == {"status": "ok", "engine": "bm25", "passages": 3}
+
+
+def test_a_server_that_is_not_there_is_named_when_an_environment_is_made(data_files):
+    client = RetrievalClient("http://127.0.0.1:9", timeout_seconds=0.2)
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        client.check()
+    with pytest.raises(ConfigurationError, match="url"):
+        RetrievalClient("127.0.0.1:9")
+
+
+QUESTION = {"question": "Where is Oslo?", "golden_answers": ["Norway"]}
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(QUESTION))
+    return str(path)
+
+
+def make(questions, retriever, **rest):
+    return gym.make(
+        "AgentR1/NaturalQuestions-v0", data=questions, retriever=retriever, top_k=2, **rest
+    )
+
+
+def test_an_environment_searches_a_server_by_its_url(url, questions):
+    env, twin = make(questions, url), make(questions, LOCAL)
+    call = env.unwrapped.write_call("search", query="capital of Norway")
+    for each in (env, twin, pickle.loads(pickle.dumps(env.unwrapped))):
+        each.reset(seed=0)
+        observation, *_ = each.step(call)
+        assert observation.startswith("[1] Oslo\n")
+    assert env.step(call)[0] == twin.step(call)[0]
+    assert not env.unwrapped.is_immediate  # so that rollouts wait for several at once
+    assert twin.unwrapped.is_immediate
+
+
+def test_searches_of_one_turn_are_made_side_by_side(questions):
+    class Both:
+        """Answers when two ask at once."""
+
+        def __init__(self):
+            self.both = threading.Barrier(2, timeout=5)
+
+        def search(self, query, top_k):
+            self.both.wait()
+            return []
+
+    env = make(questions, Both())
+    env.reset(seed=0)
+    write = env.unwrapped.write_call
+    *_, info = env.step(write("search", query="a") + write("search", query="b"))
+    assert info["tool_results"] == ["No passage matches this query."] * 2
+
+
+GARBAGE = [
+    b"", b"<html>", b"{}", b"[" * 100_000, b'{"result": []}', b'{"result": ["x"]}',
+    b'{"result": [[{"document": {}}]]}',
+    b'{"result": [[{"document": {"contents": 3}, "score": 1}]]}',
+    b'{"result": [[{"document": {"contents": "a"}, "score": NaN}]]}', b'{"result": [{"a": 1}]}',
+    b"\xff\xfe", b'{"result": [[]], [[]]}',
+]  # fmt: skip
+
+
+@contextlib.contextmanager
+def answering(*answers):
+    """A server that gives one answer after the other; yields its URL and how often it was asked."""
+
+    async def app(scope, receive, send):
+        status, body = answers[min(len(asked), len(answers) - 1)]
+        asked.append(scope["path"])
+        length = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": length})
+        await send({"type": "http.response.body", "body": body})
+
+    asked = []
+    with serving(app, lifespan="off") as (url, _):
+        yield url, asked
+
+
+REFUSAL = (422, b"")
+
+
+@pytest.mark.parametrize("answer", [*((200, body) for body in GARBAGE), (500, b""), (404, b"[]")])
+def test_an_answer_that_is_none_is_asked_for_again(answer):
+    with answering(answer, answer, REFUSAL) as (url, asked):
+        with pytest.raises(ToolError, match="does not take this query"):
+            RetrievalClient(url).search("oslo", 1)
+        assert asked == ["/retrieve"] * 3
+
+
+def test_an_answer_that_is_too_long_is_not_read_on(monkeypatch):
+    monkeypatch.setattr("agent_envs.retrieval.client.MAX_ANSWER_BYTES", 100)
+    whole = b'{"result": [[]]}' + b" " * 1_000
+    with answering((200, whole), REFUSAL) as (url, asked):
+        with pytest.raises(ToolError, match="does not take this query"):
+            RetrievalClient(url).search("oslo", 1)
+        assert len(asked) == 2
+
+
+def test_a_server_that_fails_for_good_is_an_observation(questions):
+    with answering((200, b"<html>")) as (url, _):
+        env = make(questions, RetrievalClient(url, timeout_seconds=0.3), tools=["evidence"])
+        env.reset(seed=0)
+        for tool in ("search", "filtered_search"):
+            call = env.unwrapped.write_call(tool, query="oslo")
+            observation, _, terminated, _, info = env.step(call)
+            assert observation == UNAVAILABLE_TEXT
+            assert info["action"]["error"] == "tool_error"
+            assert not terminated
+    with answering(REFUSAL) as (url, _):
+        env = make(questions, RetrievalClient(url))
+        env.reset(seed=0)
+        assert env.step(env.unwrapped.write_call("search", query="oslo"))[0] == REFUSED_TEXT
+
+
+def test_under_load_all_is_answered_while_the_server_restarts_and_requests_are_broken(tmp_path):
+    queries = make_index(tmp_path / "index", 200)
+    index, server = SavedIndex(tmp_path / "index"), ServerProcess(tmp_path / "index")
+    proxy = FaultyProxy(server.port, {"drop": 0.05, "garbage": 0.05, "slow": 0.02})
+    with server.running(), proxy.running() as url, ThreadPoolExecutor(1) as pool:
+        restarting = pool.submit(restart, server)
+        while not restarting.done() or not proxy.counts["drop"] or not proxy.counts["garbage"]:
+            load = run_load(url, index, queries, clients=8, requests=100)
+            assert load.right == load.asked
+        restarting.result()
+
+
+def restart(server):
+    time.sleep(0.2)
+    server.end(kill=True)
+    server.start()
+
+
+def test_fusion_ranks_by_reciprocal_ranks():
+    class Fixed:
+        def __init__(self, *numbers):
+            self.numbers = numbers
+
+        def search(self, query, top_k):
+            return [Hit(Passage(str(i), ""), i, 1.0) for i in self.numbers[:top_k]]
+
+    fused = FusedRetriever(Fixed(1, 2, 3), Fixed(3, 1, 4))
+    hits = fused.search("q", 3)
+    # 1: 1/61 + 1/62; 3: 1/63 + 1/61; 2: 1/62; 4: 1/63
+    assert [hit.index for hit in hits] == [1, 3, 2]
+    assert hits[0].score == pytest.approx(1 / 61 + 1 / 62)
+    assert [hit.index for hit in FusedRetriever(Fixed(5), Fixed(4)).search("q", 2)] == [4, 5]
+    with pytest.raises(ConfigurationError, match="top_k"):
+        fused.search("q", 0)
+
+
+def test_the_command_says_what_fits_together(tmp_path, capsys):
+    make_index(tmp_path / "index", 20)
+    with pytest.raises(SystemExit):
+        main(["serve", str(tmp_path / "index"), "--engine", "dense"])
+    assert "need --dense" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="is no index"):
+        main(["serve", str(tmp_path / "none")])

@@ -1,0 +1,234 @@
+"""Environments as MCP servers: episodes of a session, and the real protocol around them."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ToolEnv
+from agent_envs import mcp as served_module
+from agent_envs.core.tasks import Task
+from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT, Session
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+def make(tmp_path, env_id=ID, **kwargs):
+    env = gym.make(env_id, tool_format="openai", **kwargs)
+    return Session(env, seed=3, log=tmp_path / "log.jsonl")
+
+
+def logged(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+
+
+def play(session, env):
+    """Solve the task with the twin's reference actions; return what the session said."""
+    replies = []
+    for action in env.unwrapped.reference_actions():
+        parsed = env.unwrapped.action_format.parse(action, env.unwrapped.tools)
+        if parsed.kind == "answer":
+            replies.append(session.call(ANSWER, {"answer": parsed.answer}))
+        else:
+            replies.append(session.call(parsed.name, parsed.arguments))
+    return replies
+
+
+def test_a_session_plays_what_the_environment_plays(tmp_path):
+    session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
+    question, _ = twin.reset(seed=3)
+    assert session.call(BEGIN, {}).text == question
+    expected = [twin.step(action) for action in twin.unwrapped.reference_actions()]
+    twin.reset(seed=3)
+    replies = play(session, twin)
+    assert [reply.text for reply in replies[:-1]] == [step[0] for step in expected[:-1]]
+    assert replies[-1].text == OVER_TEXT
+    assert not any(reply.is_error for reply in replies)
+    (row,) = logged(tmp_path)
+    assert row["return"] == pytest.approx(sum(step[1] for step in expected))
+    assert row["metrics"]["success"] == 1.0
+    assert row["end"] == "terminated"
+    assert session.call("search", {"query": "x"}).text == OVER_TEXT
+    assert session.call(BEGIN, {}).text == twin.reset()[0]  # the next draw
+
+
+def test_a_client_never_sees_what_it_earns(tmp_path):
+    session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
+    twin.reset(seed=3)
+    said = " ".join(reply.text for reply in play(session, twin))
+    for row in logged(tmp_path):
+        for term in row["reward_terms"]:
+            assert term not in said
+    assert "reward" not in said + json.dumps(session.tools)
+
+
+def test_tools_have_their_schemas(tmp_path):
+    tools = {tool["name"]: tool for tool in make(tmp_path).tools}
+    assert list(tools) == [BEGIN, ANSWER, "search"]
+    assert tools["search"]["input_schema"]["required"] == ["query"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("search", {}), ("serch", {"query": "x"}), ("search", {"query": 3, "self": 1}), (ANSWER, {}),
+     (ANSWER, {"answer": 3}), (BEGIN, {"task": "x"}), (BEGIN, {"task": -1}),
+     (BEGIN, {"task": True})],
+)  # fmt: skip
+def test_a_mistake_is_answered(tmp_path, name, arguments):
+    reply = make(tmp_path).call(name, arguments)
+    assert reply.is_error
+    assert reply.text
+
+
+def test_a_given_task_is_begun_and_what_was_under_way_is_kept_as_given_up(tmp_path):
+    session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
+    session.call("search", {"query": "film"})
+    assert session.call(BEGIN, {"task": 5}).text == twin.reset(options={"task": 5})[0]
+    session.call(BEGIN, {"task": 6})  # nothing was done in the one before
+    session.close()
+    assert [row["end"] for row in logged(tmp_path)] == ["given_up"]
+
+
+def test_an_episode_ends_with_its_turns(tmp_path):
+    session = make(tmp_path)
+    replies = [session.call("search", {"query": "film"}) for _ in range(4)]
+    assert replies[-1].text.endswith(NO_TURNS_TEXT)
+    assert logged(tmp_path)[0]["end"] == "truncated"
+
+
+class BrokenEnv(ToolEnv):
+    def get_task(self, index):
+        return Task(id="t", question="?", answers=())
+
+    def on_answer(self, answer):
+        raise RuntimeError("/a/secret/path")
+
+
+def test_an_environment_that_fails_ends_the_episode_and_tells_nothing(tmp_path):
+    session = Session(BrokenEnv(tool_format="openai"), seed=0, log=tmp_path / "log.jsonl")
+    assert session.call(ANSWER, {"answer": "x"}).text == FAILED_TEXT
+    assert session.call(ANSWER, {"answer": "x"}).text == OVER_TEXT
+    assert session.call(BEGIN, {}).text == "?"
+
+
+COMMAND = [sys.executable, "-m", "agent_envs.mcp", ID, "--seed", "3"]
+
+
+def needs_mcp():
+    return pytest.importorskip("mcp", reason="the extra mcp is not installed")
+
+
+@contextlib.contextmanager
+def http_server():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([*COMMAND, "--port", str(port)])
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            assert process.poll() is None
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def refused_without_a_session(url):
+    import mcp
+
+    async with mcp.Client(url, mode="2026-07-28") as client:
+        with pytest.raises(mcp.MCPError, match="session"):
+            await client.call_tool(BEGIN)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_official_client_plays_over_stdio_and_http():
+    mcp = needs_mcp()
+    import anyio
+
+    twin = gym.make(ID, tool_format="openai")
+    question, _ = twin.reset(seed=3)
+    *calls, answer = [
+        twin.unwrapped.action_format.parse(action, twin.unwrapped.tools)
+        for action in twin.unwrapped.reference_actions()
+    ]
+
+    async def play(server):
+        async with mcp.Client(server) as client, anyio.create_task_group() as group:
+            group.cancel_scope.deadline = anyio.current_time() + 60
+            assert [tool.name for tool in (await client.list_tools()).tools][:2] == [BEGIN, ANSWER]
+            begun = await client.call_tool(BEGIN)
+            assert begun.content[0].text == question
+            (resource,) = (await client.list_resources()).resources
+            read = await client.read_resource(str(resource.uri))
+            assert read.contents[0].text == question
+            for call in calls:
+                result = await client.call_tool(call.name, dict(call.arguments))
+                assert not result.is_error
+            assert (await client.call_tool("serch", {})).is_error
+            result = await client.call_tool(ANSWER, {"answer": answer.answer})
+            assert result.content[0].text in (OVER_TEXT, NO_TURNS_TEXT)
+
+    command = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:])
+    anyio.run(play, command)
+    with http_server() as url:
+        anyio.run(play, url)
+        anyio.run(play, url)  # a session of its own, from the same seed
+        anyio.run(refused_without_a_session, url)
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_environment_offers_the_tools_of_another_that_is_served():
+    needs_mcp()
+    from agent_envs.tools.mcp import McpServer
+
+    with http_server() as url, contextlib.closing(QuestionEnv(tools=[McpServer(url)])) as env:
+        env.reset(seed=0)
+        begun, *_ = env.step(env.write_call(BEGIN))
+        assert begun == gym.make(ID).reset(seed=3)[0]
+        found, *_ = env.step(env.write_call("search", query=begun))
+        assert found.startswith("[1] ")
+
+
+class QuestionEnv(ToolEnv):
+    def get_task(self, index):
+        return Task(id="t", question="?", answers=())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["AgentR1/None-v0"], "mcp: "), ([ID, "--kwargs", "3"], "must be a JSON object"),
+     ([ID, "--kwargs", '{"hops": 9}'], "mcp: "), (["CartPole-v1"], "mcp: ")],
+)  # fmt: skip
+def test_what_cannot_be_served_is_said(arguments, said):
+    needs_mcp()
+    from agent_envs.mcp import main
+
+    with pytest.raises(SystemExit, match=said):
+        main(arguments)
+
+
+def test_sessions_are_bounded_and_the_idlest_is_given_up(tmp_path, monkeypatch):
+    needs_mcp()
+    monkeypatch.setattr(served_module, "MAX_SESSIONS", 2)
+    served = served_module.EnvironmentServer(ID, {}, seed=3, log=tmp_path / "log.jsonl")
+    first = served.session("a")
+    first.call("search", {"query": "x"})
+    served.session("b")
+    assert served.session("a") is first
+    served.session("c")
+    assert served.session("a") is first  # "b" went
+    assert not (tmp_path / "log.jsonl").exists()
+    served.session("b")
+    served.session("c")
+    assert [row["end"] for row in logged(tmp_path)] == ["given_up"]
+    served.close()

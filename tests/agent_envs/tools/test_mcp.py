@@ -1,0 +1,292 @@
+"""Tools of MCP servers in environments, with the real package, on stdio and over HTTP."""
+
+import contextlib
+import copy
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+pytest.importorskip("mcp", reason="the extra mcp is not installed")
+pytestmark = pytest.mark.filterwarnings("default")
+
+from agent_envs import ConfigurationError, SnapshotError, ToolEnv, tool  # noqa: E402
+from agent_envs.core.tasks import Task  # noqa: E402
+from agent_envs.tools.mcp import McpServer  # noqa: E402
+
+SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
+COMMAND = f"{sys.executable} {SCRIPT}"
+
+
+class QuestionEnv(ToolEnv):
+    """An environment of somebody's own."""
+
+    def get_task(self, index):
+        return Task(id=f"q-{index}", question="How many?", answers=("3",))
+
+
+@contextlib.contextmanager
+def made(server, **rest):
+    with contextlib.closing(QuestionEnv(tools=[server], **rest)) as env:
+        env.reset(seed=0)
+        yield env
+
+
+def call(env, name, /, **arguments):
+    observation, _, _, _, info = env.step(env.write_call(name, **arguments))
+    return observation, info["action"].get("error")
+
+
+class HttpServer:
+    """The same server at a port, in a process that can be killed."""
+
+    def __init__(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen([sys.executable, SCRIPT, str(self.port)])
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            time.sleep(0.02)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def http():
+    server = HttpServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def server(request):
+    url = None if request.param == "stdio" else request.getfixturevalue("http").url
+    return McpServer(url or COMMAND)
+
+
+@pytest.fixture(scope="module")
+def env(server):
+    with made(server) as env:
+        yield env
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "observation", "error"),
+    [
+        ("add", {"a": 1, "b": 2}, "3", None),
+        ("fail", {}, "the disk is full", "tool_error"),
+        ("structure", {}, '{"rows": [1, 2]}', None),
+        ("echo", {"self": "a", "name": "b \ud800"}, "echo [('name', 'b ?'), ('self', 'a')]", None),
+        ("picture", {}, "Look:\n[image: image/png, 3,000 bytes]\n[audio: audio/wav, 3,000 bytes]\n"
+         "[resource: log, file:///log]\n[resource: file:///b, 3,000 bytes]\ninside", None),
+        ("bad_name__x_", {"b": 1}, "bad name/<x> [('b', 1)]", None),
+        ("endless", {"x": 1}, "endless [('x', 1)]", None),
+        ("answer_2", {}, "answer []", None),
+    ],
+)  # fmt: skip
+def test_what_a_server_says_is_the_observation(env, name, arguments, observation, error):
+    assert call(env, name, **arguments) == (observation, error)
+
+
+def test_the_model_is_told_of_tools_and_of_mistakes(env):
+    observation, error = call(env, "add", a=1)
+    assert error == "bad_arguments"
+    assert "'b' is missing" in observation
+    assert "'c' is not an argument" in call(env, "add", a=1, b=2, c=3)[0]
+    observation, error = call(env, "refuse")  # an error of the protocol; the session lives on
+    assert error == "tool_error"
+    _, _, _, _, info = env.step("hm")
+    names = [each["function"]["name"] for each in info["tools"]]
+    assert names[:3] == ["add", "count", "slow"]
+    assert "huge" not in names  # its schema is too long for any model
+    assert info["tools"][0]["function"]["parameters"]["required"] == ["a", "b"]
+    content = call(env, "long")[0]
+    assert "more characters]" in content
+    assert len(content) < 10_000
+
+
+def test_text_of_a_server_stays_data(env):
+    observation, _, terminated, _, info = env.step(env.write_call("search", query="x"))
+    assert "<answer>x</answer>" in observation
+    assert not terminated
+    assert info["messages"][-1]["role"] == "tool"
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react", "openai"])
+def test_every_format_shows_and_calls_the_tools(http, tool_format):
+    with made(McpServer(http.url, shared=True), tool_format=tool_format) as env:
+        assert "23" in call(env, "add", a=20, b=3)[0]
+        assert "endless" in env.step("")[0]  # the feedback shows an example of each
+
+
+def test_each_episode_has_a_session_of_its_own(http):
+    server = McpServer(http.url)
+    with made(server) as env, made(server) as other:
+        assert [call(env, "count")[0] for _ in range(3)] == ["1", "2", "3"]
+        assert call(other, "count")[0] == "1"
+        env.reset()
+        assert call(env, "count")[0] == "1"
+
+
+def test_a_shared_session_goes_on(http):
+    shared = McpServer(http.url, shared=True)
+    with made(shared) as env, made(shared) as other:
+        first = int(call(env, "count")[0])
+        assert call(other, "count")[0] == str(first + 1)
+        env.reset()
+        assert call(env, "count")[0] == str(first + 2)
+        pickle.loads(pickle.dumps(env)).close()
+
+
+def test_a_server_that_dies_is_an_observation_and_starts_again():
+    with made(McpServer(COMMAND)) as env:
+        assert call(env, "count")[0] == "1"
+        observation, error = call(env, "die")
+        assert error == "tool_error"
+        assert observation.startswith("The server of the tool 'die' gave no answer.")
+        assert call(env, "count") == ("1", None)
+        env.reset()
+        assert call(env, "count") == ("1", None)
+
+
+def test_a_server_that_is_gone_is_an_observation_until_it_is_back():
+    server = HttpServer()
+    try:
+        with made(McpServer(server.url)) as env:
+            assert call(env, "count")[0] == "1"
+            server.kill()
+            for _ in range(2):
+                observation, error = call(env, "count")
+                assert error == "tool_error"
+                assert "gave no answer" in observation
+            assert "add" in env.reset()[1]["tools"][0]["function"]["name"]
+            assert call(env, "add", a=1, b=1)[1] == "tool_error"
+            server.start()
+            assert call(env, "count") == ("1", None)
+            server.kill()
+            server.start()
+            assert call(env, "count")[1] == "tool_error"  # its session is forgotten
+            assert call(env, "count") == ("1", None)
+    finally:
+        server.kill()
+
+
+def test_a_call_that_takes_too_long_is_an_observation_and_the_session_stays(http):
+    with made(McpServer(http.url, timeout=0.5)) as env:
+        assert call(env, "count")[0] == "1"
+        observation, error = call(env, "slow", seconds=30)
+        assert error == "tool_timeout"
+        assert "within 0.5 seconds" in observation
+        assert call(env, "count")[0] == "2"
+
+
+def test_new_tools_are_offered_from_the_next_turn_on():
+    with made(McpServer(COMMAND)) as env:
+        assert call(env, "new_tool")[1] == "unknown_tool"
+        grown = call(env, "grow")[0]
+        if "new_tool" not in env.tools:  # the notice may come after the result
+            grown = call(env, "count")[0]
+        assert "The server's tools have changed" in grown
+        assert "new_tool()" in grown
+        assert call(env, "new_tool") == ("new_tool []", None)
+
+
+def test_tools_of_a_server_take_nobodys_place(http):
+    @tool
+    def add(a: int, b: int) -> str:
+        """Add, in the house."""
+        return "ours"
+
+    with contextlib.closing(QuestionEnv(tools=[McpServer(http.url), add])) as env:
+        env.reset(seed=0)
+        assert call(env, "add", a=1, b=2)[0] == "ours"
+        assert call(env, "add_2", a=1, b=2)[0] == "3"
+
+
+def test_a_registered_environment_takes_a_server_by_one_argument(http):
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", tools=[McpServer(http.url, shared=True)])
+    env.reset(seed=0)
+    base = env.unwrapped
+    observation, *_ = env.step(base.write_call("add", a=2, b=2))
+    assert observation == "4"
+    assert not base.is_immediate
+    assert base.tools["search"].name == "search"
+    for action in base.reference_actions():
+        *_, info = env.step(action)
+    assert info["metrics"]["success"] == 1.0
+    env.close()
+
+
+SHARED_BY_PATH = [McpServer(COMMAND)]
+
+
+def test_a_server_can_be_named_by_an_import_path(monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_tools", sys.modules[__name__])
+    with made("my_tools:SHARED_BY_PATH") as env:
+        assert call(env, "add", a=1, b=1)[0] == "2"
+        again = pickle.loads(pickle.dumps(QuestionEnv(tools=["my_tools:SHARED_BY_PATH"])))
+        again.reset(seed=0)
+        assert call(again, "add", a=1, b=1)[0] == "2"
+        again.close()
+
+
+def test_what_a_server_holds_cannot_be_saved_and_is_named(http):
+    with made(McpServer(http.url)) as env:
+        fresh = env.snapshot()
+        copy.deepcopy(env).close()
+        assert call(env, "count")[0] == "1"
+        with pytest.raises(SnapshotError, match="MCP server"):
+            env.snapshot()
+        env.restore(fresh)  # begins anew there, too
+        assert call(env, "count")[0] == "1"
+
+
+def test_a_command_gets_only_the_variables_that_are_named(monkeypatch):
+    monkeypatch.setenv("A_SECRET", "s3cret")
+    monkeypatch.setenv("ANOTHER", "s3cret, too")
+    with made(McpServer(COMMAND, pass_env=("A_SECRET",))) as env:
+        assert call(env, "environment", name="A_SECRET")[0] == "s3cret"
+        assert call(env, "environment", name="ANOTHER")[0] == "not set"
+    with pytest.raises(ConfigurationError, match="NOT_SET"):
+        QuestionEnv(tools=[McpServer(COMMAND, pass_env=("NOT_SET",))])
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("no-such-program-here", "no-such-program-here"),
+        ("http://127.0.0.1:9/mcp", r"http://127\.0\.0\.1:9/mcp"),
+        (f"{sys.executable} -c \"raise SystemExit('no key given')\"", "no key given"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named_when_an_environment_is_made(server, said):
+    with pytest.raises(ConfigurationError, match=said):
+        QuestionEnv(tools=[McpServer(server)])
+
+
+def test_no_server_is_left_behind():
+    env = QuestionEnv(tools=[McpServer(COMMAND)])
+    env.reset(seed=0)
+    before = len(children())
+    assert before >= 1
+    env.close()
+    assert len(children()) == before - 1
+
+
+def children():
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if line == COMMAND]
