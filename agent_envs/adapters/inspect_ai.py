@@ -75,7 +75,7 @@ def play(environment: str, kwargs: Mapping[str, Any]) -> Solver:
         while not episode.is_over:
             # Kept as it goes on: a limit of inspect_ai ends the sample with an exception.
             state.metadata |= {_TURNS: turns, _EPISODE: _told(episode)}
-            state.messages = await messages_from_openai(episode.messages)  # type: ignore[arg-type]
+            state.messages = await messages_from_openai(episode.messages)
             tools = [ToolInfo.model_validate(tool["function"]) for tool in episode.tools]
             state.output = await get_model().generate(state.messages, tools)
             said = state.output.message
@@ -87,7 +87,7 @@ def play(environment: str, kwargs: Mapping[str, Any]) -> Solver:
             told = {"observation": episode.observation, "reward": episode.reward}
             turns.append(told | episode.summary)
         state.metadata |= {_TURNS: turns, _EPISODE: _told(episode)}
-        state.messages = await messages_from_openai(episode.messages)  # type: ignore[arg-type]
+        state.messages = await messages_from_openai(episode.messages)
         episode.close()
         return state
 

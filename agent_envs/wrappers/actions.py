@@ -27,7 +27,7 @@ NO_CHOICE = ""
 """The action of a number that stands for nothing: the environment says what it takes."""
 
 
-class MenuActions(gym.Wrapper[Any, np.int64, Any, str], RecordConstructorArgs):
+class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Makes the number of a text the action: one of those that a menu offers in each state.
 
     ``info["menu"]`` holds the texts and ``info["action_mask"]``, shape (size,), int8, which numbers
@@ -69,7 +69,7 @@ class MenuActions(gym.Wrapper[Any, np.int64, Any, str], RecordConstructorArgs):
         Raises:
             ConfigurationError: If it is no number from 0 to size - 1.
         """
-        if not self.action_space.contains(np.int64(action)):
+        if not isinstance(action, int | np.integer) or not 0 <= action < self._size:
             raise ConfigurationError(f"An action is 0 to {self._size - 1}, not {action!r}.")
         text = self._choices[int(action)] if int(action) < len(self._choices) else NO_CHOICE
         observation, reward, terminated, truncated, info = self.env.step(text)
@@ -88,7 +88,7 @@ class MenuActions(gym.Wrapper[Any, np.int64, Any, str], RecordConstructorArgs):
         return info | told | ({"num_cut_choices": num_cut} if num_cut else {})
 
 
-class TokenActions(gym.Wrapper[Any, Tokens, Any, str], RecordConstructorArgs):
+class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Makes token ids the action: a fixed number of them, of which those before the end count."""
 
     def __init__(
