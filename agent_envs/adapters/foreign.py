@@ -8,7 +8,7 @@ import random
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -52,6 +52,8 @@ class ForeignEnv(RestorableEnv):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
+    draws_globally: ClassVar[bool] = False
+    """Whether the library draws from the generators that all of a process share."""
     num_tasks: int | None = None
     """How many tasks there are; None where a task is a seed."""
 
@@ -91,7 +93,7 @@ class ForeignEnv(RestorableEnv):
         """
         super().reset(seed=seed)
         self._task = self._choose(seed, dict(options or {}))
-        with self._random.installed(self._task):
+        with self._own_random(self._task):
             self._messages = list(self.begin(self._task))
         self._return, self._num_turns, self._is_over = 0.0, 0, False
         return self._messages[-1]["content"], self._info()
@@ -109,13 +111,14 @@ class ForeignEnv(RestorableEnv):
             )
         if self._is_over:
             raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
-        with self._random.installed():
+        with self._own_random():
             reply = self.act(action)
         reward = float(reply.reward)
         self._return += reward
         self._num_turns += 1
         self._is_over = reply.terminated or reply.truncated
-        replies = [Message(role="user", content=reply.text)] if reply.text else []
+        is_last_word = self._is_over and not reply.text
+        replies = [] if is_last_word else [Message(role="user", content=reply.text)]
         if reply.is_state:
             self._messages = replies
         else:
@@ -126,6 +129,9 @@ class ForeignEnv(RestorableEnv):
         said_by_model = {"kind": "message", "text": action}
         told = {"action": said_by_model, "reward_terms": terms, "metrics": metrics}
         return reply.text, reward, reply.terminated, reply.truncated, self._info() | told
+
+    def _own_random(self, seed: int | None = None) -> AbstractContextManager[None]:
+        return self._random.installed(seed) if self.draws_globally else nullcontext()
 
     def _choose(self, seed: int | None, options: dict[str, Any]) -> int:
         task = options.pop("task", None)

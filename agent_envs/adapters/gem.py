@@ -78,6 +78,8 @@ class OwnEnv(gem.Env):
 class GEMEnv(ForeignEnv):
     """An environment of GEM as one of ours. A task is a seed of its reset."""
 
+    draws_globally = True
+
     def __init__(
         self,
         *,
@@ -97,7 +99,7 @@ class GEMEnv(ForeignEnv):
         """
         super().__init__(env_id)
         self._observes_state = observes_state
-        with self._random.installed():  # several play an episode when they are made
+        with self._own_random():  # several play an episode when they are made
             self._env = gem.make(env_id, **kwargs)
             for wrapper in wrappers:
                 self._env = wrapper(self._env)

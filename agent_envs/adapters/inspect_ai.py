@@ -13,6 +13,7 @@ contexts and all. Scores are ``success``, the return, and each metric and reward
 episode. ``state.metadata["turns"]`` says of each turn what it earned and how it ended.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from functools import partial
@@ -68,30 +69,39 @@ def play(environment: str, kwargs: Mapping[str, Any]) -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         del generate  # it would call the tools itself, in a conversation of its own
         episode = await anyio.to_thread.run_sync(OwnEpisode, environment, kwargs)
-        row = state.metadata
-        begin = partial(episode.reset, seed=row["seed"], task=row["task"])
-        await anyio.to_thread.run_sync(begin)
-        turns: list[dict[str, Any]] = []
-        while not episode.is_over:
-            # Kept as it goes on: a limit of inspect_ai ends the sample with an exception.
-            state.metadata |= {_TURNS: turns, _EPISODE: _told(episode)}
-            state.messages = await messages_from_openai(episode.messages)
-            tools = [ToolInfo.model_validate(tool["function"]) for tool in episode.tools]
-            state.output = await get_model().generate(state.messages, tools)
-            said = state.output.message
-            calls = [
-                FunctionCall(name=c.function, arguments=c.parse_error or json.dumps(c.arguments))
-                for c in said.tool_calls or ()
-            ]
-            await anyio.to_thread.run_sync(episode.step, episode.action(said.text, calls))
-            told = {"observation": episode.observation, "reward": episode.reward}
-            turns.append(told | episode.summary)
-        state.metadata |= {_TURNS: turns, _EPISODE: _told(episode)}
-        state.messages = await messages_from_openai(episode.messages)
-        episode.close()
+        with contextlib.closing(episode):
+            row = state.metadata
+            begin = partial(episode.reset, seed=row["seed"], task=row["task"])
+            await anyio.to_thread.run_sync(begin)
+            await _play(episode, state)
         return state
 
     return solve
+
+
+async def _play(episode: OwnEpisode, state: TaskState) -> None:
+    turns = state.metadata[_TURNS] = []
+    await _show(episode, state)
+    while not episode.is_over:
+        tools = [ToolInfo.model_validate(tool["function"]) for tool in episode.tools]
+        state.output = await get_model().generate(state.messages, tools)
+        said = state.output.message
+        calls = [
+            FunctionCall(name=c.function, arguments=c.parse_error or json.dumps(c.arguments))
+            for c in said.tool_calls or ()
+        ]
+        await anyio.to_thread.run_sync(episode.step, episode.action(said.text, calls))
+        told = {"observation": episode.observation, "reward": episode.reward}
+        turns.append(told | episode.summary)
+        await _show(episode, state)
+
+
+async def _show(episode: OwnEpisode, state: TaskState) -> None:
+    """Put the episode into the sample's state; a limit may end it at any turn."""
+    terms = {f"rewards/{name}": value for name, value in episode.reward_terms.items()}
+    metrics = episode.info.get("metrics", {})
+    state.metadata[_EPISODE] = {**metrics, "return": episode.episode_return, **terms}
+    state.messages = await messages_from_openai(episode.messages)
 
 
 @scorer(metrics=[accuracy(), stderr()])
@@ -112,8 +122,3 @@ def earned() -> Scorer:
         return Score(value=dict(state.metadata.get(_EPISODE, {"return": 0.0})))
 
     return score
-
-
-def _told(episode: OwnEpisode) -> dict[str, float]:
-    terms = {f"rewards/{name}": value for name, value in episode.reward_terms.items()}
-    return {**episode.info.get("metrics", {}), "return": episode.episode_return, **terms}

@@ -87,7 +87,6 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
         seed: int | None = None,
         episode_id: str | None = None,
         task: int | None = None,
-        **_: Any,
     ) -> TextObservation:
         """Begin an episode.
 
@@ -102,7 +101,7 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
         self._state = EpisodeState(environment=name, episode_id=episode_id, task_id=task_id)
         return self._observe(reward=None)
 
-    def step(self, action: TextAction, timeout_s: float | None = None, **_: Any) -> TextObservation:
+    def step(self, action: TextAction, timeout_s: float | None = None) -> TextObservation:
         """Take one model turn; tools have timeouts of their own, so `timeout_s` is not read."""
         self._episode.step(action.text)
         self._state.step_count = self._episode.num_turns
@@ -173,8 +172,7 @@ class OpenEnvEnv(ForeignEnv):
         is_text = len(needed) == 1 and own[needed[0]].annotation is str
         self._text_field = needed[0] if is_text else None
         self._show = show or _show
-        with self._random.installed():
-            self._env = make()
+        self._env = make()
 
     def begin(self, task: int) -> list[Message]:
         """Begin the episode of a seed."""
@@ -199,7 +197,7 @@ class OpenEnvEnv(ForeignEnv):
             reward=reward,
             reward_terms=terms,
             terminated=terminated,
-            truncated=bool(observation.done) and not terminated,
+            truncated=bool(getattr(observation, "truncated", observation.done and not terminated)),
         )
 
     def close(self) -> None:

@@ -78,6 +78,8 @@ class TextArenaEnv(ForeignEnv):
     each the whole state.
     """
 
+    draws_globally = True
+
     def __init__(
         self,
         *,

@@ -16,6 +16,7 @@ it earned. The turn limit stops a trace as ``max_turns``, which verifiers counts
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any, Final
@@ -139,25 +140,31 @@ class GymnasiumHarness(vf.Harness[vf.HarnessConfig]):
     ) -> vf.ProgramResult:
         """Play until the episode ends, or verifiers stops it."""
         episode = await asyncio.to_thread(OwnEpisode, data.environment, data.arguments)
-        await asyncio.to_thread(episode.reset, seed=data.seed, task=data.task)
-        _note(trace, episode)
-        turns = trace.info["turns"] = []
-        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
-            while not episode.is_over:
-                try:
-                    action = await _ask(client, ctx.model, episode)
-                except openai.APIStatusError:
-                    if trace.stop_condition is None:
-                        raise
-                    break
-                await asyncio.to_thread(episode.step, action)
-                told = {"observation": episode.observation, "reward": episode.reward}
-                turns.append(told | episode.summary)
-                _note(trace, episode)
+        with contextlib.closing(episode):
+            await asyncio.to_thread(episode.reset, seed=data.seed, task=data.task)
+            async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
+                await _play(episode, client, ctx.model, trace)
         if episode.truncated and not episode.terminated:
             trace.stop("max_turns")
-        await asyncio.to_thread(episode.close)
         return _DONE
+
+
+async def _play(
+    episode: OwnEpisode, client: openai.AsyncOpenAI, model: str, trace: vf.Trace
+) -> None:
+    turns = trace.info["turns"] = []
+    _note(trace, episode)
+    while not episode.is_over:
+        try:
+            action = await _ask(client, model, episode)
+        except openai.APIStatusError:
+            if trace.stop_condition is None:
+                raise
+            return  # stopped by a limit: what was earned counts
+        await asyncio.to_thread(episode.step, action)
+        told = {"observation": episode.observation, "reward": episode.reward}
+        turns.append(told | episode.summary)
+        _note(trace, episode)
 
 
 async def _ask(client: openai.AsyncOpenAI, model: str, episode: OwnEpisode) -> str:

@@ -22,6 +22,8 @@ GUESSES = [r"\boxed{1} [1]", "hm", r"\boxed{9} [9]", r"\boxed{4} [4]"]
 class Dice(ForeignEnv):
     """Guess what the process's generators draw, as GEM and TextArena let one."""
 
+    draws_globally = True
+
     def __init__(self):
         super().__init__("dice")
 
