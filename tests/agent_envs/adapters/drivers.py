@@ -239,12 +239,12 @@ class Verifiers(Driver):
             episodes = self.run(env_id, {}, 0, server, 2)
         return all(e.traces[0].reward == 1.0 for e in episodes)
 
-    def run(self, env_id, kwargs, seed, server, num_tasks):
+    def run(self, env_id, kwargs, seed, server, num_tasks, **limits):
         import verifiers.v1 as vf
 
         taskset = {"id": "agent_r1", "environment": env_id, "arguments": kwargs}
         taskset |= {"num_tasks": num_tasks, "seed": seed}
-        agent = {"runtime": {"type": "subprocess"}}
+        agent = {"runtime": {"type": "subprocess"}, **limits}
         config = vf.resolve_env_config({"taskset": taskset, "agent": agent})
         url = f"http://127.0.0.1:{server.port}/v1"
         client = vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY")
@@ -293,7 +293,7 @@ class InspectAI(Driver):
         log = self.run(env_id, {}, 0, reply, 2)
         return all(sample.scores["earned"].value["return"] == 1.0 for sample in log.samples)
 
-    def run(self, env_id, kwargs, seed, reply, num_tasks):
+    def run(self, env_id, kwargs, seed, reply, num_tasks, **limits):
         from inspect_ai import eval as evaluate
         from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
@@ -309,7 +309,7 @@ class InspectAI(Driver):
 
         model = get_model("mockllm/model", custom_outputs=generate, memoize=False)
         task = agent_r1(env_id, num_tasks, seed, **kwargs)
-        (log,) = evaluate(task, model=model, display="none", log_dir=self.logs)
+        (log,) = evaluate(task, model=model, display="none", log_dir=self.logs, **limits)
         assert log.status == "success", log.error
         return log
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent_envs import ConfigurationError, Task, ToolEnv, tool
 from agent_envs.wrappers import render_messages
-from tests.agent_envs.adapters.drivers import DRIVERS, reference
+from tests.agent_envs.adapters.drivers import DRIVERS, ChatServer, reference
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 PAGE = Path(__file__).parents[3] / "docs" / "libraries.md"
@@ -147,6 +147,30 @@ def without_turns(states):
 
 def test_the_page_says_what_each_library_carries(driver):
     assert row_of(driver.library) == measured(driver)
+
+
+def test_what_was_earned_before_a_limit_of_the_library_counts(driver):
+    stop = {"verifiers": limit_of_verifiers, "inspect_ai": limit_of_inspect_ai}.get(driver.library)
+    if stop is None:
+        pytest.skip("its driver is a loop of the test, which has no limits")
+    actions = script_actions(driver, {}, 7, oracle)
+    expected = reference(ID, {}, driver.reset_of(ID, {}, 7), actions[:1])
+    assert expected.episode_return > 0
+    assert stop(driver, actions) == (expected.episode_return, True)
+
+
+def limit_of_verifiers(driver, actions):
+    with ChatServer(lambda place, body: actions[place]) as server:
+        (episode,) = driver.run(ID, {}, 7, server, 1, max_turns=1)
+    (trace,) = episode.traces
+    assert episode.ok
+    return trace.reward, trace.is_truncated
+
+
+def limit_of_inspect_ai(driver, actions):
+    turns = iter(actions)
+    (sample,) = driver.run(ID, {}, 7, lambda *_: next(turns), 1, turn_limit=1).samples
+    return sample.scores["earned"].value["return"], sample.limit.type == "turn"
 
 
 def row_of(library):
