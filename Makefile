@@ -9,6 +9,8 @@ OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
+OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapters/test_foreign.py \
+	adapters/test_page.py wrappers/test_actions.py)
 OF_LIBRARIES := gem,inspect,openenv,skyrl-gym,stable-baselines3,textarena,torchrl,verifiers
 
 .PHONY: demo test test-adapters test-newest test-oldest test-packages test-wheel docs lint types setup clean
@@ -51,7 +53,7 @@ test-adapters:
 	.venv-adapters/bin/uv pip install --quiet --python .venv-adapters/bin/python \
 		$${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"} --constraint constraints.txt \
 		--editable '.[$(OF_LIBRARIES)]' pytest pytest-timeout
-	.venv-adapters/bin/python -m pytest tests/agent_envs/adapters tests/agent_envs/wrappers
+	.venv-adapters/bin/python -m pytest $(OF_ADAPTERS)
 
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup
