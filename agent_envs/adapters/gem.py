@@ -10,7 +10,7 @@
 
 and the other way round::
 
-    env = gym.make("agent_envs.adapters.gem:AgentR1/GEM-v0", env_id="game:Wordle-v0")
+    env = gym.make("agent_envs.adapters.gem:AgentR1/GEM-v0", env_id="game:Sudoku-v0-easy")
 
 GEM knows observations only, and no messages, so the first one begins with the system prompt and the
 tools. Its infos hold the rest.
