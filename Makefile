@@ -10,7 +10,12 @@ OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
-.PHONY: demo demo-llm test test-newest test-oldest test-packages test-frameworks test-wheel docs lint types setup clean
+OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapters/test_foreign.py \
+	adapters/test_page.py wrappers/test_actions.py)
+OF_LIBRARIES := gem,inspect,openenv,skyrl-gym,stable-baselines3,textarena,torchrl,verifiers
+
+.PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-wheel docs lint types \
+	setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
@@ -54,6 +59,16 @@ test-packages: setup
 test-frameworks: setup
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[frameworks]'
 	$(BIN)/python -m pytest tests/docs/test_frameworks.py
+
+# With the real packages of other trainers and suites: their pins fit each other, so one environment
+# does, but not all that the other tests use. pip takes many minutes to find that out.
+test-adapters:
+	$(PYTHON) -m venv --clear .venv-adapters
+	.venv-adapters/bin/$(PIP) uv
+	.venv-adapters/bin/uv pip install --quiet --python .venv-adapters/bin/python \
+		$${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"} --constraint constraints.txt \
+		--editable '.[$(OF_LIBRARIES)]' pytest pytest-timeout
+	.venv-adapters/bin/python -m pytest $(OF_ADAPTERS)
 
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup

@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import gymnasium as gym
-import numpy as np
 
+from agent_envs.adapters.own_episode import check_appends, draw_tasks
 from agent_envs.adapters.signatures import describe_as_function
 from agent_envs.core.control_strings import break_control_strings
 from agent_envs.core.lookup import unknown_name_message
 from agent_envs.core.tool import Tool
-from agent_envs.core.tool_env import ENDLESS, ToolEnv
+from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -250,22 +250,15 @@ def tasks_dataset(
     import datasets
 
     probe = gym.make(id, **kwargs)
-    limit: int | None = probe.unwrapped.num_tasks  # type: ignore[attr-defined]
-    num_tasks = limit if num_tasks is None else num_tasks
-    if num_tasks is None or not 1 <= num_tasks <= (limit or ENDLESS):
-        raise ConfigurationError(
-            f"num_tasks must be 1 to {limit or ENDLESS} for {id}, not {num_tasks}."
-        )
+    drawn = list(draw_tasks(id, probe, num_tasks, seed))
     _, info = probe.reset(seed=seed)
     probe.close()
     system = [message for message in info["messages"] if message["role"] == "system"]
-    rng = np.random.default_rng(seed)
-    drawn = range(num_tasks) if limit else rng.integers(ENDLESS, size=num_tasks).tolist()
     return datasets.Dataset.from_dict(
         {
-            "prompt": [[*system, {"role": "user", "content": ""}]] * num_tasks,
-            "task": list(drawn),
-            "seed": rng.integers(2**31, size=num_tasks).tolist(),
+            "prompt": [[*system, {"role": "user", "content": ""}]] * len(drawn),
+            "task": [task for task, _ in drawn],
+            "seed": [seed for _, seed in drawn],
         }
     )
 
@@ -300,18 +293,7 @@ def _check_playable(id: str, env: gym.Env[Any, Any]) -> None:
             f"{id} has tools of its own for each task, but TRL's are the same for all. Use "
             "StepGRPOTrainer."
         )
-    spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
-    context = spec.kwargs.get("context", "full") if spec is not None else "full"
-    if (context.get("name") if isinstance(context, Mapping) else context) != "full":
-        raise ConfigurationError(
-            f"context={context!r} does nothing in TRL's loop, whose contexts only grow. Leave it "
-            "out, or use StepGRPOTrainer."
-        )
-    if getattr(env.unwrapped, "num_questions", 1) > 1:
-        raise ConfigurationError(
-            f"{id} asks several questions, but TRL ends an episode with the first answer. Pass "
-            "questions=1, or use StepGRPOTrainer."
-        )
+    check_appends(id, env, "TRL")
 
 
 def _is_scorable(environment: Any) -> bool:

@@ -1,5 +1,6 @@
 """Gymnasium wrappers."""
 
+from agent_envs.wrappers.actions import MenuActions, TokenActions
 from agent_envs.wrappers.observations import (
     ConversationObservation,
     TokenObservation,
@@ -9,7 +10,9 @@ from agent_envs.wrappers.potential_shaping import PotentialShaping, found_gold
 
 __all__ = [
     "ConversationObservation",
+    "MenuActions",
     "PotentialShaping",
+    "TokenActions",
     "TokenObservation",
     "found_gold",
     "render_messages",

@@ -1,0 +1,219 @@
+"""OpenEnv (``openenv-core``): our environments as its `Environment`, and its ones as ours.
+
+In one process. ::
+
+    from agent_envs.adapters.openenv import OwnEnvironment, TextAction
+
+    environment = OwnEnvironment("AgentR1/SyntheticMultiHop-v0")
+    observation = environment.reset(seed=7)
+    observation = environment.step(TextAction(text="<answer>Oslo</answer>"))
+
+and the other way round::
+
+    env = OpenEnvEnv(make=MyEnvironment, action_class=MyAction)
+
+OpenEnv's servers drop an observation's ``metadata``, so all that is to be kept is a field.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pydantic
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+
+from agent_envs.adapters.foreign import ForeignEnv, Reply
+from agent_envs.adapters.own_episode import OwnEpisode
+from agent_envs.core.messages import Message
+from agent_envs.errors import ConfigurationError
+
+BAD_ACTION_TEXT: Final = "This is no action here: {reason} Write a JSON object that fits {schema}."
+_OWN_FIELDS: Final = frozenset({"done", "reward", "metadata"})
+"""What every observation of OpenEnv has; beside it stands what the environment says."""
+
+
+class TextAction(Action):
+    """One model turn."""
+
+    text: str
+    """The whole text the model wrote."""
+
+
+class TextObservation(Observation):
+    """What an environment of ours says; `done` is `terminated` or `truncated`."""
+
+    text: str
+    """The observation."""
+    messages: list[dict[str, Any]]
+    """The state: chat messages, ready for a chat template."""
+    tools: list[dict[str, Any]]
+    """Function schemas in the OpenAI format."""
+    terminated: bool = False
+    truncated: bool = False
+    reward_terms: dict[str, float] = pydantic.Field(default_factory=dict)
+    """Name -> weighted contribution; they sum to the reward."""
+    info: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """The rest of `info`: what was understood, the tool's result, the metrics."""
+
+
+class EpisodeState(State):
+    """Where an episode is."""
+
+    environment: str
+    """The Gymnasium id."""
+    task_id: str | None = None
+    episode_return: float = 0.0
+
+
+class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
+    """An environment of ours as one of OpenEnv's."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, id: str, **kwargs: Any) -> None:
+        """Make the environment.
+
+        Args:
+            id: Its Gymnasium id.
+            kwargs: Its other arguments, as for ``gymnasium.make``.
+        """
+        super().__init__()
+        self._episode = OwnEpisode(id, kwargs)
+        self._state = EpisodeState(environment=id)
+
+    def reset(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        task: int | None = None,
+    ) -> TextObservation:
+        """Begin an episode.
+
+        Args:
+            seed: Seed of the environment, which draws the task if `task` is None.
+            episode_id: Its name in `state`.
+            task: The task's index.
+        """
+        self._episode.reset(seed=seed, task=task)
+        task_id = self._episode.info["task_id"]
+        name = self._episode.id
+        self._state = EpisodeState(environment=name, episode_id=episode_id, task_id=task_id)
+        return self._observe(reward=None)
+
+    def step(self, action: TextAction, timeout_s: float | None = None) -> TextObservation:
+        """Take one model turn; tools have timeouts of their own, so `timeout_s` is not read."""
+        self._episode.step(action.text)
+        self._state.step_count = self._episode.num_turns
+        self._state.episode_return = self._episode.episode_return
+        return self._observe(reward=self._episode.reward)
+
+    @property
+    def state(self) -> EpisodeState:
+        """Where the episode is."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Return the environment's id, and what it says of itself."""
+        text = type(self._episode.env.unwrapped).__doc__ or ""
+        return EnvironmentMetadata(name=self._episode.id, description=text.partition("\n")[0])
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._episode.close()
+
+    def _observe(self, reward: float | None) -> TextObservation:
+        episode, info = self._episode, dict(self._episode.info)
+        return TextObservation(
+            done=episode.is_over,
+            reward=reward,
+            text=episode.observation,
+            messages=list(info.pop("messages")),
+            tools=list(info.pop("tools")),
+            terminated=episode.terminated,
+            truncated=episode.truncated,
+            reward_terms=dict(info.pop("reward_terms", {})),
+            info=info,
+        )
+
+
+class OpenEnvEnv(ForeignEnv):
+    """An environment of OpenEnv as one of ours. A task is a seed of its reset.
+
+    An action is a JSON object that fits `action_class`; where that has one field of text and no
+    other that is required, it is that text. What does not fit is answered with what was wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        make: Callable[[], Environment[Any, Any, Any]],
+        action_class: type[Action],
+        show: Callable[[Observation], str] | None = None,
+    ) -> None:
+        """Make the environment.
+
+        Args:
+            make: Makes it, such as its class.
+            action_class: What its steps take.
+            show: Writes an observation as text; else its only field, where that is a text, or all
+                of them as JSON.
+
+        Raises:
+            ConfigurationError: If `action_class` is no Action of OpenEnv.
+        """
+        super().__init__(getattr(make, "__name__", "OpenEnv"))
+        if not (isinstance(action_class, type) and issubclass(action_class, Action)):
+            raise ConfigurationError(f"action_class must be an Action, not {action_class}.")
+        self._action_class = action_class
+        fields = action_class.model_fields.items()
+        own = {n: f for n, f in fields if n != "metadata"}
+        needed = [name for name, field in own.items() if field.is_required()] or list(own)
+        is_text = len(needed) == 1 and own[needed[0]].annotation is str
+        self._text_field = needed[0] if is_text else None
+        self._show = show or _show
+        self._env = make()
+
+    def begin(self, task: int) -> list[Message]:
+        """Begin the episode of a seed."""
+        return [Message(role="user", content=self._show(self._env.reset(seed=task)))]
+
+    def act(self, action: str) -> Reply:
+        """Take one model turn."""
+        try:
+            parsed = self._parse(action)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            reason = f"{place}: {first['msg']}." if place else f"{first['msg']}."
+            schema = json.dumps(self._action_class.model_json_schema())
+            return Reply(text=BAD_ACTION_TEXT.format(reason=reason, schema=schema))
+        observation = self._env.step(parsed)
+        terminated = bool(getattr(observation, "terminated", observation.done))
+        reward = float(observation.reward or 0.0)
+        terms: Mapping[str, float] | None = getattr(observation, "reward_terms", None)
+        return Reply(
+            text=self._show(observation),
+            reward=reward,
+            reward_terms=terms,
+            terminated=terminated,
+            truncated=bool(getattr(observation, "truncated", observation.done and not terminated)),
+        )
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _parse(self, action: str) -> Action:
+        if self._text_field is not None:
+            return self._action_class(**{self._text_field: action})
+        return self._action_class.model_validate_json(action)
+
+
+def _show(observation: Observation) -> str:
+    said = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
+    if isinstance(said.get("text"), str):
+        return str(said["text"])
+    if len(said) == 1 and isinstance(text := next(iter(said.values())), str):
+        return text
+    return json.dumps(said, ensure_ascii=False)

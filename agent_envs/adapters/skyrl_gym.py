@@ -1,0 +1,195 @@
+"""skyrl-gym: our environments by ``skyrl_gym.make``, and theirs as environments of ours.
+
+::
+
+    from agent_envs.adapters.skyrl_gym import register, task_rows
+
+    register("AgentR1/SyntheticMultiHop-v0")
+    rows = task_rows("AgentR1/SyntheticMultiHop-v0", num_tasks=500)  # SkyRL's training data
+
+and the other way round::
+
+    env = gym.make("agent_envs.adapters.skyrl_gym:AgentR1/SkyRLGym-v0", env_id="gsm8k", rows=rows)
+
+SkyRL appends what an environment says to the prompt of the row; ``init`` returns that prompt. It
+has one flag for the end of an episode, so the difference stands in the step's ``metadata``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import skyrl_gym
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+from agent_envs.adapters.foreign import ForeignEnv, Reply
+from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
+from agent_envs.core.messages import Message
+from agent_envs.errors import ConfigurationError
+
+
+class OwnEnv(BaseTextEnv):
+    """An environment of ours as one of skyrl-gym's; it plays one episode."""
+
+    def __init__(
+        self,
+        id: str,
+        env_config: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the environment.
+
+        Args:
+            id: Its Gymnasium id.
+            env_config: Its other arguments, as for ``gymnasium.make``; SkyRL's
+                ``environment.skyrl_gym.<id>``.
+            extras: The row of the data: ``task`` and ``seed``.
+
+        Raises:
+            ConfigurationError: If SkyRL's loop cannot play it.
+        """
+        super().__init__()
+        self._episode = OwnEpisode(id, dict(env_config or {}), only_text_in="SkyRL")
+        self._row = extras or {}
+
+    def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Begin the row's episode; return its prompt, whatever `prompt` is.
+
+        Raises:
+            ConfigurationError: If the row says neither task nor seed.
+        """
+        task, seed = self._row.get("task"), self._row.get("seed")
+        if task is None and seed is None:
+            raise ConfigurationError(
+                "The row has neither 'task' nor 'seed', so the members of a group would get "
+                "different tasks. task_rows() makes rows that have both."
+            )
+        self._episode.reset(seed=seed, task=task)
+        unwrapped = self._episode.env.unwrapped
+        self.max_turns = unwrapped.max_turns  # type: ignore[attr-defined]
+        self.turns = 0
+        return self._episode.messages, {"task_id": self._episode.info["task_id"]}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Take one model turn."""
+        episode = self._episode
+        episode.step(action)
+        self.turns = episode.num_turns
+        return BaseTextEnvStepOutput(
+            observations=episode.replies,
+            reward=episode.reward,
+            done=episode.is_over,
+            metadata=episode.summary,
+        )
+
+    def get_metrics(self) -> dict[str, float]:
+        """Return the episode's metrics, and the sum of each reward term as ``rewards/<term>``."""
+        terms = {f"rewards/{name}": value for name, value in self._episode.reward_terms.items()}
+        return {**self._episode.info.get("metrics", {}), **terms}
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._episode.close()
+
+
+class SkyRLGymEnv(ForeignEnv):
+    """An environment of skyrl-gym as one of ours. A task is a row of its data."""
+
+    def __init__(
+        self,
+        *,
+        env_id: str,
+        rows: Sequence[Mapping[str, Any]],
+        env_config: Any = None,
+    ) -> None:
+        """Keep the rows; each episode makes an environment of its own.
+
+        Args:
+            env_id: Its id, as for ``skyrl_gym.make``.
+            rows: SkyRL's training data: ``prompt``, a list of messages, and what its environments
+                read of a row, such as ``reward_spec``.
+            env_config: SkyRL's settings of the environment.
+
+        Raises:
+            ConfigurationError: If there are no rows, or one has no prompt.
+        """
+        super().__init__(env_id)
+        missing = [i for i, row in enumerate(rows) if not row.get("prompt")]
+        if not rows or missing:
+            found = f"row {missing[0]} has none" if rows else "there are no rows"
+            raise ConfigurationError(
+                f"Each of rows= needs a 'prompt', a list of messages; {found}."
+            )
+        self._env_id, self._rows, self._env_config = env_id, rows, env_config
+        self.num_tasks = len(rows)
+        self._env: Any = None
+
+    def begin(self, task: int) -> list[Message]:
+        """Begin the episode of a row."""
+        if self._env is not None:
+            self._env.close()
+        row = dict(self._rows[task])
+        prompt = [dict(message) for message in row.pop("prompt")]
+        self._env = skyrl_gym.make(self._env_id, env_config=self._env_config, extras=row)
+        messages, _ = self._env.init(prompt)
+        return list(messages)
+
+    def act(self, action: str) -> Reply:
+        """Take one model turn; skyrl-gym has one flag for the end, which counts as terminated."""
+        step = self._env.step(action)
+        is_over = bool(step["done"])
+        return Reply(
+            text="\n\n".join(str(message["content"]) for message in step["observations"] or ()),
+            reward=float(step["reward"]),
+            terminated=is_over,
+            said=step.get("postprocessed_action"),
+            metrics=_numbers(self._env.get_metrics()) if is_over else {},
+        )
+
+    def close(self) -> None:
+        """Close the last episode's environment."""
+        if self._env is not None:
+            self._env.close()
+
+
+def task_rows(
+    id: str, /, num_tasks: int | None = None, seed: int = 0, **kwargs: Any
+) -> list[dict[str, Any]]:
+    """Make SkyRL's training data: rows with ``prompt``, ``env_class``, ``task`` and ``seed``.
+
+    Args:
+        id: A Gymnasium id of ours.
+        num_tasks: How many rows: the first tasks, all if None; of an endless family, drawn ones.
+        seed: Seed of what is drawn here.
+        kwargs: Arguments of the environment, which the trainer needs as ``env_config`` too.
+
+    Raises:
+        ConfigurationError: If `num_tasks` is not to be had.
+    """
+    episode = OwnEpisode(id, kwargs)
+    rows = []
+    for task, seed_of_task in draw_tasks(id, episode.env, num_tasks, seed):
+        episode.reset(seed=seed_of_task, task=task)
+        row = {"prompt": episode.messages, "env_class": id, "task": task, "seed": seed_of_task}
+        rows.append(row)
+    episode.close()
+    return rows
+
+
+def register(*ids: str) -> None:
+    """Register environments of ours with skyrl-gym, under their Gymnasium ids."""
+    for id in ids:
+        if id not in skyrl_gym.registry:
+            skyrl_gym.register(id, f"{__name__}:OwnEnv", kwargs={"id": id})
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
+
+
+gym.register(
+    "AgentR1/SkyRLGym-v0",
+    f"{__name__}:SkyRLGymEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)

@@ -1,0 +1,51 @@
+"""TorchRL: our spaces as its specs, so that ``GymWrapper`` and ``GymEnv`` take our environments.
+
+::
+
+    import agent_envs.adapters.torchrl  # registers the conversion
+    from torchrl.envs import GymWrapper
+
+    env = GymWrapper(ConversationObservation(gym.make("AgentR1/SyntheticMultiHop-v0")))
+    env.set_info_dict_reader(InfoReader(["exact_match", "new_gold_passage"]))
+
+Actions and observations are text in ``NonTensor`` entries. A policy that writes numbers plays with
+`TokenActions` or `MenuActions` around the environment, as everywhere. TorchRL brings torch, which
+nothing else here does: import this module only where it is used.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torchrl.data import Composite, NonTensor, Unbounded
+from torchrl.envs.gym_like import BaseInfoDictReader
+from torchrl.envs.libs.gym import register_gym_spec_conversion
+
+from agent_envs.core.spaces import UnicodeText
+
+
+@register_gym_spec_conversion(UnicodeText)
+def _convert_text(space: UnicodeText, device: Any = None, **_: Any) -> NonTensor:
+    return NonTensor((), device=device, example_data="text")
+
+
+class InfoReader(BaseInfoDictReader):
+    """Writes the terms of the reward into the tensordict, each as ``("reward_terms", name)``."""
+
+    def __init__(self, reward_terms: Sequence[str]) -> None:
+        """Read `reward_terms`: names of terms of the environment."""
+        self._names = tuple(reward_terms)
+        terms = {name: Unbounded(()) for name in self._names}
+        self._spec = Composite({"reward_terms": Composite(terms)})
+
+    def __call__(self, info_dict: dict[str, Any], tensordict: Any) -> Any:
+        """Write what `info_dict` holds; a reset has earned nothing."""
+        terms = info_dict.get("reward_terms", {})
+        for name in self._names:
+            tensordict["reward_terms", name] = np.float32(terms.get(name, 0.0))
+        return tensordict
+
+    @property
+    def info_spec(self) -> Composite:
+        """The spec of what is written."""
+        return self._spec

@@ -1,0 +1,138 @@
+"""Act by numbers, for libraries whose policies write no text.
+
+Around environments with text actions: `MenuActions` lets a policy choose from candidates, such as
+tool calls, and `TokenActions` lets it write token ids. With `TokenObservation` inside, both sides
+are arrays, as Stable-Baselines3 and CleanRL want them::
+
+    env = ConversationObservation(gym.make("AgentR1/SyntheticTable-v0"))
+    env = TokenObservation(env, tokenizer, max_length=1024)
+    env = MenuActions(env, my_menu, size=16)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.utils import RecordConstructorArgs
+
+from agent_envs.errors import ConfigurationError
+
+Menu = Callable[[dict[str, Any]], Sequence[str]]
+Mask = npt.NDArray[np.int8]
+Tokens = npt.NDArray[np.int64]
+
+NO_CHOICE = ""
+"""The action of a number that stands for nothing: the environment says what it takes."""
+
+
+class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Makes the number of a text the action: one of those that a menu offers in each state.
+
+    ``info["menu"]`` holds the texts and ``info["action_mask"]``, shape (size,), int8, which numbers
+    stand for one; `action_masks` returns the same as booleans, for sb3-contrib's MaskablePPO. A
+    number that stands for none is an empty action, which is a mistake like any other.
+    """
+
+    def __init__(self, env: gym.Env[Any, str], menu: Sequence[str] | Menu, *, size: int) -> None:
+        """Offer a menu.
+
+        Args:
+            env: An environment whose actions are text.
+            menu: The texts: the same in all states, or a function of the state's `info`, such as
+                one that writes a call for each name in ``info["messages"]``.
+            size: The number of actions; what a longer menu offers beyond it is left out, and
+                ``info["num_cut_choices"]`` says how many that are.
+
+        Raises:
+            ConfigurationError: If `size` is less than 1.
+        """
+        RecordConstructorArgs.__init__(self, menu=menu, size=size)
+        super().__init__(env)
+        if size < 1:
+            raise ConfigurationError(f"size must be at least 1, not {size}.")
+        self._menu, self._size = menu, size
+        self._choices: list[str] = []
+        self.action_space = gym.spaces.Discrete(size)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; see `ToolEnv.reset`."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, self._offer(info)
+
+    def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take the turn with number `action`.
+
+        Raises:
+            ConfigurationError: If it is no number from 0 to size - 1.
+        """
+        if not isinstance(action, int | np.integer) or not 0 <= action < self._size:
+            raise ConfigurationError(f"An action is 0 to {self._size - 1}, not {action!r}.")
+        text = self._choices[int(action)] if int(action) < len(self._choices) else NO_CHOICE
+        observation, reward, terminated, truncated, info = self.env.step(text)
+        return observation, reward, terminated, truncated, self._offer(info)
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Return which numbers stand for a text in this state, shape (size,)."""
+        return np.arange(self._size) < len(self._choices)
+
+    def _offer(self, info: dict[str, Any]) -> dict[str, Any]:
+        choices = list(self._menu(info) if callable(self._menu) else self._menu)
+        self._choices = choices[: self._size]
+        mask: Mask = self.action_masks().astype(np.int8)
+        told = {"menu": list(self._choices), "action_mask": mask}
+        num_cut = len(choices) - len(self._choices)
+        return info | told | ({"num_cut_choices": num_cut} if num_cut else {})
+
+
+class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Makes token ids the action: a fixed number of them, of which those before the end count."""
+
+    def __init__(
+        self,
+        env: gym.Env[Any, str],
+        decode: Callable[[Sequence[int]], str],
+        *,
+        length: int,
+        num_tokens: int,
+        end_id: int = 0,
+    ) -> None:
+        """Let a policy write tokens.
+
+        Args:
+            env: An environment whose actions are text.
+            decode: Turns token ids into a text, such as a tokenizer's ``decode``.
+            length: Length of an action, in tokens.
+            num_tokens: How many ids there are.
+            end_id: The id that ends an action; what follows it is not read.
+
+        Raises:
+            ConfigurationError: If a number is out of range.
+        """
+        RecordConstructorArgs.__init__(
+            self, decode=decode, length=length, num_tokens=num_tokens, end_id=end_id
+        )
+        super().__init__(env)
+        if length < 1 or not 0 <= end_id < num_tokens:
+            raise ConfigurationError(
+                f"length must be at least 1, not {length}, and end_id from 0 to {num_tokens - 1}, "
+                f"not {end_id}."
+            )
+        self._decode, self._end_id = decode, end_id
+        self.action_space = gym.spaces.MultiDiscrete([num_tokens] * length)
+
+    def step(self, action: Tokens) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take the turn that token ids spell.
+
+        Raises:
+            ConfigurationError: If they are not in the action space.
+        """
+        ids = np.asarray(action, np.int64)
+        if not self.action_space.contains(ids):
+            raise ConfigurationError(f"An action is in {self.action_space}, not {action!r}.")
+        ends = np.flatnonzero(ids == self._end_id)
+        read = ids[: ends[0]] if len(ends) else ids
+        return self.env.step(self._decode(read.tolist()))

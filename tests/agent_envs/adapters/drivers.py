@@ -1,0 +1,531 @@
+"""Each library's own way of playing an environment of ours, with scripted actions."""
+
+import asyncio
+import contextlib
+import copy
+import http.server
+import io
+import json
+import threading
+from dataclasses import dataclass, field
+
+import gymnasium as gym
+import numpy as np
+
+from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
+from agent_envs.wrappers import (
+    ConversationObservation,
+    MenuActions,
+    TokenActions,
+    TokenObservation,
+)
+
+LENGTH = 8192
+
+
+@dataclass
+class Played:
+    """What a library's driver saw of an episode; None is what it does not carry."""
+
+    observations: list[str] | None = None
+    """What the environment said: the question, then after each turn."""
+    states: list[list[dict]] | None = None
+    """The messages of each state that a model was asked in."""
+    texts: list[str] | None = None
+    """Each state as one text, where the library was given that."""
+    rewards: list[float] | None = None
+    terms: list[dict] | None = None
+    episode_return: float = 0.0
+    end: tuple[bool, bool] | None = None
+    """Terminated, truncated."""
+    tools: list[dict] | None = None
+    """The schemas that reached the model beside the messages."""
+    precision: float = 0.0
+    """What the library's numbers are off by: it keeps rewards as float32."""
+    notes: dict = field(default_factory=dict)
+
+
+class Driver:
+    """Base: what begins an episode here and there, and what there is no way to do."""
+
+    library = ""
+    module = ""
+
+    @staticmethod
+    def reset_of(env_id, kwargs, seed):
+        """Return how ``gym.make`` begins the same episode."""
+        return {"seed": seed}
+
+    def play(self, env_id, kwargs, seed, actions):
+        raise NotImplementedError
+
+    def branch(self, env_id, kwargs, seed, first, then):
+        """Play `first`, save, play `then`, go back, play `then`; return both last steps."""
+        return None
+
+    def meet(self, env_id):
+        """Play two episodes at once; return whether both were in a tool at the same time."""
+        return False
+
+
+def drawn_task(env_id, kwargs, seed):
+    env = gym.make(env_id, **kwargs)
+    task, seed_of_task = next(draw_tasks(env_id, env, 1, seed))
+    return {"seed": seed_of_task, "options": {"task": task}}
+
+
+class GEM(Driver):
+    library, module = "GEM", "gem"
+
+    def make(self, env_id, kwargs):
+        import gem
+
+        from agent_envs.adapters.gem import register
+
+        register(env_id)
+        return gem.make(env_id, **kwargs)
+
+    def play(self, env_id, kwargs, seed, actions):
+        env = self.make(env_id, kwargs)
+        first, info = env.reset(seed=seed)
+        played = Played(observations=[first], rewards=[], terms=[])
+        for action in actions:
+            observation, reward, terminated, truncated, info = env.step(action)
+            played.observations.append(observation)
+            played.rewards.append(reward)
+            played.terms.append(info["reward_terms"])
+            played.end = terminated, truncated
+        played.episode_return = sum(played.rewards)
+        return played
+
+    def branch(self, env_id, kwargs, seed, first, then):
+        env = self.make(env_id, kwargs)
+        env.reset(seed=seed)
+        env.step(first)
+        saved = env.spawn(same_state=True)
+        return env.step(then)[:4], saved.step(then)[:4]
+
+    def meet(self, env_id):
+        import gem
+
+        self.make(env_id, {})
+        with contextlib.redirect_stdout(io.StringIO()):
+            envs = gem.make_vec([env_id] * 2, async_mode=True)
+        envs.reset(seed=0)
+        observations, *_ = envs.step([call("meet")] * 2)
+        return all("met" in observation for observation in observations)
+
+
+class SkyRL(Driver):
+    library, module = "skyrl-gym", "skyrl_gym"
+    reset_of = staticmethod(drawn_task)
+
+    def play(self, env_id, kwargs, seed, actions):
+        import skyrl_gym
+
+        from agent_envs.adapters.skyrl_gym import register, task_rows
+
+        register(env_id)
+        (row,) = task_rows(env_id, num_tasks=1, seed=seed, **kwargs)
+        # As SkyRL's generator does it.
+        env = skyrl_gym.make(row.pop("env_class"), env_config=kwargs, extras=row)
+        chat, _ = env.init(row["prompt"])
+        assert chat == row["prompt"]
+        played = Played(states=[list(chat)], rewards=[], terms=[], notes={"appended": True})
+        for action in actions:
+            step = env.step(action)
+            chat = [*chat, {"role": "assistant", "content": action}, *step["observations"]]
+            played.states.append(chat)
+            played.rewards.append(step["reward"])
+            played.terms.append(step["metadata"]["reward_terms"])
+            played.end = step["metadata"]["terminated"], step["metadata"]["truncated"]
+        assert step["done"] == any(played.end)
+        played.episode_return = sum(played.rewards)
+        env.close()
+        return played
+
+
+class TextArena(Driver):
+    library, module = "TextArena", "textarena"
+
+    def make(self, env_id, kwargs, seed):
+        import textarena as ta
+
+        from agent_envs.adapters.textarena import register
+
+        register(env_id)
+        env = ta.make(env_id, **kwargs)
+        env.reset(num_players=1, seed=seed)
+        return env
+
+    def play(self, env_id, kwargs, seed, actions):
+        env = self.make(env_id, kwargs, seed)
+        played = Played(observations=[], rewards=[], terms=[])
+        for action in [*actions, None]:
+            player, told = env.get_observation()
+            assert player == 0
+            game = [message for sender, message, _ in told if sender == -1]
+            played.observations.append("".join(game))
+            if action is not None:
+                done, info = env.step(action)
+                played.rewards.append(info["reward"])
+                played.terms.append(info["reward_terms"])
+                played.end = info["terminated"], info["truncated"]
+                assert done == any(played.end)
+        rewards, game_info = env.close()
+        played.episode_return = rewards[0]
+        assert sum(game_info[0]["reward_terms"].values()) == rewards[0]
+        return played
+
+    def branch(self, env_id, kwargs, seed, first, then):
+        env = self.make(env_id, kwargs, seed)
+        env.step(first)
+        saved = copy.deepcopy(env)
+        return env.step(then), saved.step(then)
+
+
+class OpenEnv(Driver):
+    library, module = "OpenEnv", "openenv"
+
+    def play(self, env_id, kwargs, seed, actions):
+        from openenv.core.env_server.serialization import serialize_observation
+
+        from agent_envs.adapters.openenv import OwnEnvironment, TextAction
+
+        environment = OwnEnvironment(env_id, **kwargs)
+        first = environment.reset(seed=seed, episode_id="one")
+        observations = [first, *(environment.step(TextAction(text=a)) for a in actions)]
+        assert environment.state.step_count == len(actions)
+        # What passes OpenEnv's own serialisation is what its clients get.
+        replies = [json.loads(json.dumps(serialize_observation(o))) for o in observations]
+        told = [reply["observation"] for reply in replies]
+        rewards = [reply["reward"] for reply in replies[1:]]
+        assert replies[-1]["done"] == (told[-1]["terminated"] or told[-1]["truncated"])
+        return Played(
+            observations=[o["text"] for o in told],
+            states=[o["messages"] for o in told],
+            rewards=rewards,
+            terms=[o["reward_terms"] for o in told[1:]],
+            episode_return=environment.state.episode_return,
+            end=(told[-1]["terminated"], told[-1]["truncated"]),
+            tools=told[0]["tools"],
+            notes={"raw": True},
+        )
+
+
+class Verifiers(Driver):
+    library, module = "verifiers", "verifiers"
+    reset_of = staticmethod(drawn_task)
+
+    def play(self, env_id, kwargs, seed, actions):
+        with ChatServer(lambda place, body: actions[place]) as server:
+            (episode,) = self.run(env_id, kwargs, seed, server, 1)
+        (trace,) = episode.traces
+        assert episode.ok
+        assert not trace.errors
+        turns = trace.info["turns"]
+        return Played(
+            observations=[trace.task.data.prompt, *(turn["observation"] for turn in turns)],
+            states=[body["messages"] for body in server.requests],
+            rewards=[turn["reward"] for turn in turns],
+            terms=[turn["reward_terms"] for turn in turns],
+            episode_return=trace.reward,
+            end=(not trace.is_truncated, trace.is_truncated),
+            tools=server.requests[0].get("tools"),
+        )
+
+    def meet(self, env_id):
+        with ChatServer(lambda _, body: meet_or_answer(body["messages"])) as server:
+            episodes = self.run(env_id, {}, 0, server, 2)
+        return all(e.traces[0].reward == 1.0 for e in episodes)
+
+    def run(self, env_id, kwargs, seed, server, num_tasks, **limits):
+        import verifiers.v1 as vf
+
+        taskset = {"id": "agent_r1", "environment": env_id, "arguments": kwargs}
+        taskset |= {"num_tasks": num_tasks, "seed": seed}
+        agent = {"runtime": {"type": "subprocess"}, **limits}
+        config = vf.resolve_env_config({"taskset": taskset, "agent": agent})
+        url = f"http://127.0.0.1:{server.port}/v1"
+        client = vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY")
+
+        async def play():
+            env = vf.load_environment(config)
+            context = vf.ModelContext(model="scripted", client=client)
+            async with env.serving():
+                return await asyncio.gather(*(env.run_episode(t, context) for t in env.taskset))
+
+        return asyncio.run(play())
+
+
+class InspectAI(Driver):
+    library, module = "inspect_ai", "inspect_ai"
+    reset_of = staticmethod(drawn_task)
+
+    def __init__(self):
+        from inspect_ai.log import read_eval_log  # noqa: F401 - says early what is missing
+
+    def play(self, env_id, kwargs, seed, actions):
+        states, tools = [], []
+
+        def reply(messages, offered):
+            states.append([as_openai(message) for message in messages])
+            tools[:] = offered
+            return actions[len(states) - 1]
+
+        (sample,) = self.run(env_id, kwargs, seed, reply, 1).samples
+        turns = sample.metadata["turns"]
+        earned = sample.scores["earned"].value
+        return Played(
+            observations=[sample.input, *(turn["observation"] for turn in turns)],
+            states=states,
+            rewards=[turn["reward"] for turn in turns],
+            terms=[turn["reward_terms"] for turn in turns],
+            episode_return=earned["return"],
+            end=(turns[-1]["terminated"], turns[-1]["truncated"]),
+            tools=[{"type": "function", "function": plain_schema(tool)} for tool in tools],
+        )
+
+    def meet(self, env_id):
+        def reply(messages, _):
+            return meet_or_answer([as_openai(message) for message in messages])
+
+        log = self.run(env_id, {}, 0, reply, 2)
+        return all(sample.scores["earned"].value["return"] == 1.0 for sample in log.samples)
+
+    def run(self, env_id, kwargs, seed, reply, num_tasks, **limits):
+        from inspect_ai import eval as evaluate
+        from inspect_ai.model import ModelOutput, ModelUsage, get_model
+
+        from agent_envs.adapters.inspect_ai import agent_r1
+
+        def generate(messages, tools, choice, config):
+            output = ModelOutput.from_content("scripted", reply(messages, tools))
+            calls = output.message.text
+            if calls.startswith('{"tool_calls"'):
+                output = self.with_calls(json.loads(calls)["tool_calls"], tools)
+            output.usage = ModelUsage()  # else it would download a tokenizer
+            return output
+
+        model = get_model("mockllm/model", custom_outputs=generate, memoize=False)
+        task = agent_r1(env_id, num_tasks, seed, **kwargs)
+        (log,) = evaluate(task, model=model, display="none", log_dir=self.logs, **limits)
+        assert log.status == "success", log.error
+        return log
+
+    def with_calls(self, calls, tools):
+        from inspect_ai.model import ModelOutput
+        from inspect_ai.model._call_tools import parse_tool_call
+
+        output = ModelOutput.from_content("scripted", "")
+        functions = [call["function"] for call in calls]
+        output.message.tool_calls = [
+            parse_tool_call(str(i), f["name"], f["arguments"], tools)
+            for i, f in enumerate(functions)
+        ]
+        return output
+
+
+class TorchRL(Driver):
+    library, module = "TorchRL", "torchrl"
+
+    def play(self, env_id, kwargs, seed, actions):
+        from torchrl.envs import GymWrapper
+
+        from agent_envs.adapters.torchrl import InfoReader
+
+        inner = gym.make(env_id, **kwargs)
+        env = GymWrapper(inner)
+        names = list(inner.unwrapped.reward_weights)
+        env.set_info_dict_reader(InfoReader(names))
+        td = env.reset(seed=seed)
+        played = Played(observations=[td["observation"]], rewards=[], terms=[], precision=1e-6)
+        for action in actions:
+            td["action"] = action
+            td = env.step(td)["next"]
+            played.observations.append(td["observation"])
+            played.rewards.append(td["reward"].item())
+            terms = td["reward_terms"]
+            played.terms.append({name: terms[name].item() for name in names})
+            played.end = td["terminated"].item(), td["truncated"].item()
+        assert td["done"].item() == any(played.end)
+        played.episode_return = sum(played.rewards)
+        return played
+
+
+def encode(text):
+    return [byte + 1 for byte in text.encode()]  # 0 fills up
+
+
+def decode(ids):
+    return bytes(token - 1 for token in ids).decode("utf-8", "replace")
+
+
+def as_numbers(env_id, kwargs, actions, *, tokens):
+    """Make an environment whose observations and actions are arrays; return it, and actions."""
+    env = ConversationObservation(gym.make(env_id, **kwargs))
+    env = TokenObservation(env, encode, max_length=LENGTH, num_tokens=257)
+    if not tokens:
+        texts = sorted(set(actions))
+        return MenuActions(env, texts, size=len(texts) + 1), [texts.index(a) for a in actions]
+    env = TokenActions(env, decode, length=512, num_tokens=257)
+    ids = np.zeros((len(actions), 512), np.int64)
+    for row, action in zip(ids, actions, strict=True):
+        row[: len(encode(action))] = encode(action)
+    return env, list(ids)
+
+
+def read(tokens):
+    return decode([int(token) for token in tokens if token])
+
+
+class StableBaselines3(Driver):
+    library, module = "Stable-Baselines3", "stable_baselines3"
+
+    def play(self, env_id, kwargs, seed, actions):
+        from stable_baselines3.common.vec_env import DummyVecEnv
+
+        env, numbers = as_numbers(env_id, kwargs, actions, tokens=seed % 2)
+        envs = DummyVecEnv([lambda: env])
+        envs.seed(seed)
+        observation = envs.reset()
+        played = Played(texts=[read(observation[0])], rewards=[], terms=[], precision=1e-6)
+        for number in numbers:
+            observation, rewards, dones, infos = envs.step(np.array([number]))
+            (info,) = infos
+            last = info["terminal_observation"] if dones[0] else observation[0]
+            played.texts.append(read(last))
+            played.rewards.append(float(rewards[0]))
+            played.terms.append(info["reward_terms"])
+            truncated = info["TimeLimit.truncated"]
+            played.end = bool(dones[0]) and not truncated, truncated
+        played.episode_return = sum(played.rewards)
+        return played
+
+
+class CleanRL(Driver):
+    """Its scripts are single files around Gymnasium's synchronous vector environment."""
+
+    library, module = "CleanRL", "gymnasium"
+
+    def play(self, env_id, kwargs, seed, actions):
+        env, numbers = as_numbers(env_id, kwargs, actions, tokens=seed % 2)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        envs = gym.vector.SyncVectorEnv([lambda: env])
+        observation, _ = envs.reset(seed=seed)
+        played = Played(texts=[read(observation[0])], rewards=[], terms=[])
+        for number in numbers:
+            observation, rewards, terminated, truncated, infos = envs.step(np.array([number]))
+            played.texts.append(read(observation[0]))
+            played.rewards.append(float(rewards[0]))
+            told = infos["reward_terms"]
+            terms = {name: told[name][0] for name in told if not name.startswith("_")}
+            played.terms.append(terms)
+            played.end = bool(terminated[0]), bool(truncated[0])
+        played.episode_return = float(infos["episode"]["r"][0])
+        return played
+
+
+DRIVERS = [
+    Verifiers,
+    OpenEnv,
+    SkyRL,
+    GEM,
+    TextArena,
+    InspectAI,
+    TorchRL,
+    StableBaselines3,
+    CleanRL,
+]
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def meet_or_answer(messages):
+    return "<answer>met</answer>" if messages[-2]["role"] == "assistant" else call("meet")
+
+
+def as_openai(message):
+    shown = {"role": message.role, "content": message.text}
+    if message.role == "assistant" and message.tool_calls:
+        calls = [{"name": c.function, "arguments": c.arguments} for c in message.tool_calls]
+        shown["tool_calls"] = calls
+    return shown
+
+
+def plain_schema(tool):
+    """Return a tool of inspect_ai as the schema it was made of."""
+    schema = tool.model_dump(exclude_none=True)
+    schema["parameters"].pop("additionalProperties")
+    return schema
+
+
+class ChatServer:
+    """A model on loopback: OpenAI's chat completions, answered by a function."""
+
+    def __init__(self, reply):
+        self.requests = []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_POST(self):
+                size = int(self.headers["content-length"])
+                body = json.loads(self.rfile.read(size))
+                server.requests.append(body)
+                text = reply(len(server.requests) - 1, body)
+                said = {"role": "assistant", "content": text}
+                if text.startswith('{"tool_calls"'):
+                    entries = json.loads(text)["tool_calls"]
+                    named = [{"id": f"c{i}", "type": "function"} | e for i, e in enumerate(entries)]
+                    said |= {"content": None, "tool_calls": named}
+                choice = {"index": 0, "finish_reason": "stop", "message": said}
+                usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+                kind = {"id": "1", "object": "chat.completion", "created": 0, "model": "scripted"}
+                out = json.dumps({**kind, "choices": [choice], "usage": usage}).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(out)))
+                self.end_headers()
+                self.wfile.write(out)
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def reference(env_id, kwargs, reset, actions):
+    """Play the same by ``gym.make``; return what was seen, with the states as they are sent."""
+    env = gym.make(env_id, **kwargs)
+    shown = OwnEpisode(env_id, kwargs)
+    task = (reset.get("options") or {}).get("task")
+    shown.reset(seed=reset["seed"], task=task)
+    observation, info = env.reset(**reset)
+    played = Played(observations=[observation], states=[info["messages"]], rewards=[], terms=[])
+    sent = [shown.messages]
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        shown.step(action)
+        played.observations.append(observation)
+        played.states.append(info["messages"])
+        sent.append(shown.messages)
+        played.rewards.append(reward)
+        played.terms.append(info["reward_terms"])
+        played.end = terminated, truncated
+    played.episode_return = sum(played.rewards)
+    played.tools = info["tools"]
+    played.notes = {"sent": sent, "opening": "\n\n".join(m["content"] for m in sent[0])}
+    return played

@@ -1,0 +1,277 @@
+"""Environments of other libraries as ours: what they say is what our policies see and earn."""
+
+import contextlib
+import itertools
+import random
+import re
+from importlib.util import find_spec
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_envs.adapters.foreign import ForeignEnv, Reply
+from agent_envs.core.messages import Message
+from agent_envs.testing import check
+
+pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours to mend
+GUESSES = [r"\boxed{1} [1]", "hm", r"\boxed{9} [9]", r"\boxed{4} [4]"]
+
+
+class Dice(ForeignEnv):
+    """Guess what the process's generators draw, as GEM and TextArena let one."""
+
+    draws_globally = True
+
+    def __init__(self):
+        super().__init__("dice")
+
+    def begin(self, task):
+        return [Message(role="user", content=f"Guess {random.randrange(99)}.")]
+
+    def act(self, action):
+        drawn = f"{random.randrange(99)} {np.random.randint(99)}"  # noqa: NPY002
+        return Reply(text=drawn, reward=0.5, terminated=action == "end", truncated=action == "cut")
+
+
+gym.register("Test/Dice-v0", entry_point=f"{__name__}:Dice")
+
+
+def play(env, seed, actions):
+    """Return what each turn said and paid, until the end."""
+    observation, _ = env.reset(seed=seed)
+    seen = [observation]
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert sum(info["reward_terms"].values()) == pytest.approx(reward)
+        seen.append((observation, reward, terminated, truncated))
+        if terminated or truncated:
+            break
+    return seen
+
+
+def test_an_environment_of_another_library_keeps_the_contract():
+    check("Test/Dice-v0")
+
+
+def test_episodes_do_not_depend_on_what_runs_beside_them_nor_change_it():
+    alone = play(Dice(), 3, ["a", "b", "end"])
+    one, other = Dice(), Dice()
+    random.seed(11)
+    expected = random.random()
+    random.seed(11)
+    seen = [one.reset(seed=3)[0]]
+    other.reset(seed=4)
+    for action in ("a", "b", "end"):
+        seen.append(one.step(action)[:4])
+        other.step(action)
+    assert seen == alone
+    assert random.random() == expected
+
+
+def test_an_episode_goes_on_from_a_snapshot():
+    env = Dice()
+    env.reset(seed=3)
+    env.step("a")
+    saved = env.snapshot()
+    after = env.step("b")
+    again = Dice()
+    again.restore(saved)
+    assert again.step("b") == after
+    assert after[4]["messages"][-2:] == [
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": after[0]},
+    ]
+
+
+def test_a_seed_is_a_task_and_a_task_is_a_seed():
+    by_seed, by_task = Dice(), Dice()
+    assert by_seed.reset(seed=5)[0] == by_task.reset(seed=1, options={"task": 5})[0]
+    with pytest.raises(ConfigurationError, match="Task -1"):
+        by_task.reset(options={"task": -1})
+    with pytest.raises(ConfigurationError, match="Unknown options: tusk"):
+        by_task.reset(options={"tusk": 1})
+
+
+def test_the_end_is_told_as_they_tell_it():
+    assert play(Dice(), 1, ["end"])[-1][2:] == (True, False)
+    assert play(Dice(), 1, ["cut"])[-1][2:] == (False, True)
+
+
+@contextlib.contextmanager
+def seeded(seed):
+    """Let a library draw from global generators as if nothing else did."""
+    state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    yield
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002
+
+
+def gem_pair(seed):
+    import gem
+    import gem.envs
+
+    name = "game:GuessTheNumber-v0-easy"
+    ours = gym.make("agent_envs.adapters.gem:AgentR1/GEM-v0", env_id=name)
+    with seeded(seed):
+        theirs = gem.make(name)
+        seen = [theirs.reset(seed=seed)[0]]
+        for guess in GUESSES:
+            observation, reward, terminated, truncated, _ = theirs.step(guess)
+            seen.append((observation, float(reward), terminated, truncated))
+            if terminated or truncated:
+                break
+    return ours, seen
+
+
+def textarena_pair(seed):
+    import textarena as ta
+
+    name = "GuessTheNumber-v0-raw"
+    ours = gym.make("agent_envs.adapters.textarena:AgentR1/TextArena-v0", env_id=name)
+    with seeded(seed):
+        theirs = ta.make(name)
+        theirs.reset(num_players=1, seed=seed)
+        seen, done = ["".join(text for _, text, _ in theirs.get_observation()[1])], False
+        for guess in GUESSES:
+            done, _ = theirs.step(guess)
+            told = [m for _, m, kind in theirs.get_observation()[1] if kind.name[:6] != "PLAYER"]
+            reward = float(theirs.close()[0][0]) if done else 0.0
+            seen.append(("\n".join(told), reward, done, False))
+            if done:
+                break
+    return ours, seen
+
+
+def skyrl_pair(seed):
+    import skyrl_gym
+
+    prompt = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 8 ?"}]
+    extras = {"reward_spec": {"ground_truth": "9"}, "max_turns": 3}
+    rows = [{"prompt": prompt, **extras}]
+    name = "gsm8k_multi_turn"
+    url = "agent_envs.adapters.skyrl_gym:AgentR1/SkyRLGym-v0"
+    theirs = skyrl_gym.make(name, extras=extras)
+    seen = [theirs.init(prompt)[0][-1]["content"]]
+    for guess in GUESSES:
+        step = theirs.step(guess)
+        said = "".join(message["content"] for message in step["observations"])
+        seen.append((said, step["reward"], step["done"], False))
+        if step["done"]:
+            break
+    return gym.make(url, env_id=name, rows=rows), seen
+
+
+def openenv_pair(seed):
+    from agent_envs.adapters.openenv import OpenEnvEnv, OwnEnvironment, TextAction
+
+    env_id = "AgentR1/SyntheticMultiHop-v0"
+
+    def make():
+        return OwnEnvironment(env_id)
+
+    theirs = gym.make(env_id)
+    return OpenEnvEnv(make=make, action_class=TextAction), play(theirs, seed, GUESSES)
+
+
+PAIRS = {
+    "gem": gem_pair,
+    "textarena": textarena_pair,
+    "skyrl_gym": skyrl_pair,
+    "openenv": openenv_pair,
+}
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request):
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed; make test-adapters installs it")
+    return PAIRS[request.param]
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_what_they_say_and_pay_is_what_we_see(pair, seed):
+    ours, seen = pair(seed)
+    assert play(ours, seed, GUESSES) == seen
+
+
+def test_theirs_go_on_from_a_snapshot(pair):
+    ours, _ = pair(3)
+    ours.reset(seed=3)
+    saved = ours.unwrapped.snapshot()
+    first = ours.unwrapped.step(GUESSES[0])
+    ours.unwrapped.restore(saved)
+    assert ours.unwrapped.step(GUESSES[0]) == first
+
+
+def test_a_rollout_plays_theirs(pair):
+    rollout_of = pytest.importorskip("agent_trainers.rollout.collector", exc_type=ImportError)
+    scripted = pytest.importorskip("agent_trainers.policies.scripted", exc_type=ImportError)
+    ours, seen = pair(3)
+    guesses = itertools.chain(GUESSES, itertools.repeat("hm"))
+    policy = scripted.ScriptedPolicy(lambda request: next(guesses))
+    rollout = rollout_of.Rollout(lambda: ours, policy)
+    rng = np.random.default_rng(0)
+    spec = rollout_of.EpisodeSpec(task=None, seed=3, group_id="g", rng=rng)
+    (trajectory,) = rollout.collect([spec])
+    rollout.close()
+    assert trajectory.error is None
+    rewards = [t.reward for t in trajectory.transitions]
+    assert rewards[: len(seen) - 1] == [turn[1] for turn in seen[1:]]
+
+
+def test_a_game_of_two_is_played_against_an_opponent():
+    pytest.importorskip("textarena", reason="make test-adapters installs it")
+    told = []
+
+    def opponent(text):
+        told.append(text)
+        free = re.findall(r"'\[(\d)\]'", text)
+        return f"[{free[-1]}]"
+
+    url = "agent_envs.adapters.textarena:AgentR1/TextArena-v0"
+    env = gym.make(url, env_id="TicTacToe-v0-raw", opponents=[opponent])
+    seen = play(env, 1, ["[0]", "[1]", "[2]"])
+    assert seen[-1][1:] == (1.0, True, False)
+    assert "[Player 1] [8]" in seen[1][0]
+    assert "[Player 0] [0]" in told[0]
+    second = gym.make(url, env_id="TicTacToe-v0-raw", opponents=[opponent], player=1)
+    assert "[Player 0] [8]" in second.reset(seed=1)[0]
+
+
+def test_a_bad_action_for_openenv_is_an_observation():
+    pytest.importorskip("openenv", reason="make test-adapters installs it")
+    from openenv.core.env_server.types import Action, Observation, State
+
+    from agent_envs.adapters.openenv import Environment, OpenEnvEnv
+
+    class Move(Action):
+        x: int
+        y: int = 0
+
+    class Board(Observation):
+        x: int = 0
+
+    class Walk(Environment):
+        def reset(self, seed=None, episode_id=None, **_):
+            self.x = seed
+            return Board(x=self.x)
+
+        def step(self, action, timeout_s=None, **_):
+            self.x += action.x
+            return Board(x=self.x, reward=float(action.x), done=self.x > 9)
+
+        @property
+        def state(self):
+            return State()
+
+    env = OpenEnvEnv(make=Walk, action_class=Move)
+    assert env.reset(seed=3)[0] == '{"x": 3}'
+    observation, reward, terminated, *_ = env.step("forward")
+    assert (reward, terminated) == (0.0, False)
+    assert observation.startswith("This is no action here: Invalid JSON")
+    assert "x: Field required" in env.step("{}")[0]
+    assert env.step('{"x": 7}')[:4] == ('{"x": 10}', 7.0, True, False)

@@ -1,0 +1,141 @@
+"""Numbers for text: menus and tokens, as policies without text write them."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from agent_envs import ConfigurationError
+from agent_envs.wrappers import (
+    ConversationObservation,
+    MenuActions,
+    TokenActions,
+    TokenObservation,
+)
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
+
+
+def tokens_env():
+    env = ConversationObservation(gym.make(ID))
+    return TokenObservation(env, lambda text: text.encode(), max_length=2048, num_tokens=256)
+
+
+def decode(ids):
+    return bytes(ids).decode("latin1")
+
+
+def oracle(seed):
+    env = gym.make(ID)
+    env.reset(seed=seed)
+    return env.unwrapped.reference_actions()
+
+
+def test_a_menu_of_the_right_actions_solves_the_task_by_numbers():
+    actions = oracle(7)
+    env = MenuActions(tokens_env(), actions, size=len(actions))
+    env.reset(seed=7)
+    rewards = [env.step(number)[1] for number in range(len(actions))]
+    assert rewards == [0.1, 0.1, 1.0]
+
+
+def test_a_menu_follows_the_state():
+    def searches(info):
+        return [CALL % word for word in info["messages"][-1]["content"].split()]
+
+    env = MenuActions(gym.make(ID), searches, size=20)
+    question, info = env.reset(seed=7)
+    assert info["menu"] == [CALL % word for word in question.split()]
+    _, _, _, _, after = env.step(0)
+    assert after["menu"] != info["menu"]
+    assert after["action"]["arguments"] == {"query": question.split()[0]}
+
+
+def test_a_number_beyond_the_menu_is_a_mistake_of_the_policy_and_masked():
+    env = MenuActions(gym.make(ID), ["hm"], size=3)
+    _, info = env.reset(seed=7)
+    assert info["action_mask"].tolist() == env.action_masks().tolist() == [1, 0, 0]
+    *_, info = env.step(2)
+    assert info["action"]["error"] == "no_action"
+
+
+def test_what_a_menu_offers_beyond_its_size_is_counted():
+    env = MenuActions(gym.make(ID), ["a", "b", "c"], size=2)
+    _, info = env.reset(seed=7)
+    assert info["menu"] == ["a", "b"]
+    assert info["num_cut_choices"] == 1
+
+
+def test_tokens_before_the_end_are_the_action():
+    text = oracle(7)[-1]
+    env = TokenActions(gym.make(ID), decode, length=64, num_tokens=256)
+    env.reset(seed=7)
+    ids = np.frombuffer(text.encode().ljust(64, b"\0"), np.uint8).astype(np.int64)
+    ids[len(text) + 1 :] = ord("x")  # what follows the end
+    _, reward, terminated, *_ = env.step(ids)
+    assert (reward, terminated) == (1.0, True)
+
+
+@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_both_sides_are_arrays_that_gymnasium_accepts(seed):
+    for env in (
+        MenuActions(tokens_env(), ["hm", "<answer>x</answer>"], size=3),
+        TokenActions(tokens_env(), decode, length=8, num_tokens=256),
+    ):
+        env.action_space.seed(seed)
+        check_env(env, skip_render_check=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda env: MenuActions(env, [], size=0), "size must be at least 1, not 0"),
+        (lambda env: TokenActions(env, decode, length=0, num_tokens=2), "length must be"),
+        (lambda env: TokenActions(env, decode, length=1, num_tokens=2, end_id=2), "from 0 to 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused(make, text):
+    with pytest.raises(ConfigurationError, match=text):
+        make(gym.make(ID))
+
+
+@pytest.mark.parametrize("action", [-1, 3, "hm"])
+def test_an_action_that_is_no_such_number_is_an_error_of_the_caller(action):
+    env = MenuActions(gym.make(ID), ["hm"], size=3)
+    env.reset(seed=7)
+    with pytest.raises(ConfigurationError, match="An action is 0 to 2"):
+        env.step(action)
+
+
+@pytest.mark.filterwarnings("default")
+def test_stable_baselines_checks_and_learns():
+    sb3 = pytest.importorskip("stable_baselines3", reason="make test-adapters installs it")
+    from stable_baselines3.common.env_checker import check_env as check
+
+    for env in (
+        MenuActions(tokens_env(), ["hm", "<answer>x</answer>"], size=3),
+        TokenActions(tokens_env(), decode, length=8, num_tokens=256),
+    ):
+        check(env)
+        model = sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, device="cpu")
+        assert model.learn(32).num_timesteps == 32
+
+
+@pytest.mark.filterwarnings("default")
+def test_torchrl_checks_the_specs_and_rolls_out():
+    pytest.importorskip("torchrl", reason="make test-adapters installs it")
+    from torchrl.envs import GymWrapper
+    from torchrl.envs.utils import check_env_specs
+
+    import agent_envs.adapters.torchrl  # noqa: F401 - registers the conversion
+
+    for inner in (
+        gym.make(ID),
+        MenuActions(tokens_env(), ["hm", "<answer>x</answer>"], size=3),
+        TokenActions(tokens_env(), decode, length=8, num_tokens=256),
+    ):
+        env = GymWrapper(inner)
+        check_env_specs(env)
+        assert env.rollout(9)["next", "done"][-1]
