@@ -12,7 +12,7 @@ import gymnasium as gym
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.extras import require_extra
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_envs.remote.protocol import KEY_VARIABLE, MAX_MESSAGE_BYTES, TOKEN_VARIABLE
+from agent_envs.remote.protocol import KEY_VARIABLE, TOKEN_VARIABLE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this "
                         "machine alone)")  # fmt: skip
     parser.add_argument("--port", type=int, default=8000, help="port; 0 for a free one")
-    parser.add_argument("--max-sessions", type=int, default=64, help="(default: 64)")
+    parser.add_argument(
+        "--max-sessions", type=int, default=256, help="episodes at a time (default: 256)"
+    )
     parser.add_argument("--idle-timeout", type=float, default=600.0,
                         help="seconds without a message after which a session ends "
                         "(default: 600)")  # fmt: skip
@@ -52,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _serve(options: argparse.Namespace) -> None:
     modules = ("starlette", "uvicorn", "websockets", "cryptography")
     require_extra("serve", "Serving environments", *modules)
-    import uvicorn
-
-    from agent_envs.remote.server import EnvironmentServer
+    from agent_envs.remote.server import EnvironmentServer, listen
 
     kwargs = json.loads(options.kwargs)
     if not isinstance(kwargs, dict):
@@ -74,18 +74,10 @@ def _serve(options: argparse.Namespace) -> None:
         key=os.environ.get(KEY_VARIABLE) or None,
         with_reference=options.reference,
     )
-    config = uvicorn.Config(
-        server.app(), host=options.host, port=options.port, ws_max_size=MAX_MESSAGE_BYTES,
-        # What is sealed would not shrink, and a short message could grow to a long one.
-        ws_per_message_deflate=False, lifespan="off", log_level="warning", access_log=False,
-        server_header=False, timeout_graceful_shutdown=5,
-    )  # fmt: skip
-    socket = config.bind_socket()
-    host, port = socket.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    listener, socket, url = listen(server, options.host, options.port)
     what = server.description["environment"]
     print(f"Serving {what} at {url} ({options.max_sessions} sessions)", flush=True)  # noqa: T201
-    uvicorn.Server(config).run(sockets=[socket])
+    listener.run(sockets=[socket])
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ import gymnasium as gym
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
+from agent_envs.core.messages import StateMessages, ToolSchemas
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -81,9 +82,8 @@ class RemoteEnv(ToolEnv):
 
         Args:
             url: Where it is, ``http://host:8000``; or several, which serve the same.
-            patience: Seconds to look for a server that is there and has room, before an episode
-                fails.
-            timeout: Seconds a server may take for one answer.
+            patience: Seconds to look for a server that is there, before an episode fails.
+            timeout: Seconds a server may take for one answer, or to have room.
             render_mode: See `ToolEnv`.
 
         Raises:
@@ -267,6 +267,10 @@ class RemoteEnv(ToolEnv):
         if schemas != self._schemas:  # an episode with tools of its own
             self._schemas = schemas
             self.offer_tools([RemoteTool(schema) for schema in schemas])
+        if "tools" in info:
+            info["tools"] = ToolSchemas(schemas)
+        if "messages" in info:
+            info["messages"] = StateMessages(info["messages"])
         return said["text"], info
 
     def _callables_with_state(self) -> Mapping[str, Any]:

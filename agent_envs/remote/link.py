@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from agent_envs.errors import ConfigurationError, ServerError
-from agent_envs.remote.protocol import MAX_REPLY_BYTES, TOKEN_VARIABLE, Refusal
+from agent_envs.remote.protocol import (
+    MAX_MESSAGE_BYTES,
+    MAX_REPLY_BYTES,
+    TOKEN_VARIABLE,
+    Refusal,
+)
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -24,7 +29,6 @@ AVOID_SECONDS: Final = 5.0
 """A server that was away is not asked again for so long while another is there."""
 MAX_PAUSE_SECONDS: Final = 1.0
 _UNAUTHORIZED: Final = (401, 403)
-_TOO_LONG: Final = 1009
 
 # Clients of one process choose one after the other, so that each sees where the others went.
 _choosing = threading.Lock()
@@ -42,6 +46,10 @@ if hasattr(os, "register_at_fork"):  # another thread may have been choosing
 
 class SessionLost(ConnectionError):
     """A connection ended, and with it the session on the server's side."""
+
+
+class NoRoom(OSError):
+    """Servers are there, and all their sessions are taken."""
 
 
 class Address:
@@ -127,8 +135,8 @@ class Link:
 
         Args:
             urls: Where they are.
-            patience: Seconds to look for one that has room.
-            timeout: Seconds an answer may take.
+            patience: Seconds to look for one that is there.
+            timeout: Seconds an answer may take, and to wait for room.
 
         Raises:
             ConfigurationError: If there is none, or a URL is none.
@@ -183,8 +191,11 @@ class Link:
         from websockets.exceptions import ConnectionClosed
 
         assert self._socket is not None  # noqa: S101 - the caller has looked
+        sent = json.dumps(message)
+        if len(sent) > MAX_MESSAGE_BYTES:
+            raise ServerError(f"An action of {len(sent):,} bytes is longer than servers read.")
         try:
-            self._socket.send(json.dumps(message))
+            self._socket.send(sent)
             text = self._socket.recv(timeout=timeout or self._timeout)
         except TimeoutError:
             self.close()
@@ -192,8 +203,6 @@ class Link:
             raise TimeoutError(f"{self._address}: no answer in {seconds:g} seconds") from None
         except (ConnectionClosed, OSError) as error:
             self.close()
-            if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == _TOO_LONG:
-                raise ServerError(f"{self._address} does not read so long an action.") from None
             raise SessionLost(f"{self._address}: {error}") from error
         try:
             reply = json.loads(text)
@@ -239,7 +248,7 @@ class Link:
 
     def _with_room(self, reasons: list[str]) -> list[tuple[int, Address]]:
         """Return the servers that could take a session; note why not the others."""
-        found = []
+        found, is_full = [], False
         now = time.monotonic()
         is_here = [now >= _away_until.get(str(address), 0.0) for address in self.addresses]
         for address, here in zip(self.addresses, is_here, strict=True):
@@ -248,6 +257,7 @@ class Link:
             try:
                 said = address.read("/capacity")
                 active, most = int(said["active_sessions"]), int(said["max_sessions"])
+                num_open = int(said["open_sessions"])
             except (OSError, KeyError, TypeError, ValueError) as error:
                 _away_until[str(address)] = now + AVOID_SECONDS
                 reasons.append(f"{address}: {error}")
@@ -255,9 +265,12 @@ class Link:
             if self.fingerprint not in (None, said.get("fingerprint")):
                 reasons.append(f"{address}: it serves another environment")
             elif active >= most:
+                is_full = True
                 reasons.append(f"{address}: all its {most} sessions are taken")
             else:
-                found.append((active, address))
+                found.append((num_open, address))
+        if is_full and not found:
+            raise NoRoom("; ".join(reasons))
         return found
 
     def _open_session(self, address: Address) -> None:
@@ -277,15 +290,18 @@ class Link:
 
     def _retried(self, attempt: Callable[[], T]) -> T:
         """Return what `attempt` returns as soon as it does not fail."""
-        until, pause = time.monotonic() + self._patience, 0.05
+        started, pause = time.monotonic(), 0.05
         while True:
             try:
                 return attempt()
             except OSError as error:
-                if time.monotonic() + pause > until:
+                limit, name = self._patience, "patience"
+                if isinstance(error, NoRoom):
+                    limit, name = self._timeout, "timeout"
+                if time.monotonic() + pause > started + limit:
                     raise ServerError(
-                        f"No server in {self._patience:g} seconds ({error}). Start one: "
-                        "python -m agent_envs.serve ID; or wait longer: patience=."
+                        f"No server took the episode in {limit:g} seconds ({error}). Start more: "
+                        f"python -m agent_envs.serve ID; or wait longer: {name}=."
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)

@@ -26,6 +26,9 @@ from agent_envs.remote.seal import Seal
 from agent_envs.remote.session import Session, TextEnv, describe
 
 if TYPE_CHECKING:
+    import socket
+
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import HTTPConnection, Request
     from starlette.responses import Response
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 SEND_SECONDS: Final = 60.0
 """A client that does not take a reply within this time is gone."""
 BODY_SECONDS: Final = 30.0
+REFUSAL_SECONDS: Final = 5.0
 POLICY_VIOLATION: Final = 1008
 GOING_AWAY: Final = 1001
 _HTTP_STATUS: Final = {
@@ -49,7 +53,7 @@ class EnvironmentServer:
         self,
         make_env: Callable[[], TextEnv],
         *,
-        max_sessions: int = 64,
+        max_sessions: int = 256,
         idle_seconds: float = 600.0,
         token: str | None = None,
         key: str | None = None,
@@ -59,7 +63,8 @@ class EnvironmentServer:
 
         Args:
             make_env: Makes an environment; called once more for each session.
-            max_sessions: How many there may be.
+            max_sessions: How many there may be. Where all are taken, a new one takes the place of
+                the one that has been between episodes for longest.
             idle_seconds: A session without a message for so long ends.
             token: What clients have to send; None for nothing.
             key: Seals the snapshots; servers with the same key restore each other's.
@@ -71,7 +76,8 @@ class EnvironmentServer:
         self._make_env, self._with_reference = make_env, with_reference
         self._max_sessions, self._idle_seconds, self._token = max_sessions, idle_seconds, token
         self._seal = Seal(key)
-        self._num_sessions = 0
+        self._sessions: set[Session] = set()
+        self._resting: dict[Session, asyncio.Timeout] = {}  # between episodes, the longest first
         self._over_http: dict[str, tuple[Session, asyncio.TimerHandle]] = {}
         env = make_env()
         self.description = describe(env, with_reference=with_reference)
@@ -101,14 +107,20 @@ class EnvironmentServer:
         try:
             session = self._open()
         except Refusal as refusal:
-            await websocket.send_text(write_refusal(refusal))
-            await websocket.close()
+            with contextlib.suppress(TimeoutError, WebSocketDisconnect):
+                async with asyncio.timeout(REFUSAL_SECONDS):
+                    await _receive(websocket)  # who is refused while it sends may not see why
+                    await websocket.send_text(write_refusal(refusal))
+                    await websocket.close()
             return
         reason = ""
         try:
             while True:
-                async with asyncio.timeout(self._idle_seconds):
+                async with asyncio.timeout(self._idle_seconds) as limit:
+                    if session.is_over:
+                        self._resting[session] = limit
                     text = await _receive(websocket)
+                self._resting.pop(session, None)
                 reply = await _run(session, partial(session.handle, text))
                 if reply is None:
                     break
@@ -124,21 +136,29 @@ class EnvironmentServer:
             await websocket.close(GOING_AWAY if reason else 1000, reason)
 
     def _open(self) -> Session:
-        if self._num_sessions >= self._max_sessions:
-            text = f"All {self._max_sessions} sessions are taken; raise --max-sessions or wait."
-            raise Refusal(ErrorCode.CAPACITY_REACHED, text)
-        self._num_sessions += 1
-        return Session(self._make_env, self._seal, with_reference=self._with_reference)
+        """Begin a session, if need be in the place of one that is between episodes.
+
+        Whoever had that one opens another for the next.
+        """
+        if len(self._sessions) >= self._max_sessions:
+            if not self._resting:
+                text = f"All {self._max_sessions} sessions are taken; raise --max-sessions or wait."
+                raise Refusal(ErrorCode.CAPACITY_REACHED, text)
+            longest = next(iter(self._resting))
+            self._sessions.discard(longest)
+            self._resting.pop(longest).reschedule(asyncio.get_running_loop().time())
+        session = Session(self._make_env, self._seal, with_reference=self._with_reference)
+        self._sessions.add(session)
+        return session
 
     def _end(self, session: Session) -> None:
         """End a session; its place is free once its environment has returned and is closed."""
+        self._resting.pop(session, None)
         loop = asyncio.get_running_loop()
         closed = session.thread.submit(session.close)
-        closed.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free))
+        free = partial(self._sessions.discard, session)
+        closed.add_done_callback(lambda _: loop.call_soon_threadsafe(free))
         session.thread.stop()
-
-    def _free(self) -> None:
-        self._num_sessions -= 1
 
     # Over HTTP: a session lasts for an episode, and a request names it
 
@@ -210,7 +230,8 @@ class EnvironmentServer:
             "/schema": lambda: {name: kind.model_json_schema() for name, kind in schemas.items()},
             "/describe": lambda: self.description,
             "/capacity": lambda: {
-                "active_sessions": self._num_sessions,
+                "active_sessions": len(self._sessions) - len(self._resting),
+                "open_sessions": len(self._sessions),
                 "max_sessions": self._max_sessions,
                 "fingerprint": self.description["fingerprint"],
             },
@@ -223,6 +244,29 @@ class EnvironmentServer:
             return JSONResponse(read())
 
         return answer
+
+
+def listen(
+    server: EnvironmentServer, host: str, port: int
+) -> "tuple[uvicorn.Server, socket.socket, str]":
+    """Listen at an address; ``run(sockets=[socket])`` of what is returned then serves.
+
+    Returns:
+        The server, its socket, and its URL.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        server.app(), host=host, port=port, ws_max_size=MAX_MESSAGE_BYTES,
+        # What is sealed would not shrink, and a short message could grow to a long one.
+        ws_per_message_deflate=False, lifespan="off", log_level="warning", access_log=False,
+        server_header=False, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    bound = config.bind_socket()
+    bound.listen()  # so that clients may come as soon as somebody knows the URL
+    host, port = bound.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return uvicorn.Server(config), bound, url
 
 
 async def _run(session: Session, function: Callable[[], Any]) -> Any:
