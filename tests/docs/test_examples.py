@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as they stand; the one that needs GPUs and a server is compiled."""
+"""The scripts in examples/ run as they stand; those that need GPUs or a cluster are compiled."""
 
 import runpy
 import sys
@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDS_GPUS = "train_async_with_trl.py"  # test_async_rollouts runs the same with stand-ins
+NEEDS_MORE = (
+    "train_async_with_trl.py",  # test_async_rollouts runs the same with stand-ins
+    "train_on_a_ray_cluster.py",
+)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -16,7 +19,7 @@ NEEDS_GPUS = "train_async_with_trl.py"  # test_async_rollouts runs the same with
 def test_an_example_runs(name, tmp_path, monkeypatch, data_files, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, str(data_files["AgentR1/HotpotQA-v0"])])
-    if name == NEEDS_GPUS:
+    if name in NEEDS_MORE:
         compile((EXAMPLES / name).read_text(encoding="utf-8"), name, "exec")
         return
     runpy.run_path(str(EXAMPLES / name))

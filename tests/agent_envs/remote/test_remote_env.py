@@ -42,7 +42,6 @@ def test_a_remote_environment_keeps_the_contract(serve):
         ("AgentR1/SyntheticLongHorizon-v0", {"tool_format": "react"}),
         ("AgentR1/CommandLine-v0", {}),
         ("AgentR1/HotpotQA-v0", {"data": None}),
-        ("AgentR1/GSM8K-v0", {"data": None, "tools": ["python"]}),
     ],
 )
 def test_what_is_seen_is_what_is_seen_here(serve, remote, data_files, env_id, kwargs):
