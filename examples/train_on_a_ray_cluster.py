@@ -33,6 +33,7 @@ class Server:
     """
 
     def __init__(self, env_id: str, kwargs: dict[str, Any], port: int) -> None:
+        """Begin to serve, at a port of its own."""
         server = EnvironmentServer(
             lambda: gym.make(env_id, **kwargs),
             token=os.environ[TOKEN_VARIABLE],
@@ -42,6 +43,7 @@ class Server:
         threading.Thread(target=listener.run, args=([socket],), daemon=True).start()
 
     def where(self) -> str:
+        """Return the URL."""
         return self.url
 
 
@@ -50,10 +52,11 @@ def train(urls: list[str], arguments: list[str]) -> None:
     """Run ``agent-r1-train`` on the machine with the GPUs."""
     command = [sys.executable, "-m", "agent_trainers.cli.train", "--env", "AgentR1/Remote-v0"]
     command += ["--env_kwargs", json.dumps({"url": urls}), *arguments]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True)  # noqa: S603 - our own command
 
 
 def main() -> None:
+    """Place the servers, and train."""
     parser = argparse.ArgumentParser(description="Train on a Ray cluster.")
     parser.add_argument("--env", default="AgentR1/SyntheticMultiHop-v0")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="of the environment, as JSON")

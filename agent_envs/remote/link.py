@@ -17,15 +17,16 @@ from agent_envs.remote.protocol import (
     MAX_REPLY_BYTES,
     TOKEN_VARIABLE,
     Refusal,
+    plain,
 )
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 T = TypeVar("T")
-LOOK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 10.0
 """How long a server may take to say how many sessions it has, and to open one."""
-AVOID_SECONDS: Final = 5.0
+AVOID_SECONDS: Final = 10.0
 """A server that was away is not asked again for so long while another is there."""
 MAX_PAUSE_SECONDS: Final = 1.0
 _UNAUTHORIZED: Final = (401, 403)
@@ -191,7 +192,7 @@ class Link:
         from websockets.exceptions import ConnectionClosed
 
         assert self._socket is not None  # noqa: S101 - the caller has looked
-        sent = json.dumps(message)
+        sent = json.dumps(message, default=plain)
         if len(sent) > MAX_MESSAGE_BYTES:
             raise ServerError(f"An action of {len(sent):,} bytes is longer than servers read.")
         try:

@@ -161,7 +161,7 @@ def write_reply(kind: str, data: dict[str, Any]) -> str:
     Raises:
         TypeError: If something in it is not JSON.
     """
-    return json.dumps({"type": kind, "data": data}, default=_plain)
+    return json.dumps({"type": kind, "data": data}, default=plain)
 
 
 def write_refusal(refusal: Refusal) -> str:
@@ -170,7 +170,12 @@ def write_refusal(refusal: Refusal) -> str:
     return write_reply("error", data | ({"kind": refusal.kind} if refusal.kind else {}))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return what JSON writes for numbers and arrays of numpy.
+
+    Raises:
+        TypeError: If it is neither.
+    """
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is not JSON")

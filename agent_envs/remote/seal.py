@@ -51,16 +51,16 @@ class Seal:
         """Return the snapshot.
 
         Raises:
-            Refusal: If it was not sealed with this key, or was changed.
+            Refusal: If it was not sealed with this key, was changed, or holds what is not here.
         """
         from cryptography.fernet import InvalidToken
 
         try:
             pickled = self._fernet.decrypt(sealed.encode())
+            return pickle.loads(pickled)  # noqa: S301 - signed: only a server with this key made it
         except (InvalidToken, UnicodeEncodeError):
-            raise Refusal(
-                ErrorCode.SNAPSHOT_REFUSED,
-                f"The snapshot was sealed with another key. Start all servers with the same "
-                f"{KEY_VARIABLE}.",
-            ) from None
-        return pickle.loads(pickled)  # noqa: S301 - signed: only a server with this key made it
+            text = "The snapshot was sealed with another key. Start all servers with the same "
+            raise Refusal(ErrorCode.SNAPSHOT_REFUSED, f"{text}{KEY_VARIABLE}.") from None
+        except Exception as error:
+            text = f"The snapshot cannot be read by this server: {type(error).__name__}."
+            raise Refusal(ErrorCode.SNAPSHOT_REFUSED, text) from error

@@ -118,8 +118,11 @@ class Session:
             env.reset(seed=0)  # Gymnasium's order wrapper asks for it
         try:
             base.restore(saved["snapshot"])
-        except (SnapshotError, AttributeError) as error:
-            raise Refusal(ErrorCode.SNAPSHOT_REFUSED, str(error)) from None
+        except (Exception, SystemExit) as error:
+            self.close()  # half of it may have been restored
+            is_known = isinstance(error, SnapshotError)
+            text = str(error) if is_known else f"Restoring failed with a {type(error).__name__}."
+            raise Refusal(ErrorCode.SNAPSHOT_REFUSED, text) from error
         self._num_steps, self._names = saved["num_steps"], dict(saved["names"])
         self._with_snapshots = True
         return "restored", {}

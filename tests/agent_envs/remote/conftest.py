@@ -74,8 +74,7 @@ def remote():
     with contextlib.ExitStack() as stack:
 
         def make(*servers, **kwargs):
-            options = {"patience": 2.0, "timeout": 20.0} | kwargs
             urls = [getattr(server, "url", server) for server in servers]
-            return stack.enter_context(gym.make("AgentR1/Remote-v0", url=urls, **options))
+            return stack.enter_context(gym.make("AgentR1/Remote-v0", url=urls, **kwargs))
 
         yield make

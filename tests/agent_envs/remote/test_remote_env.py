@@ -20,6 +20,7 @@ from agent_envs.testing.episodes import record
 from agent_envs.wrappers import ConversationObservation, PotentialShaping, found_gold
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.trajectory import StopReason
 from benchmarks import remote_play
 
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
@@ -120,7 +121,7 @@ def test_mistakes_of_the_caller_are_those_of_the_environment(serve, remote):
         env.reset(options={"task": -1})
     with pytest.raises(ConfigurationError, match="knows the option 'task' only"):
         env.reset(options={"tusk": 1})
-    env.reset(options={"task": 3})
+    env.reset(options={"task": np.int64(3)})
     assert env.unwrapped.task_index == 3
 
 
@@ -218,6 +219,24 @@ def test_an_episode_without_snapshots_is_resumed_by_its_actions(serve, remote):
     assert "2" in env.step(call)[0]
 
 
+class FailsToRestore(Remembers):
+    """As one that was changed since the snapshot was taken."""
+
+    not_in_snapshots = frozenset({"lock"})
+
+    def on_restore(self):
+        raise KeyError("what is new")
+
+
+def test_a_snapshot_that_cannot_be_restored_is_done_without(serve, remote):
+    served = serve(FailsToRestore)
+    env = remote(served)
+    env.reset(seed=1)
+    env.step(env.unwrapped.write_call("count"))
+    served.restart()
+    assert "2" in env.step(env.unwrapped.write_call("count"))[0]
+
+
 def test_an_episode_that_comes_out_otherwise_is_not_gone_on_with(serve, remote):
     served = serve(Forgets)
     env = remote(served)
@@ -254,7 +273,7 @@ def test_sessions_go_to_the_server_with_the_fewest(serve, remote):
 def test_who_is_between_episodes_makes_room(serve, remote):
     """More environments than sessions: all are played, as many at a time as there are sessions."""
     served = serve(MULTI_HOP, max_sessions=2)
-    envs = [remote(served, timeout=20) for _ in range(5)]
+    envs = [remote(served) for _ in range(5)]
     for env in envs:
         env.reset(seed=0)
         env.step(env.unwrapped.write_answer("x"))
@@ -318,11 +337,13 @@ def test_a_server_that_hangs_is_a_timeout(serve, remote, monkeypatch):
         return handle(self, text)
 
     monkeypatch.setattr(Session, "handle", hang)
-    env = remote(serve(MULTI_HOP), timeout=0.3)
+    env = remote(serve(MULTI_HOP))
     env.reset(seed=0)
-    with pytest.raises(TimeoutError, match=r"no answer in 0\.3 seconds"):
+    env.unwrapped._link._timeout = 0.1
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.1 seconds"):
         env.step("hang")
     release.set()
+    env.unwrapped._link._timeout = 60
     env.reset(seed=0)
 
 
@@ -374,6 +395,22 @@ def test_rollouts_over_servers_are_those_over_local_environments(serve):
 
     there = rollout(lambda: gym.make("AgentR1/Remote-v0", url=urls))
     assert there == rollout(lambda: gym.make(MULTI_HOP))
+
+
+def test_an_environment_that_finds_no_server_costs_its_episode_alone(serve):
+    urls = iter([serve(MULTI_HOP).url, "http://127.0.0.1:9"])
+    specs = [
+        EpisodeSpec(task=i, seed=i, group_id="g", rng=np.random.default_rng(i)) for i in range(2)
+    ]
+    played = Rollout(
+        lambda: gym.make("AgentR1/Remote-v0", url=next(urls), patience=0.1),
+        ScriptedPolicy(lambda request: "x"),
+    )
+    well, badly = played.collect(specs)
+    played.close()
+    assert well.error is None
+    assert badly.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "No server took the episode in 0.1 seconds" in badly.error
 
 
 def test_no_episode_is_lost_when_a_server_is_killed():
