@@ -62,7 +62,7 @@ class SnapshotError(AgentEnvsError, ValueError):
 
 
 class ServerError(AgentEnvsError, RuntimeError):
-    """A model's server that gave no answer; the message names its URL and what it said."""
+    """A server of models or environments that failed; names its URL and what it said."""
 
 
 class RolloutError(AgentEnvsError, RuntimeError):

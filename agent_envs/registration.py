@@ -46,8 +46,17 @@ ENVIRONMENTS: Final = (
     _spec("SyntheticTable", "synthetic.tool_chains:SyntheticTableEnv", 6),
 )
 
+REMOTE: Final = EnvSpec(
+    "AgentR1/Remote-v0",
+    "agent_envs.remote.env:RemoteEnv",
+    vector_entry_point="agent_envs.core.vector_env:AgentR1/Remote-v0",
+    order_enforce=False,
+    disable_env_checker=True,
+)
+"""Plays any of the others on another machine; it has no tasks, and no turn limit, of its own."""
+
 
 def register_all() -> None:
-    """Put every row of the table into Gymnasium's registry."""
-    for spec in ENVIRONMENTS:
+    """Put every row of the table into Gymnasium's registry, and the way to other machines."""
+    for spec in (*ENVIRONMENTS, REMOTE):
         gym.registry.setdefault(spec.id, spec)

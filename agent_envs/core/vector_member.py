@@ -4,13 +4,9 @@ A member is played in two halves: `begin_step` or `begin_reset` hands the work t
 `step` or `reset`, called afterwards, waits for what came of it.
 """
 
-import ctypes
 import logging
-import queue
 import reprlib
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from agent_envs.core.own_thread import OwnThread
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         self._num_replacements = 0
         self._is_over = False
         self._observation: Any = None
-        self._thread = _Thread()
+        self._thread = OwnThread()
         super().__init__(self._thread.submit(make).result())
 
     # First halves
@@ -187,7 +184,7 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
             self._thread.interrupt()
         self._thread.submit(self.env.close)  # once it returns, if it ever does
         self._thread.stop()
-        self._thread = _Thread()
+        self._thread = OwnThread()
         self._begin(self._make)
         env, failure = self._finish()
         if failure is not None:
@@ -201,42 +198,6 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         text = f"{_describe(error)}; a fresh environment takes its place, with seed {seed}"
         _LOGGER.warning("Member %d failed: %s", self._number, text)
         return {"member_error": text}
-
-
-class _Thread:
-    """Does one thing after the other, in a thread that ends with it or with the process."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._work = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_do, args=(self._work,), daemon=True, name="member")
-        self._thread.start()
-        weakref.finalize(self, self._work.put, None)
-
-    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
-        future: Future[Any] = Future()
-        self._work.put((future, function))
-        return future
-
-    def stop(self) -> None:
-        self._work.put(None)
-
-    def interrupt(self) -> None:
-        """Raise `SystemExit` in the thread, as soon as it is in Python code again."""
-        ident = ctypes.c_ulong(self._thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
-
-
-def _do(work: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
-    while (item := work.get()) is not None:
-        future, function = item
-        try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - the half that waits decides
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-        del item, future, function  # so that nothing is kept alive while waiting
 
 
 def _get(attribute: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import gymnasium as gym
 
 from agent_envs.core.deadline import CallSession, Outcome, outcome_of
-from agent_envs.errors import AgentEnvsError
+from agent_envs.errors import AgentEnvsError, ServerError
 from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
@@ -128,6 +128,8 @@ class Rollout:
                     "environment."
                 )
             return awaited(env)
+        except ServerError as error:
+            return UnmadeEnv(error)  # servers of environments come back
         except AgentEnvsError:
             raise  # wrong settings or data: no episode would ever work
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded

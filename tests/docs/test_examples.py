@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as they stand; those that others test are compiled."""
+"""The scripts in examples/ run as they stand; some are compiled, for others test them."""
 
 import runpy
 import sys
@@ -9,6 +9,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMPILED = (
     "train_async_with_trl.py",  # test_async_rollouts runs the same with stand-ins
+    "train_on_a_ray_cluster.py",
     *("train_agents_sdk.py", "train_langgraph.py", "train_smolagents.py"),  # test_frameworks
     "workflows.py",  # test_workflows
 )

@@ -1,0 +1,374 @@
+"""A server and its clients: OpenEnv's messages, bounds, and clients that mean harm."""
+
+import base64
+import contextlib
+import http.client
+import json
+import pickle
+import socket
+import threading
+import time
+
+import gymnasium as gym
+import pytest
+
+pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
+pytest.importorskip("cryptography", reason="the extra 'serve' is not installed")
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from agent_envs import ConfigurationError, Task, ToolEnv
+from agent_envs.errors import ServerError
+from agent_envs.remote.protocol import MAX_MESSAGE_BYTES, TOKEN_VARIABLE
+from agent_envs.remote.seal import Seal
+
+MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.fixture
+def client():
+    """Return what opens a connection, and says what a server answers to a text."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(served, **options):
+            url = f"ws://127.0.0.1:{served.port}/ws"
+            link = stack.enter_context(connect(url, proxy=None, compression=None, **options))
+
+            def say(text):
+                link.send(text if isinstance(text, str | bytes) else json.dumps(text))
+                return json.loads(link.recv(timeout=60))
+
+            say.link = link
+            return say
+
+        yield open_one
+
+
+def request(served, method, path, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    status, said = response.status, json.loads(response.read() or "null")
+    connection.close()
+    return status, said
+
+
+def wait_until(is_true, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_an_episode_over_the_socket_is_that_of_the_environment(serve, client):
+    say, env = client(serve(MULTI_HOP)), gym.make(MULTI_HOP)
+    observation, info = env.reset(seed=7)
+    reply = say({"type": "reset", "data": {"seed": 7, "episode_id": "mine"}})
+    assert reply["type"] == "observation"
+    assert (reply["data"]["reward"], reply["data"]["done"]) == (None, False)
+    assert reply["data"]["observation"]["text"] == observation
+    assert reply["data"]["observation"]["info"] == json.loads(json.dumps(info))
+    assert "snapshot" not in reply["data"]["observation"]
+    action = env.unwrapped.write_answer("nothing")
+    _, reward, terminated, _, _ = env.step(action)
+    reply = say({"type": "step", "data": {"text": action, "metadata": {}}})
+    assert (reply["data"]["reward"], reply["data"]["done"]) == (reward, terminated)
+    state = say({"type": "state"})["data"]
+    assert state == {"episode_id": "mine", "task_id": info["task_id"], "step_count": 1}
+
+
+def test_an_episode_over_http_has_a_session_of_its_own(serve):
+    served, env = serve(MULTI_HOP), gym.make(MULTI_HOP)
+    env.reset(seed=7)
+    _, first = request(served, "POST", "/reset", json.dumps({"seed": 7}))
+    _, second = request(served, "POST", "/reset", json.dumps({"seed": 8}))
+    session = first["observation"]["session"]
+    assert session != second["observation"]["session"]
+    env.step("x")
+    body = json.dumps({"session": session, "action": {"text": "x"}})
+    status, reply = request(served, "POST", "/step", body)
+    assert (status, reply["observation"]["metrics"]["num_turns"]) == (200, 1)
+    assert request(served, "GET", f"/state?session={session}")[1]["step_count"] == 1
+    answer = json.dumps({"session": session, "action": {"text": env.unwrapped.write_answer("x")}})
+    assert request(served, "POST", "/step", answer)[1]["done"]
+    wait_until(lambda: served.num_open == 1)
+    status, reply = request(served, "POST", "/step", answer)
+    assert (status, reply["code"]) == (422, "VALIDATION_ERROR")
+    assert request(served, "GET", "/state") == (
+        200, {"episode_id": None, "task_id": None, "step_count": 0},
+    )  # fmt: skip
+
+
+def test_what_can_be_read_of_a_server(serve):
+    served = serve(MULTI_HOP)
+    assert request(served, "GET", "/health") == (200, {"status": "healthy"})
+    assert request(served, "GET", "/metadata")[1]["name"] == MULTI_HOP
+    assert request(served, "GET", "/schema")[1]["action"]["required"] == ["text"]
+    assert request(served, "GET", "/capacity")[1]["active_sessions"] == 0
+
+
+GARBAGE = [
+    ("", "INVALID_JSON"),
+    ("{", "INVALID_JSON"),
+    (b"\x00\xff", "INVALID_JSON"),
+    ("[" * 100_000, "INVALID_JSON"),
+    ('{"type": "step", "data": {"text": ' + "9" * 5_000 + "}}", "INVALID_JSON"),
+    ("null", "VALIDATION_ERROR"),
+    ("[1]", "VALIDATION_ERROR"),
+    ('{"type": 3}', "VALIDATION_ERROR"),
+    ('{"type": "fly"}', "UNKNOWN_TYPE"),
+    ('{"type": "step"}', "VALIDATION_ERROR"),
+    ('{"type": "step", "data": []}', "VALIDATION_ERROR"),
+    ('{"type": "step", "data": {"text": 7}}', "VALIDATION_ERROR"),
+    ('{"type": "step", "data": {"text": "x", "more": 1}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"seed": "1"}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"seed": true}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"seed": 1e400}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"seed": -1}}', "EXECUTION_ERROR"),
+    ('{"type": "reset", "data": {"turn_limit": 0}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"options": {"task": {}}}}', "EXECUTION_ERROR"),
+    ('{"type": "reset", "data": {"options": {"task": 1e9}}}', "EXECUTION_ERROR"),
+    ('{"type": "restore", "data": {"snapshot": "é\\ud800"}}', "SNAPSHOT_REFUSED"),
+    ('{"type": "restore", "data": {"snapshot": ""}}', "SNAPSHOT_REFUSED"),
+]
+
+
+def test_garbage_is_answered_and_the_session_goes_on(serve, client):
+    say = client(serve(MULTI_HOP))
+    for text, code in GARBAGE:
+        reply = say(text)
+        assert (reply["type"], reply["data"]["code"]) == ("error", code), text[:80]
+    early = say({"type": "step", "data": {"text": "x"}})["data"]
+    assert (early["code"], early["kind"]) == ("EXECUTION_ERROR", "ResetNeeded")
+    say({"type": "reset", "data": {"seed": 1}})
+    reply = say('{"type": "step", "data": {"text": "\\ud800"}}')
+    assert reply["data"]["observation"]["info"]["action"]["error"] == "no_action"
+    say.link.send('{"type": "close"}')
+    with pytest.raises(ConnectionClosed):
+        say.link.recv(timeout=60)
+
+
+def test_garbage_over_http_is_answered(serve):
+    served = serve(MULTI_HOP, max_sessions=2)
+    for path, body in (
+        ("/reset", "{"), ("/reset", "[]"), ("/reset", '{"seed": "x"}'), ("/step", "{}"),
+        ("/step", '{"session": 3, "action": {}}'), ("/reset", '{"options": {"tusk": 1}}'),
+    ):  # fmt: skip
+        status, reply = request(served, "POST", path, body)
+        assert status in (422, 500), (path, body)
+        assert reply["message"]
+    wait_until(lambda: served.num_open == 0)
+
+
+def test_hostile_clients_leave_others_alone(serve, client):
+    """A frame that is too long, one that never ends, answers that nobody reads."""
+    served = serve(MULTI_HOP)
+    good = client(served)
+    good({"type": "reset", "data": {"seed": 1}})
+    too_long = client(served)
+    with pytest.raises(ConnectionClosed):
+        too_long("x" * (MAX_MESSAGE_BYTES + 1))
+    half = client(served)
+    half.link.socket.sendall(b"\x81\xfe\x10\x00" + b"mask" + b"x" * 10)  # of 4096 bytes
+    deaf = client(served)
+    for _ in range(200):
+        deaf.link.send(json.dumps({"type": "reset", "data": {"seed": 1}}))
+    with socket.create_connection(("127.0.0.1", served.port)) as never_asks:
+        never_asks.sendall(b"GET /ws HTTP/1.1\r\nHost")
+        reply = good({"type": "step", "data": {"text": "x"}})
+    assert reply["data"]["observation"]["metrics"]["num_turns"] == 1
+    half.link.socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_sessions_are_bounded(serve, client):
+    served = serve(MULTI_HOP, max_sessions=2)
+    for say in (client(served), client(served)):
+        say({"type": "reset", "data": {}})
+    refused = client(served)({"type": "state"})["data"]
+    assert refused["code"] == "CAPACITY_REACHED"
+    assert "2 sessions are taken" in refused["message"]
+    assert request(served, "POST", "/reset", "{}")[0] == 503
+
+
+def test_sessions_end_when_they_are_idle(serve, client, remote):
+    served = serve(MULTI_HOP, idle_seconds=0.5)
+    env, local = remote(served), gym.make(MULTI_HOP)
+    env.reset(seed=1)
+    idle = client(served)
+    idle({"type": "reset", "data": {}})
+    with pytest.raises(ConnectionClosed, match="idle"):
+        idle.link.recv(timeout=60)
+    wait_until(lambda: served.num_open == 0)
+    local.reset(seed=1)
+    assert repr(env.step("x")) == repr(local.step("x"))  # goes on in another session
+    assert env.unwrapped.num_sessions > 1
+
+
+def test_a_place_is_free_when_the_client_is_gone(serve, client):
+    served = serve(MULTI_HOP, max_sessions=1)
+    say = client(served)
+    say({"type": "reset", "data": {}})
+    say.link.socket.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: served.num_open == 0)
+
+
+class Slow(ToolEnv):
+    """Waits where it is told to."""
+
+    num_tasks = 3
+    begun = threading.Event()
+    gate = threading.Event()
+    closed = threading.Event()
+
+    def get_task(self, index):
+        return Task(id=str(index), question="?", answers=("the gold answer",))
+
+    def begin_step(self):
+        if getattr(self, "num_turns", 0):
+            self.begun.set()
+            self.gate.wait(20)
+
+    def close(self):
+        self.closed.set()
+
+
+def test_a_place_stays_taken_until_the_environment_returns(serve, client):
+    Slow.gate.clear()
+    Slow.closed.clear()
+    served = serve(Slow, max_sessions=1)
+    say = client(served)
+    say({"type": "reset", "data": {}})
+    say.link.send('{"type": "step", "data": {"text": "x"}}')
+    assert Slow.begun.wait(20)
+    say.link.socket.shutdown(socket.SHUT_RDWR)
+    assert client(served)({"type": "state"})["data"]["code"] == "CAPACITY_REACHED"
+    Slow.gate.set()
+    wait_until(lambda: served.num_open == 0)
+    assert Slow.closed.is_set()
+
+
+class Leaky(ToolEnv):
+    """Fails with the answer in its error."""
+
+    num_tasks = 3
+    fails = True
+
+    def get_task(self, index):
+        return Task(id=str(index), question="?", answers=("the gold answer",))
+
+    def on_answer(self, answer):
+        if Leaky.fails:
+            raise RuntimeError(f"{answer!r} is not {self.task.answers[0]!r}")
+
+
+def test_an_environment_that_fails_is_replaced_and_its_error_stays_on_the_server(
+    serve, remote, caplog
+):
+    env = remote(serve(Leaky))
+    env.reset(seed=0)
+    with pytest.raises(ServerError, match=r"RuntimeError; the server's log") as raised:
+        env.step(env.unwrapped.write_answer("x"))
+    assert "gold" not in str(raised.value)
+    assert "the gold answer" in caplog.text
+    Leaky.fails = False
+    env.step("y")  # goes on from before
+    assert env.step(env.unwrapped.write_answer("x"))[2]
+    Leaky.fails = True
+
+
+def test_an_environment_that_cannot_be_made_says_so(serve, remote):
+    made = []
+
+    def make():
+        made.append(1)
+        if len(made) > 1:
+            raise OSError("no disk")
+        return Leaky()
+
+    env = remote(serve(make))
+    with pytest.raises(ServerError, match=r"could not be made \(OSError\)"):
+        env.reset(seed=0)
+
+
+def test_what_is_no_environment_with_tools_is_not_served(serve):
+    with pytest.raises(ConfigurationError, match="CartPoleEnv is no environment with tools"):
+        serve("CartPole-v1")
+
+
+# What a client must not know, and not do
+
+
+def test_a_client_cannot_read_the_answer(serve, client):
+    say = client(serve(Leaky))
+    text = json.dumps(say({"type": "reset", "data": {"seed": 0, "with_snapshots": True}}))
+    sealed = json.loads(text)["data"]["observation"]["snapshot"]
+    assert "gold" not in text
+    assert b"gold" not in base64.urlsafe_b64decode(sealed)
+    assert say({"type": "reference_actions"})["data"]["code"] == "EXECUTION_ERROR"
+
+
+def explode():
+    raise AssertionError("unpickled what a client made")
+
+
+class Bomb:
+    def __reduce__(self):
+        return explode, ()
+
+
+def test_a_client_cannot_make_a_snapshot(serve, client):
+    say = client(serve(MULTI_HOP))
+    reply = say({"type": "reset", "data": {"seed": 0, "with_snapshots": True}})
+    sealed = reply["data"]["observation"]["snapshot"]
+    changed = sealed[:100] + ("A" if sealed[100] != "A" else "B") + sealed[101:]
+    bomb = pickle.dumps(Bomb())
+    for forged in (
+        changed, sealed[:-4], base64.urlsafe_b64encode(bomb).decode(),
+        Seal("another key of another").close("x"), Seal(None).close(Bomb()),
+    ):  # fmt: skip
+        refused = say({"type": "restore", "data": {"snapshot": forged}})["data"]
+        assert refused["code"] == "SNAPSHOT_REFUSED"
+    assert say({"type": "restore", "data": {"snapshot": sealed}})["type"] == "restored"
+
+
+def test_a_snapshot_of_other_arguments_is_refused(serve, client):
+    say = client(serve(MULTI_HOP))
+    reply = say({"type": "reset", "data": {"seed": 0, "with_snapshots": True}})
+    message = {"type": "restore", "data": {"snapshot": reply["data"]["observation"]["snapshot"]}}
+    refused = client(serve(MULTI_HOP, {"hops": 1}))(message)["data"]
+    assert refused["code"] == "SNAPSHOT_REFUSED"
+    assert "hops is" in refused["message"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer no"}, {"Authorization": "x"}])
+def test_who_has_not_the_token_is_refused(serve, headers, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    served = serve(MULTI_HOP, token="the token")
+    assert request(served, "GET", "/health", **headers)[0] == 401
+    assert request(served, "POST", "/reset", "{}", **headers)[0] == 401
+    url = f"ws://127.0.0.1:{served.port}/ws"
+    with pytest.raises(InvalidStatus), connect(url, additional_headers=headers, proxy=None):
+        pass
+    assert served.num_open == 0
+    with pytest.raises(ConfigurationError, match=f"wants a token: set {TOKEN_VARIABLE}"):
+        gym.make("AgentR1/Remote-v0", url=served.url)
+
+
+def test_who_has_the_token_plays(serve, remote, monkeypatch):
+    served = serve(MULTI_HOP, token="the/token")
+    monkeypatch.setenv(TOKEN_VARIABLE, "the/token")
+    remote(served).reset(seed=0)
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    env = remote(f"http://user:the%2Ftoken@127.0.0.1:{served.port}")
+    env.reset(seed=0)
+    assert served.num_open == 2
+
+
+def test_web_pages_are_refused(serve):
+    """A page in a browser may send requests to this machine; the browser says for whom."""
+    served = serve(MULTI_HOP)
+    assert request(served, "GET", "/health", Origin="https://evil.example")[0] == 403
+    url = f"ws://127.0.0.1:{served.port}/ws"
+    with pytest.raises(InvalidStatus), connect(url, origin="https://evil.example", proxy=None):
+        pass
