@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import is_in_notebook
 
 from agent_trainers.monitoring.live_view import NUMBERS, SuccessProgress
@@ -105,7 +106,5 @@ def show_in_notebook(trainer: Any) -> None:
     """
     if not is_in_notebook() or trainer.args.disable_tqdm:
         return
-    from transformers.utils.notebook import NotebookProgressCallback
-
-    trainer.remove_callback(NotebookProgressCallback)
+    trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)
     trainer.add_callback(NotebookView(trainer))

@@ -31,7 +31,7 @@ class Display:
         self.shown.append(thing)
         return types.SimpleNamespace(update=self.shown.append) if display_id else None
 
-    def HTML(self, text):  # noqa: N802 - its name there
+    def HTML(self, text):
         return text
 
 
@@ -84,9 +84,7 @@ def test_transformers_own_table_gives_way_in_a_notebook_and_only_there(display, 
     class NotebookProgressCallback(TrainerCallback):
         pass
 
-    theirs = types.ModuleType("transformers.utils.notebook")
-    theirs.NotebookProgressCallback = NotebookProgressCallback
-    monkeypatch.setitem(sys.modules, "transformers.utils.notebook", theirs)
+    monkeypatch.setattr(notebook, "DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
 
     def shows(trainer):
         show_in_notebook(trainer)
