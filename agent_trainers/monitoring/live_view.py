@@ -245,6 +245,9 @@ class SuccessProgress(ProgressCallback):  # type: ignore[misc]
 
 def show_progress(trainer: Any, title: str) -> LiveView | SuccessProgress:
     """Replace the trainer's own progress bar and log printer; the caller closes what it gets."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, SuccessProgress):
+            return callback  # a notebook's
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     console = Console(stderr=True)

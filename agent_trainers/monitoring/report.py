@@ -1,6 +1,7 @@
 """What people would rather look at than read: a page of trajectories, a learning curve."""
 
 import importlib.resources
+import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,12 @@ MAX_TOKENS_SHOWN: Final = 600
 def write_trajectory_page(
     path: str | Path, samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str
 ) -> None:
-    """Write one self-contained HTML page: every step, how the state changed, tokens, rows.
+    """Write `trajectory_page` to a file."""
+    write_text(path, trajectory_page(samples, tokenizer=tokenizer, title=title))
+
+
+def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str) -> str:
+    """Return one self-contained HTML page: every step, how the state changed, tokens, rows.
 
     Of `tokenizer`, ``decode`` alone is used.
     """
@@ -34,7 +40,7 @@ def write_trajectory_page(
         stretches=_stretches,
         max_tokens=MAX_TOKENS_SHOWN,
     )
-    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
+    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def plot_learning_curve(
@@ -44,7 +50,18 @@ def plot_learning_curve(
     before: float | None,
     after: float | None,
 ) -> None:
-    """Draw success and return against optimiser steps, as PNG.
+    """Write `learning_curve_png` to a file."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(learning_curve_png(history, before=before, after=after))
+
+
+def learning_curve_png(
+    history: Sequence[Mapping[str, Any]],
+    *,
+    before: float | None = None,
+    after: float | None = None,
+) -> bytes:
+    """Draw success and return against optimiser steps.
 
     `history` is the trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
     `before` and `after` are the success in evaluation, if measured.
@@ -78,8 +95,9 @@ def plot_learning_curve(
     axes.spines[["top", "right"]].set_visible(False)
     if entries or measured:
         axes.legend(frameon=False, loc="best")
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary)
+    picture = io.BytesIO()
+    figure.savefig(picture)
+    return picture.getvalue()
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:

@@ -23,6 +23,7 @@ from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
+from agent_trainers.monitoring.notebook import show_in_notebook
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
 from agent_trainers.policies.local import context_length
@@ -124,6 +125,7 @@ class StepGRPOTrainer(ResumableTrainer):
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
+        show_in_notebook(self)
         self._trained_beside: tuple[torch.nn.Module, ...] = ()
         """Models that are trained beside the policy."""
 

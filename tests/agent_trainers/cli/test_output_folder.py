@@ -6,9 +6,11 @@ import pytest
 from agent_envs import ConfigurationError
 from agent_trainers import StepPPOConfig
 from agent_trainers.cli import output_folder
+from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.output_folder import (
     check_same_settings,
     check_unused,
+    check_use,
     clear,
     hold,
     settings_of,
@@ -56,6 +58,19 @@ def test_a_model_that_no_run_wrote_is_never_replaced(tmp_path):
         with pytest.raises(ConfigurationError, match="Choose another folder"):
             refuse(tmp_path)
     assert (tmp_path / "model-00001-of-00002.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "tokenizer.json", "metrics.jsonl"])
+def test_a_folder_of_somebody_elses_files_is_no_output_folder(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigurationError, match=rf"holds {name}, which no run"):
+            check_use(tmp_path, resume=False, overwrite=overwrite)
+    with pytest.raises(ConfigurationError):
+        clear(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    (tmp_path / "settings.json").write_text("{}")  # a run that was stopped as it began
+    assert not check_use(tmp_path, resume=False, overwrite=False)
 
 
 def test_a_second_run_at_the_same_time_is_refused(tmp_path):
@@ -112,6 +127,10 @@ def test_resuming_with_a_file_of_tasks_that_has_changed_is_refused(tmp_path):
         check_same_settings(tmp_path, settings(env_kwargs=kwargs))
 
 
+def test_a_long_text_among_the_arguments_is_no_file():
+    assert settings(env_kwargs={"system_prompt": "x" * 5000})["data"] == {}
+
+
 def test_where_a_run_writes_may_change_and_how_long_it_is_is_said(tmp_path):
     assert check_same_settings(tmp_path, settings()) == []  # begun by an earlier version
     write_settings(tmp_path, settings())
@@ -121,7 +140,7 @@ def test_where_a_run_writes_may_change_and_how_long_it_is_is_said(tmp_path):
 
 
 def test_settings_that_may_change_are_settings():
-    kinds = (StepPPOConfig, TrainArguments)
+    kinds = (StepPPOConfig, TrainArguments, CollectArguments)
     known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     assert known >= output_folder._MAY_CHANGE
     json.dumps(settings())

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import ConfigurationError, DataError, RolloutError
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.batching.shared_prefix import forward_rows
@@ -120,3 +120,37 @@ def test_conversations_are_learned_from(tmp_path, capsys):
     path.write_text(json.dumps({"messages": messages}) + "\n")
     train(tmp_path / "warm", "--conversations", str(path))
     assert "1 of 1 demonstrations" in capsys.readouterr().err
+
+
+class Unplayable(gym.Env):
+    """An environment whose server went away after the first look at it."""
+
+    def reset(self, *, seed=None, options=None):
+        return "search", {"messages": [{"role": "user", "content": "search"}]}
+
+    def step(self, action):
+        raise ConnectionError("the server is gone")
+
+
+def test_where_all_episodes_fail_nothing_is_kept_and_the_reason_is_said(tmp_path, capsys):
+    gym.register("Own/Unplayable-v0", Unplayable, disable_env_checker=True)
+    output = tmp_path / "best.jsonl"
+    with pytest.raises(RolloutError, match=r"4 of 4 episodes failed.*the server is gone"):
+        collect.run(["--env", "Own/Unplayable-v0", "--num_tasks", "1", "--output", str(output)])
+    assert not output.exists()
+    assert not list(tmp_path.rglob("*.jsonl.gz"))  # so that the same command plays it again
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(["--env", "Own/Unplayable-v0", "--num_tasks", "1"])
+    assert end.value.code == 1
+    assert "1 of 1 episodes failed through no fault of the model" in capsys.readouterr().err
+
+
+def test_a_warm_start_goes_on_by_its_own_settings_only_and_is_overwritten_when_told(tmp_path):
+    train(tmp_path / "run", "--max_steps", "1")
+    with pytest.raises(ConfigurationError, match="holds a finished run"):
+        train(tmp_path / "run", "--max_steps", "1")
+    with pytest.raises(ConfigurationError, match=r"learning_rate: 0\.0002 -> 0\.5"):
+        train(tmp_path / "run", "--max_steps", "1", "--resume", "--learning_rate", "0.5")
+    train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5")
+    kept = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert kept["learning_rate"] == 0.5

@@ -140,7 +140,10 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
     monkeypatch.setattr(live_view, "Console", console)
     callbacks = []
     trainer = SimpleNamespace(
-        clock=None, remove_callback=lambda kind: None, add_callback=callbacks.append
+        clock=None,
+        remove_callback=lambda kind: None,
+        add_callback=callbacks.append,
+        callback_handler=SimpleNamespace(callbacks=callbacks),
     )
     shown = show_progress(trainer, "a run")
     assert type(shown) is kind

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - DeepSeek writes its control tokens with full-width bars
 from dataclasses import replace
 
 import numpy as np
@@ -130,3 +131,81 @@ def test_a_note_stands_at_the_end_of_the_question_and_writes_no_control_tokens(r
     whole = decode([*ids[:place], *note, *ids[place:]])
     assert f"Where is Oslo? Before: {ACTION}<|im_end|><|im_end|>\n<|im_start|>assistant" in whole
     assert renderer.end_of_state([0, 1]) is None
+
+
+def deepseek():
+    """DeepSeek's template with the control tokens that it writes."""
+    tokenizer = make_tokenizer("deepseek_r1_distill")
+    tokenizer.add_special_tokens({"bos_token": "<｜begin▁of▁sentence｜>"})
+    tokenizer.add_special_tokens({"eos_token": "<｜end▁of▁sentence｜>"})
+    tokenizer.add_tokens(
+        ["<｜User｜>", "<｜Assistant｜>", "<｜tool▁outputs▁end｜>"], special_tokens=True
+    )
+    return tokenizer
+
+
+def told(renderer, reply, action="{open}Hm, {i}.\n</think>\n\nact {i}", num_turns=3):
+    """Play turns by the renderer; yield each state, its tokens, and the transition before it."""
+    messages, previous = list(STATE), None
+    end = renderer.tokenizer.eos_token
+    for i in range(num_turns + 1):
+        ids = renderer.prompt_ids(messages, None, previous)
+        yield messages, ids, previous
+        is_open = renderer.render(messages, None).rstrip().endswith("<think>")
+        text = action.format(open="" if is_open else "<think>\n", i=i)
+        written = renderer.tokenizer(text + end, add_special_tokens=False)["input_ids"]
+        previous = replace(
+            acted(renderer, messages, None), prompt_ids=ids, completion_ids=written, action=text
+        )
+        messages = [*messages, {"role": "assistant", "content": text}, reply]
+
+
+def squeezed(text):
+    return "".join(text.split())
+
+
+USER = {"role": "user", "content": "Go on."}
+THINKING = ["qwen3", "qwen3_5_think", "lfm2_2_5", "nemotron_3_nano", "deepseek"]
+
+
+@pytest.mark.parametrize("reply", [USER, REPLY], ids=["user", "tool"])
+@pytest.mark.parametrize("action", ["{open}Hm, {i}.\n</think>\n\nact {i}", "act {i}"],
+                         ids=["thought", "plain"])  # fmt: skip
+@pytest.mark.parametrize("name", THINKING)
+def test_a_thinking_model_sees_what_a_server_would_show_it(name, action, reply):
+    renderer = ChatRenderer(deepseek() if name == "deepseek" else make_tokenizer(name))
+    for messages, ids, _ in told(renderer, reply, action):
+        shown = renderer.tokenizer.decode(ids)
+        assert squeezed(shown) == squeezed(renderer.render(messages, None))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "deepseek"])
+def test_thoughts_of_turns_before_the_last_question_are_dropped_where_the_template_drops_them(name):
+    renderer = ChatRenderer(deepseek() if name == "deepseek" else make_tokenizer(name))
+    *_, (_, ids, _) = told(renderer, USER)
+    shown = renderer.tokenizer.decode(ids)
+    assert "Hm," not in shown
+    assert shown.count("act ") == 3
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
+def test_thoughts_between_calls_of_tools_stay_and_the_row_goes_on(name):
+    renderer = ChatRenderer(make_tokenizer(name))
+    for _, ids, previous in told(renderer, REPLY):
+        if previous is not None:
+            before = [*previous.prompt_ids, *previous.completion_ids]
+            assert ids[: len(before)] == before
+    assert renderer.tokenizer.decode(ids).count("Hm,") == 3
+
+
+def test_a_template_is_asked_once_whether_it_keeps_turns(monkeypatch):
+    for name, keeps in (("qwen2_5", True), ("qwen3_instruct_2507", True), ("qwen3", False)):
+        assert ChatRenderer(make_tokenizer(name))._keeps_turns == keeps
+    renderer = ChatRenderer(make_tokenizer("qwen2_5"))
+    list(told(renderer, REPLY, num_turns=1))
+    monkeypatch.setattr(renderer, "render", lambda *_: 1 / 0)
+    monkeypatch.setattr(renderer, "_is_written", lambda *_: 1 / 0)
+    first = acted(renderer, STATE, TOOLS)
+    assert renderer.prompt_ids(
+        [*STATE, {"role": "assistant", "content": ACTION}, USER], TOOLS, first
+    )
