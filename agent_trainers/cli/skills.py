@@ -20,8 +20,8 @@ from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_policy,
-    fitting_environment,
     open_policy,
+    open_venue,
 )
 from agent_trainers.rollout.skill_mining import mine_skills
 from agent_trainers.rollout.skills import Success, TaskSkills, read_skills, tell_success
@@ -75,9 +75,8 @@ def run(arguments: Sequence[str]) -> None:
         _write(output, skills)
     else:
         check_policy(options)
-        _, make_env = fitting_environment(options, say)
         solved = {trajectory.task_id: trajectory for _, trajectory in best}
-        with open_policy(options, make_env) as policy:
+        with open_policy(options, open_venue(options, say)) as policy:
             for skills in mine_skills(policy, solved, known, options.seed):
                 _write(output, skills)
     say(f"{len(skills)} skills of {len(best)} solved tasks: {output}")

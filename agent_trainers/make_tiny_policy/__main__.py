@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> None:
         look_at(make_env, options.env)
     else:
         see_modules_here()
-        oracle = lookup_or_import({}, options.oracle, kind="oracle")
+        oracle: Any = lookup_or_import({}, options.oracle, kind="oracle")
     from agent_trainers.make_tiny_policy import own
     from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons, Lessons, ProgramLessons
     from agent_trainers.programs import ProgramTasks

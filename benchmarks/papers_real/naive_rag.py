@@ -20,7 +20,7 @@ from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_json
 from agent_envs.data.records import read_records
 from agent_envs.retrieval import Passage
-from agent_trainers.cli.environments import environment_maker, first_tasks
+from agent_trainers.cli.environments import count_tasks, environment_maker, first_tasks
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
@@ -162,7 +162,7 @@ def _play(
 ) -> Evaluation:
     kwargs = {**kwargs, "tool_format": "tags", "top_k": form.num_passages}
     make_env = environment_maker(env, kwargs)
-    return evaluate_policy(make_env, policy, first_tasks(make_env, num_tasks))
+    return evaluate_policy(make_env, policy, first_tasks(count_tasks(make_env), num_tasks))
 
 
 if __name__ == "__main__":
