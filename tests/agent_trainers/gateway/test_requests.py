@@ -311,6 +311,7 @@ def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
     trajectory = session.close(0.0)
     assert trajectory.stop_reason is reason
     assert len(trajectory.transitions) == num_calls
+    assert sum(trajectory.lengths) == min(3 * num_calls, limits.get("max_tokens", 1000))
     if num_calls:
         last = trajectory.transitions[-1]
         assert last.truncated
