@@ -144,13 +144,14 @@ class _Collection:
 
     def _begin(self, key: int) -> None:
         spec = self._specs[key]
-        assert spec.task is not None
+        task = spec.task
+        assert task is not None  # programs have no tasks of their own to draw
         seed = int(spec.rng.integers(2**63))
-        session = self._gateway.open(task_id=str(spec.task), group_id=spec.group_id, seed=seed)
+        session = self._gateway.open(task_id=str(task), group_id=spec.group_id, seed=seed)
         known = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
-        run = self._rollout.start_run(known, self._row(spec.task))
+        run = self._rollout.start_run(known, self._row(task))
         self._running[key] = _Episode(session, run)
-        self._calls.submit(key, lambda: self._outcome(run, spec.task))
+        self._calls.submit(key, lambda: self._outcome(run, task))
 
     def _row(self, task: int) -> dict[str, Any]:
         """Return a task, for whoever may change what it is given."""
