@@ -163,7 +163,8 @@ def make_ask(
     """Return what a request asks, with its functions where the model sees them.
 
     Raises:
-        ApiError: If a function must be called: nobody can make the model do so.
+        ApiError: If a function must be called, as nobody can make the model do so, or if functions
+            cannot be described.
     """
     if tool_choice not in ("auto", "none"):
         raise refusal(
@@ -176,7 +177,10 @@ def make_ask(
     shown = [{"type": "function", "function": schema} for schema in dumped] or None
     if tools and not shows_tools:
         prompt = messages.pop(0).content if messages[0].role == "system" else ""
-        described = (prompt + describe_tools(tools, tool_format)).strip()
+        try:
+            described = (prompt + describe_tools(tools, tool_format)).strip()
+        except Exception as error:  # noqa: BLE001 - schemas are foreign, and may be none
+            raise ApiError(400, f"The tools cannot be described: {error}", param="tools") from None
         messages.insert(0, ApiMessage(role="system", content=described))
         shown = None
     reads_calls = tool_choice == "auto"

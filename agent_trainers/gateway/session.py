@@ -13,7 +13,7 @@ from agent_envs.core.openai_format import FunctionCall
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import AgentEnvsError
-from agent_trainers.gateway.api_error import ApiError
+from agent_trainers.gateway.api_error import ApiError, refusal
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, State, Turn
 from agent_trainers.gateway.limits import SessionLimits
 from agent_trainers.gateway.record import Record, Reward
@@ -95,7 +95,7 @@ class Session:
         self.responses: dict[str, list[ApiMessage]] = {}
         """The conversations that ``previous_response_id`` may go on from, by the reply's id."""
         self._number = number
-        self._entropy = [seed] if isinstance(seed, int) else [*seed]
+        self._entropy = np.atleast_1d(seed).tolist()
         self._rng = np.random.default_rng(seed)
         self._format, self._decode = tool_format, decode
         self._new_key, self._drop, self._on_close = new_key, drop, on_close
@@ -263,6 +263,10 @@ class Session:
             raise _over("max_calls", limits.max_calls, StopReason.TURN_LIMIT)
         if used.completion_tokens >= limits.max_tokens:
             raise _over("max_tokens", limits.max_tokens, StopReason.TOKEN_LIMIT)
+        if ask.num_choices > limits.max_concurrent_calls:
+            raise refusal(
+                "n", f"n can be {limits.max_concurrent_calls} at most (max_concurrent_calls)."
+            )
         if len(self._busy_keys) + ask.num_choices > limits.max_concurrent_calls:
             raise ApiError(
                 429,
@@ -276,7 +280,7 @@ class Session:
             raise ApiError(403, "The session is closed: its episode is over.", code="closed")
 
     def _seeded(self, seed: int) -> np.random.Generator:
-        return np.random.default_rng([*self._entropy, seed])
+        return np.random.default_rng([*self._entropy, seed % 2**64])
 
     def _take_key(self, previous: Turn | None) -> int:
         """Return a key of the stream: one that holds the tokens of `previous`, if it is free."""

@@ -39,7 +39,10 @@ def read_calls(
     A turn with a mistake in it (bad JSON, a function that there is not, an answer beside a call, a
     second call where `is_parallel` is False) has no calls: it is said as it is written.
     """
-    action = tool_format.parse(text, tools)
+    try:
+        action = tool_format.parse(text, tools)
+    except Exception as error:  # noqa: BLE001 - a format of one's own, or schemas that are none
+        return text, [], {"kind": "invalid", "error": "unreadable", "message": str(error)}
     calls = action.each_call
     if not calls or not action.is_faultless or (len(calls) > 1 and not is_parallel):
         return text, [], action.as_info()

@@ -111,9 +111,8 @@ def test_every_endpoint_plays_the_same_episode(policy, in_process, complete, ech
 def test_the_gradient_of_episodes_through_the_gateway_is_that_of_episodes_in_process(
     policy, in_process, tiny_policy, tokenizer, make_config
 ):
-    trainer = StepGRPOTrainer(
-        tiny_policy, ID, make_config(per_device_train_batch_size=12), processing_class=tokenizer
-    )
+    config = make_config(per_device_train_batch_size=12)
+    trainer = StepGRPOTrainer(tiny_policy, ID, config, processing_class=tokenizer)
     expected = gradient(trainer, micro_batches(trainer, in_process))
     found = gradient(trainer, micro_batches(trainer, through_gateway(policy)))
     assert expected.norm() > 1e-3

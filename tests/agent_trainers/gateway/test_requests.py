@@ -38,6 +38,7 @@ def says(text):
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
         ({"extra_body": {"guided_regex": "a"}}, "Unrecognized request argument .*: guided_regex"),
         ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"n": 17}, "n can be 16 at most"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "boss", "content": "x"}]}, r"messages\.0"),
@@ -116,6 +117,36 @@ def test_a_seed_repeats_within_its_session_and_not_beyond(policy):
         one, other = (gateway.open(task_id="0", seed=seed) for seed in (1, 2))
         texts = [ask(s, seed=5).choices[0].message.content for s in (one, one, other)]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_any_integer_is_a_seed(policy):
+    with Gateway(policy) as gateway:
+        session = gateway.open(task_id="0", seed=np.int64(3))
+        assert ask(session, seed=-(2**63))
+        assert ask(session, seed=2**64)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": 7},
+        {"properties": {"a": True}, "required": ["a"]},
+        {"required": ["a"], "properties": {"a": {"$ref": "#/$defs/A"}},
+         "$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}}}},
+    ],
+    ids=["no object", "anything", "without end"],
+)  # fmt: skip
+@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
+def test_a_schema_that_no_example_can_be_made_of_is_no_fault_of_the_server(
+    scripted, parameters, tool_format
+):
+    session = scripted(says("<add>1"), tool_format=tool_format).open(task_id="0")
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    try:
+        said = ask(session, tools=[tool]).choices[0].message.content
+    except openai.BadRequestError as error:
+        said = error.param
+    assert said in ("<add>1", "tools")
 
 
 def test_log_probabilities_are_those_of_the_sampled_tokens(policy):
@@ -280,6 +311,7 @@ def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
     trajectory = session.close(0.0)
     assert trajectory.stop_reason is reason
     assert len(trajectory.transitions) == num_calls
+    assert sum(trajectory.lengths) == min(3 * num_calls, limits.get("max_tokens", 1000))
     if num_calls:
         last = trajectory.transitions[-1]
         assert last.truncated
