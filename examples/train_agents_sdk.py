@@ -2,7 +2,7 @@
 
     agent-r1-train --program examples.train_agents_sdk:run --tasks tasks.jsonl
 
-Or as it stands, ``python examples/train_agents_sdk.py``: it writes the tasks and trains on them.
+Or as it stands, ``python -m examples.train_agents_sdk``: it writes the tasks and trains on them.
 Needs ``pip install openai-agents``.
 """
 

@@ -2,7 +2,7 @@
 
     agent-r1-train --program examples.train_langgraph:run --tasks tasks.jsonl
 
-Or as it stands, ``python examples/train_langgraph.py``: it writes the tasks and trains on them.
+Or as it stands, ``python -m examples.train_langgraph``: it writes the tasks and trains on them.
 Needs ``pip install langgraph langchain langchain-openai``.
 """
 

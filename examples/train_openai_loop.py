@@ -2,7 +2,7 @@
 
     agent-r1-train --program examples.train_openai_loop:run --tasks tasks.jsonl
 
-Or as it stands, ``python examples/train_openai_loop.py``: it writes the tasks and trains on them.
+Or as it stands, ``python -m examples.train_openai_loop``: it writes the tasks and trains on them.
 """
 
 import json

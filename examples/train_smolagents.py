@@ -8,7 +8,7 @@ says to the same program::
     python -m agent_trainers.make_tiny_policy $program --oracle examples.train_smolagents:oracle
     agent-r1-train $program --model runs/tiny_policy
 
-Or as it stands, ``python examples/train_smolagents.py``: it does both. Needs ``pip install
+Or as it stands, ``python -m examples.train_smolagents``: it does both. Needs ``pip install
 'smolagents[openai]'``.
 """
 

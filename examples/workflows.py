@@ -2,7 +2,7 @@
 
     agent-r1-train --program examples.workflows:plan_and_execute --tasks tasks.jsonl --model ...
 
-As it stands, ``python examples/workflows.py`` makes a tiny policy for `plan_and_execute` and trains
+As it stands, ``python -m examples.workflows`` makes a tiny policy for `plan_and_execute` and trains
 planner and executor; what it prints compares them with their untrained selves.
 """
 

@@ -145,7 +145,7 @@ class _Collection:
     def _begin(self, key: int) -> None:
         spec = self._specs[key]
         task = spec.task
-        assert task is not None
+        assert task is not None  # programs have no tasks of their own to draw
         seed = int(spec.rng.integers(2**63))
         session = self._gateway.open(task_id=str(task), group_id=spec.group_id, seed=seed)
         known = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)

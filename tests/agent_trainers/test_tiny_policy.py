@@ -8,6 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from agent_envs.envs.synthetic.world import VARIANTS
+from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import Row
 from agent_trainers.cli import train
 from agent_trainers.make_tiny_policy import own
@@ -18,11 +19,13 @@ from agent_trainers.make_tiny_policy.embedded import (
     make_model,
     make_tokenizer,
 )
-from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons
+from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons, ProgramLessons
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.programs import ProgramTasks
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trajectory import Transition
+from examples import workflows
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -105,6 +108,28 @@ def test_a_policy_for_an_own_environment_knows_its_words_and_brings_its_recipe(t
     options, config = train.parse_arguments(["--model", str(tmp_path / "tiny")])
     assert (options.algorithm, config.learning_rate) == ("grpo_step", 1e-3)
     assert config.max_completion_length > 8
+
+
+def test_a_policy_for_a_program_knows_what_an_oracle_says_to_it(tmp_path):
+    tasks = ProgramTasks(
+        workflows.plan_and_execute, [{"task": i, "split": "train"} for i in range(10)]
+    )
+    lessons = ProgramLessons("--program x:run", tasks, workflows.oracle)
+    own.make(lessons, tmp_path / "tiny", num_steps=1)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    said = "plan : what is the award of the director of empty mirror ?"
+    assert len(tokenizer(said, add_special_tokens=False)["input_ids"]) < len(said) / 2
+    (shown,) = lessons.show(ChatRenderer(tokenizer), [next(iter(lessons._asked))])
+    assert [t.role for t in shown.transitions] == ["", "", ""]
+    assert "$" in shown.transitions[0].action
+    assert "--program x:run" in (tmp_path / "tiny" / "README.md").read_text()
+
+
+def test_an_oracle_that_solves_nothing_is_named_with_the_first_error():
+    tasks = ProgramTasks(workflows.plan_and_execute, [{"task": 0}])  # the row lacks its split
+    lessons = ProgramLessons("--program x:run", tasks, workflows.oracle)
+    with pytest.raises(ConfigurationError, match=r"(?s)solves none of 1 tasks.*'split'"):
+        list(lessons.texts([0]))
 
 
 def test_the_weights_kept_solve_no_more_than_asked_for_and_something(monkeypatch):

@@ -11,9 +11,12 @@ from agent_trainers.cli.played import check_program
 from agent_trainers.cli.train_options import TrainArguments, environment_settings
 
 PROGRAM = """
+import atexit
+
 import httpx
 
 CLIENT = httpx.Client(timeout=60)
+atexit.register(CLIENT.close)
 
 
 def run(session, task):
@@ -44,7 +47,8 @@ def agent(tmp_path, monkeypatch):
 
 def test_a_program_is_trained_and_measured_by_commands(agent, tmp_path, capsys):
     brief = ["--max_steps=1", "--per_device_train_batch_size=8", "--num_eval_tasks=2"]
-    train.main([*agent, *brief, "--output_dir=out"])
+    with pytest.raises(SystemExit, match="0"):
+        train.main([*agent, *brief, "--output_dir=out"])
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["program"] == agent[1]
     assert results["num_eval_episodes"] == 2
