@@ -22,12 +22,20 @@ from typing import Any, Final
 import anyio
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import get_model, messages_from_openai
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    get_model,
+)
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.tool import ToolInfo
+from inspect_ai.tool import ToolCall, ToolInfo
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
+from agent_envs.core.chat_messages import ApiMessage
 from agent_envs.core.openai_format import FunctionCall
 
 _EPISODE: Final = "episode"
@@ -81,7 +89,7 @@ def play(environment: str, kwargs: Mapping[str, Any]) -> Solver:
 
 async def _play(episode: OwnEpisode, state: TaskState) -> None:
     turns = state.metadata[_TURNS] = []
-    await _show(episode, state)
+    _show(episode, state)
     while not episode.is_over:
         tools = [ToolInfo.model_validate(tool["function"]) for tool in episode.tools]
         state.output = await get_model().generate(state.messages, tools)
@@ -93,15 +101,32 @@ async def _play(episode: OwnEpisode, state: TaskState) -> None:
         await anyio.to_thread.run_sync(episode.step, episode.action(said.text, calls))
         told = {"observation": episode.observation, "reward": episode.reward}
         turns.append(told | episode.summary)
-        await _show(episode, state)
+        _show(episode, state)
 
 
-async def _show(episode: OwnEpisode, state: TaskState) -> None:
+def _show(episode: OwnEpisode, state: TaskState) -> None:
     """Put the episode into the sample's state; a limit may end it at any turn."""
     terms = {f"rewards/{name}": value for name, value in episode.reward_terms.items()}
     metrics = episode.info.get("metrics", {})
     state.metadata[_EPISODE] = {**metrics, "return": episode.episode_return, **terms}
-    state.messages = await messages_from_openai(episode.messages)
+    state.messages = [_chat_message(message) for message in episode.messages]
+
+
+def _chat_message(message: ApiMessage) -> ChatMessage:
+    # inspect_ai's own messages_from_openai asks for a release of openai that verifiers refuses.
+    content = message["content"] or ""
+    if message["role"] == "system":
+        return ChatMessageSystem(content=content)
+    if message["role"] == "tool":
+        return ChatMessageTool(content=content, tool_call_id=message["tool_call_id"])
+    if message["role"] == "user":
+        return ChatMessageUser(content=content)
+    named = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+    calls = [
+        ToolCall(id=id, function=call["name"], arguments=json.loads(call["arguments"]))
+        for id, call in named
+    ]
+    return ChatMessageAssistant(content=content, tool_calls=calls or None)
 
 
 @scorer(metrics=[accuracy(), stderr()])

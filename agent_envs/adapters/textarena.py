@@ -11,8 +11,8 @@
 
 and the other way round, for games of one player and, against `opponents`, of several::
 
-    game = "agent_envs.adapters.textarena:AgentR1/TextArena-v0"
-    env = gym.make(game, env_id="GuessTheNumber-v0-raw")
+    name = "agent_envs.adapters.textarena:AgentR1/TextArena-v0"
+    env = gym.make(name, env_id="GuessTheNumber-v0-raw")
 
 TextArena pays at the end of a game: the return. The reward of a step, its terms, and whether the
 episode was cut off stand in the step's info.
