@@ -35,6 +35,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "GRPOConfig": "trl.trainer.grpo_config",
         "StepGRPOConfig": "agent_trainers.trainers.grpo_config",
         "StepPPOConfig": "agent_trainers.trainers.ppo_config",
+        "ProgramArguments": "agent_trainers.cli.played",
         "TrainArguments": "agent_trainers.cli.train_options",
     },
     "agent-r1-sft": {
@@ -46,7 +47,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The classes whose fields are a command's options, and where they stand."""
 _LOOKED_AT: Final = (
-    "config", "model", "env", "env_kwargs", "eval_env_kwargs", "algorithm", "output_dir",
+    "config", "model", "env", "env_kwargs", "eval_env_kwargs", "program", "algorithm", "output_dir",
     "resume_from_checkpoint",
 )  # fmt: skip
 WARM_START_FOLDER: Final = "runs/sft"

@@ -143,7 +143,7 @@ class PapersRealArguments(QuestionArguments):
     num_tried: int = field(
         default=32, metadata={"help": "Training questions that naive RAG's forms are tried on."}
     )
-    max_completion_length: int = field(default=64, metadata={"help": "Longest turn in tokens."})
+    max_completion_length: int = field(default=256, metadata={"help": "Longest turn in tokens."})
     batch_size: int = field(
         default=32,
         metadata={

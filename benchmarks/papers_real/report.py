@@ -247,14 +247,14 @@ def _plot(path: Path, rows: Sequence[Mapping[str, Any]], results: Results) -> No
     labels = [row["row"] + ("" if row["scores"] else f" ({NOT_RUN})") for row in rows]
     bars.set_yticks(range(len(rows)), labels)
     bars.set(xlabel="exact match in %, 95 % interval", xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
-    bars.legend(frameon=False)
+    bars.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     for name, seeds in results.items():
         for seed, run in seeds.items():
             if curve := run["curve"]:
                 steps = [point["environment_steps"] for point in curve]
                 f1 = [100 * point["f1"] for point in curve]
                 curves.plot(steps, f1, label=f"{name}, seed {seed}", linewidth=1.6)
-    curves.set(xlabel="environment steps", ylabel="F1 of training batches in %")
+    curves.set(xlabel="environment steps", ylabel="F1 of training batches in %", ylim=(0, None))
     if curves.lines:
         curves.legend(frameon=False, fontsize=8)
     for axes in (bars, curves):
