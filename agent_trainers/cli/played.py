@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
 
@@ -20,8 +20,10 @@ from agent_trainers.cli.environments import (
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.programs.program import REWARDS
 from agent_trainers.programs.runners import RUNNERS
-from agent_trainers.programs.tasks import ProgramTasks
-from agent_trainers.trainers.episode_plan import MakeEnv, TaskSource
+
+if TYPE_CHECKING:
+    from agent_trainers.programs.tasks import ProgramTasks
+    from agent_trainers.trainers.episode_plan import MakeEnv, TaskSource
 
 OF_ENVIRONMENTS: Final = ("env", "env_kwargs", "eval_env_kwargs", "tool_format")
 OF_PROGRAMS: Final = (
@@ -75,7 +77,7 @@ class ProgramArguments:
         },
     )
 
-    def program_tasks(self, path: str | None, **options: Any) -> ProgramTasks:
+    def program_tasks(self, path: str | None, **options: Any) -> "ProgramTasks":
         """Return the program with the tasks of a file.
 
         Raises:
@@ -84,6 +86,8 @@ class ProgramArguments:
         assert self.program is not None
         if path is None:
             raise ConfigurationError("--program needs --tasks: a file with a row for each task.")
+        from agent_trainers.programs.tasks import ProgramTasks  # with it comes torch
+
         see_modules_here()
         return ProgramTasks(
             self.program,
@@ -120,8 +124,8 @@ def check_program(options: ProgramArguments) -> None:
 class Played(NamedTuple):
     """What is trained on, and what it is measured on."""
 
-    source: MakeEnv | TaskSource
-    eval_source: MakeEnv | TaskSource
+    source: "MakeEnv | TaskSource"
+    eval_source: "MakeEnv | TaskSource"
     split: Split
 
 

@@ -181,7 +181,7 @@ class Application:
                 return everything.result()
             if gone.done():
                 raise ClientDisconnect
-            text = f"The model's turn took longer than {limit:.0f} seconds."
+            text = f"The model's turn took longer than {limit:.3g} seconds."
             raise ApiError(504, text, code="timeout", stop_reason=StopReason.TIMEOUT)
         finally:
             gone.cancel()

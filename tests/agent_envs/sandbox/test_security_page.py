@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/project/security.md").read_text()
-TESTS = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+TESTS = "\n".join(path.read_text() for path in Path(__file__).parents[2].rglob("test_*.py"))
 
 
 def test_every_promise_names_tests_that_exist():
