@@ -6,7 +6,7 @@ for the model. Feedback has a length, however long the mistake was.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -41,6 +41,8 @@ MAX_REASON_CHARS: Final = 500
 """What a model reads of its own text, and of what is wrong with it."""
 MAX_EXAMPLE_CHARS: Final = 2_000
 """Examples of calls in a feedback; further tools are left out."""
+MAX_EXAMPLE_OBJECTS: Final = 500
+"""Objects in the example of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +215,13 @@ def skip_space(text: str, start: int) -> int:
 
 
 def example_arguments(tool: Tool) -> dict[str, Any]:
-    """Return a stand-in for each argument that a tool requires, of the argument's type."""
-    return _example_members(tool.parameters, tool.parameters.get("$defs", {}))
+    """Return a stand-in for each argument that a tool requires, of the argument's type.
+
+    Raises:
+        RecursionError: If the schema requires too many objects, or refers to itself without an end.
+    """
+    left = iter(range(MAX_EXAMPLE_OBJECTS))
+    return _example_members(tool.parameters, tool.parameters.get("$defs", {}), left)
 
 
 def text_argument(tool: Tool) -> str | None:
@@ -238,23 +245,27 @@ def leading_text_argument(tool: Tool) -> str | None:
     return str(required[0])
 
 
-def _example_members(schema: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+def _example_members(
+    schema: Mapping[str, Any], types: Mapping[str, Any], left: Iterator[int]
+) -> dict[str, Any]:
+    if next(left, None) is None:  # definitions that refer to others twice double at each step
+        raise RecursionError(f"the schema requires more than {MAX_EXAMPLE_OBJECTS} objects")
     properties = schema.get("properties", {})
     return {
-        name: _example(properties.get(name, {}), types, f"the {name}")
+        name: _example(properties.get(name, {}), types, f"the {name}", left)
         for name in schema.get("required", [])
     }
 
 
-def _example(schema: Any, types: Mapping[str, Any], text: str) -> Any:
+def _example(schema: Any, types: Mapping[str, Any], text: str, left: Iterator[int]) -> Any:
     """Return a value that a schema takes, `text` where it may be a text."""
     schema = schema if isinstance(schema, dict) else {}
     if "$ref" in schema:
-        return _example(types.get(schema["$ref"].rpartition("/")[2]), types, text)
+        return _example(types.get(schema["$ref"].rpartition("/")[2]), types, text, left)
     for key in ("enum", "anyOf", "oneOf", "allOf"):
         if schema.get(key):
             first = schema[key][0]
-            return first if key == "enum" else _example(first, types, text)
+            return first if key == "enum" else _example(first, types, text, left)
     if "const" in schema:
         return schema["const"]
     match schema.get("type"):
@@ -263,9 +274,9 @@ def _example(schema: Any, types: Mapping[str, Any], text: str) -> Any:
         case "boolean":
             return True
         case "array":
-            return [_example(schema.get("items"), types, text)]
+            return [_example(schema.get("items"), types, text, left)]
         case "object":
-            return _example_members(schema, types)
+            return _example_members(schema, types, left)
         case "null":
             return None
     return text

@@ -12,6 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from agent_envs.core.deadline import call_with_deadline
 from agent_envs.core.extras import require_extra
 from agent_envs.core.tool import ToolError
 from agent_envs.errors import ConfigurationError, DataError
@@ -106,17 +107,24 @@ class RetrievalClient:
                 raise ToolError(text) from error
 
     def _ask(self, body: bytes, top_k: int, deadline: float) -> list[Hit]:
+        seconds = min(self._timeout_seconds / 2, max(deadline - time.monotonic(), 0.001))
+        try:  # httpx limits the wait for each piece only, and a server may send many
+            hits: list[Hit]
+            hits = call_with_deadline(lambda: self._post(body, top_k, seconds), seconds)
+        except TimeoutError as error:
+            raise _FailedError(str(error)) from error
+        return hits
+
+    def _post(self, body: bytes, top_k: int, seconds: float) -> list[Hit]:
         import httpx
 
-        seconds = min(self._timeout_seconds / 2, max(deadline - time.monotonic(), 0.001))
         until, data = time.monotonic() + seconds, bytearray()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         try:
             with self._http.stream(
                 "POST", f"{self.url}/retrieve", content=body, headers=headers, timeout=seconds
             ) as response:
-                # httpx limits the wait for each piece only, and a server may send many.
-                for piece in response.iter_bytes():
+                for piece in response.iter_raw():  # unpacked, a short one could become endless
                     data += piece
                     if len(data) > MAX_ANSWER_BYTES or time.monotonic() > until:
                         raise _FailedError(f"the answer is too long: {len(data)} bytes and more")
@@ -168,9 +176,9 @@ def _read_hits(data: bytes, top_k: int) -> list[Hit]:
         if not isinstance(found, list):
             raise TypeError("a search finds a list")
         return [_read_hit(each, rank) for rank, each in enumerate(found[:top_k])]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise _FailedError(f"no answer to a search: {data[:200]!r} ({reason})") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
+        reason = f"{type(e).__name__}: {e}"
+        raise _FailedError(f"no answer to a search: {data[:200]!r} ({reason})") from e
 
 
 def _read_hit(hit: Any, rank: int) -> Hit:

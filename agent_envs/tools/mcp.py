@@ -228,7 +228,8 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose top is as formats expect it, whatever a server has sent."""
     given, required = schema.get("properties"), schema.get("required")
     given = given if isinstance(given, dict) else {}
-    required = required if isinstance(required, list) else []
+    names = required if isinstance(required, list) else []
+    required = {name for name in names if isinstance(name, str)}
     return {
         "type": "object",
         "properties": {

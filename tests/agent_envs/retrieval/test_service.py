@@ -1,8 +1,10 @@
 """A retrieval server on loopback, its client, and what goes wrong between them."""
 
 import contextlib
+import gzip
 import json
 import pickle
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -312,18 +314,20 @@ GARBAGE = [
     b'{"result": [[{"document": {"contents": 3}, "score": 1}]]}',
     b'{"result": [[{"document": {"contents": "a"}, "score": NaN}]]}', b'{"result": [{"a": 1}]}',
     b"\xff\xfe", b'{"result": [[]], [[]]}',
+    b'{"result": [[{"document": {"contents": "a"}, "score": 1' + b"0" * 400 + b"}]]}",
 ]  # fmt: skip
 
 
 @contextlib.contextmanager
-def answering(*answers):
+def answering(*answers, **more):
     """A server that gives one answer after the other; yields its URL and how often it was asked."""
 
     async def app(scope, receive, send):
         status, body = answers[min(len(asked), len(answers) - 1)]
         asked.append(scope["path"])
-        length = [(b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": length})
+        named = {"content-length": str(len(body)), **more}
+        headers = [(name.encode(), value.encode()) for name, value in named.items()]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     asked = []
@@ -349,6 +353,32 @@ def test_an_answer_that_is_too_long_is_not_read_on(monkeypatch):
         with pytest.raises(ToolError, match="does not take this query"):
             RetrievalClient(url).search("oslo", 1)
         assert len(asked) == 2
+
+
+def test_an_answer_is_not_unpacked():
+    packed = gzip.compress(b'{"result": [[]]}')  # nobody asked for that; it could grow to any size
+    with answering((200, packed), REFUSAL, **{"content-encoding": "gzip"}) as (url, asked):
+        with pytest.raises(ToolError, match="does not take this query"):
+            RetrievalClient(url).search("oslo", 1)
+        assert len(asked) == 2
+
+
+def test_a_server_whose_head_never_ends_is_given_up():
+    ended = threading.Event()
+
+    def go_on(listening):
+        connection, _ = listening.accept()
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.01):
+                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=go_on, args=(listening,), daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ToolError, match="not available"):
+            RetrievalClient(url, timeout_seconds=0.3).search("oslo", 1)
+    ended.set()
 
 
 def test_a_server_that_fails_for_good_is_an_observation(questions):

@@ -10,6 +10,13 @@ from mcp.server import Server
 from mcp.server.lowlevel import NotificationOptions
 
 DEEP = {"$defs": {"a": {"$ref": "#/$defs/a"}}}
+TWICE = {
+    f"t{i}": {
+        "type": "object", "required": ["a", "b"],
+        "properties": {key: {"$ref": f"#/$defs/t{i + 1}"} for key in "ab"},
+    }
+    for i in range(40)
+}  # fmt: skip
 SCHEMAS = {
     "add": {
         "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -30,6 +37,7 @@ SCHEMAS = {
     "answer": {},
     "bad name/<x>": {"properties": {"a": {}, "b": {"enum": 5}}, "required": ["b", "gone"]},
     "endless": {"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"], **DEEP},
+    "doubling": {"properties": {"x": {"$ref": "#/$defs/t0"}}, "required": ["x"], "$defs": TWICE},
     "huge": {"properties": {f"p{i}": {"description": "x" * 100} for i in range(1000)}},
 }  # fmt: skip
 COUNTS = {}

@@ -95,6 +95,7 @@ def env(server):
          "[resource: log, file:///log]\n[resource: file:///b, 3,000 bytes]\ninside", None),
         ("bad_name__x_", {"b": 1}, "bad name/<x> [('b', 1)]", None),
         ("endless", {"x": 1}, "endless [('x', 1)]", None),
+        ("doubling", {"x": 1}, "doubling [('x', 1)]", None),
         ("answer_2", {}, "answer []", None),
     ],
 )  # fmt: skip
