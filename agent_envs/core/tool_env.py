@@ -102,7 +102,9 @@ class ToolEnv(TaskFamily):
             rewards: Weight of each reward term, instead of the defaults; terms that are not named
                 are off. A term of your own is a pair of function and weight: ``{"exact_match": 1.0,
                 "short": (my_function, 0.1)}``.
-            system_prompt: Instead of the default one; ``""`` for none.
+            system_prompt: Instead of the whole default one, which also says how to answer and, in
+                tool formats that no chat template describes, how to call which tools; ``""`` for
+                none.
             render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
                 ``"human"``: it is printed as it goes on.
             parallel_calls: Whether a turn may hold several calls, at most 16, which run side by

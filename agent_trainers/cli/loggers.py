@@ -8,9 +8,15 @@ directory, and trackio would raise, or begin another run.
 from pathlib import Path
 from typing import Any, Final
 
-from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations import (
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+    get_reporting_integration_callbacks,
+)
 
 from agent_envs.core.extras import require_extra
+from agent_trainers.cli.models import refused_settings
 
 LOGGERS: Final = ("tensorboard", "trackio", "wandb")
 
@@ -19,8 +25,11 @@ def check_loggers(config: Any) -> None:
     """Check that what the run reports to is installed; set ``run_name`` where it was not.
 
     Raises:
+        ConfigurationError: If there is no such logger.
         MissingExtraError: If a logger is not installed.
     """
+    with refused_settings():
+        get_reporting_integration_callbacks(config.report_to)
     for logger in config.report_to:
         if logger in LOGGERS:
             require_extra("loggers", f"--report_to {logger}", logger)

@@ -54,7 +54,9 @@ _MAY_CHANGE: Final = frozenset(
     """.split()
 )
 """Settings on which what is trained does not depend."""
-_FILES: Final = ("trajectories", "conversations", "model", "skills", "tasks", "eval_tasks")
+_ONLY_FILES: Final = ("trajectories", "conversations", "tasks", "eval_tasks")
+_MODELS: Final = ("model", "critic_model")
+_FILES: Final = (*_ONLY_FILES, *_MODELS, "skills")
 """Options that may name a file, on whose contents depends what is trained."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
@@ -133,13 +135,31 @@ def check_unused(folder: Path) -> None:
         )
 
 
-def clear(folder: Path) -> None:
+def clear(folder: Path, settings: Mapping[str, Any]) -> None:
     """Delete what a run left in `folder`; other files stay.
 
+    Args:
+        folder: The output folder.
+        settings: Those of the run that is to begin there, see `settings_of`.
+
     Raises:
-        ConfigurationError: If no run of ours was there, but files that a run would replace.
+        ConfigurationError: If no run of ours was there, but files that a run would replace; or what
+            the settings name is not there, or would be deleted.
     """
     _check_ours(folder)
+    lost = {path.resolve() for path in _of_a_run(folder)}
+    for name, value in _inputs(settings).items():
+        if not os.path.exists(value):  # noqa: PTH110 - no error if too long
+            if name in _ONLY_FILES:
+                raise ConfigurationError(f"--{name} {value}: there is no such file.")
+            continue
+        path = Path(value).resolve()
+        is_here = name in _MODELS and path == folder.resolve()
+        if is_here or not lost.isdisjoint((path, *path.parents)):
+            raise ConfigurationError(
+                f"--overwrite would delete {value}, from which the run is to begin ({name}). "
+                "Choose another --output_dir."
+            )
     for path in _of_a_run(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -177,18 +197,24 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
         for field in dataclasses.fields(part)
         if field.init and field.name not in _MAY_CHANGE
     }
+    chosen = {**fields, **environment}
+    data = {
+        name: _digest(Path(value))
+        for name, value in _inputs(chosen).items()
+        if os.path.isfile(value)  # noqa: PTH113 - no error if too long
+    }
+    return dict(json.loads(json.dumps({**chosen, "data": data}, default=str)))
+
+
+def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what may be files or folders that a run reads, by the name of the setting."""
     named = {
         f"{name} of {kwargs}": value
         for kwargs in ("env_kwargs", "eval_env_kwargs")
-        for name, value in environment.get(kwargs, {}).items()
-    } | {name: fields.get(name) for name in _FILES}
-    data = {
-        name: _digest(Path(value))
-        for name, value in named.items()
-        if isinstance(value, str) and os.path.isfile(value)  # noqa: PTH113 - no error if too long
-    }
-    chosen = {**fields, **environment, "data": data}
-    return dict(json.loads(json.dumps(chosen, default=str)))
+        if isinstance(given := settings.get(kwargs), Mapping)
+        for name, value in given.items()
+    } | {name: settings.get(name) for name in _FILES}
+    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from agent_trainers.cli.arguments import (
 )
 from agent_trainers.cli.environments import environment_maker, first_tasks, look_at
 from agent_trainers.cli.first_checks import WARM_START_FOLDER
+from agent_trainers.cli.loggers import check_loggers
 from agent_trainers.cli.models import (
     ModelArguments,
     fit_environment,
@@ -121,6 +122,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.trajectories and options.conversations:
         raise ConfigurationError("--trajectories and --conversations: give one of the two.")
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
+    check_loggers(config)
     folder = Path(config.output_dir)
     use = {"resume": options.resume, "overwrite": options.overwrite,
            "checkpoint": config.resume_from_checkpoint}  # fmt: skip
@@ -133,7 +135,7 @@ def run(arguments: Sequence[str]) -> None:
             for difference in output_folder.check_same_settings(folder, settings):
                 say(f"Going on with {difference}.")
         elif options.overwrite:
-            output_folder.clear(folder)
+            output_folder.clear(folder, settings)
         output_folder.write_settings(folder, settings)
         _train(options, config, requests)
 

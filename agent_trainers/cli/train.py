@@ -97,6 +97,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
         dry_run.dry_run(trainer, f"{options.algorithm} on {options.program or options.env}", given)
         return 0
+    check_loggers(config)
     folder = Path(config.output_dir)
     is_main = int(os.environ.get("RANK", "0")) == 0  # the others leave the folder to it
     if is_main:
@@ -118,7 +119,7 @@ def prepare_folder(folder: Path, options: TrainArguments, config: StepGRPOConfig
         for difference in output_folder.check_same_settings(folder, settings):
             say(f"Going on with {difference}.")
     elif options.overwrite:
-        output_folder.clear(folder)
+        output_folder.clear(folder, settings)
     output_folder.write_settings(folder, settings)
 
 
@@ -136,7 +137,6 @@ def train(
 ) -> int:
     """Train, and leave results in the output folder; return the exit code."""
     started = time.perf_counter()
-    check_loggers(config)
     if options.model is not None:
         say_once(what_applies(options, config))
     trainer, evaluated_on = make_trainer(options, config)

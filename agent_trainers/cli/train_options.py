@@ -128,7 +128,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
 
     Without ``--config`` the file is the recipe ``default``; with ``--model`` the one in the model's
     folder, else ``language_model``. A file's arguments of an environment are for its own
-    environment only.
+    environment only; its environment gives way to a program on the command line, and its program
+    to an environment.
 
     Raises:
         ConfigurationError: If the file is wrong.
@@ -137,9 +138,12 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     given = given_values(PROGRAM, arguments)
     path = find_recipe(given.config, given.model)
     settings = read_config(path)
+    of_another: set[str] = set()
     if given.program or given.env not in (None, settings.get("env", TrainArguments.env)):
-        of_another = ("env", "env_kwargs", "eval_env_kwargs")
-        settings = {name: settings[name] for name in settings if name not in of_another}
+        of_another |= {"env", "env_kwargs", "eval_env_kwargs"}
+    if given.env and not given.program:
+        of_another |= {"program", *OF_PROGRAMS}
+    settings = {name: settings[name] for name in settings if name not in of_another}
     algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
     # each evaluation task is played once
     presets = {"num_generations_eval": 1} | dict(lookup(PRESETS, algorithm, kind="algorithm"))

@@ -73,17 +73,18 @@ def evaluate(
     be scored are left out.
     """
     specs = plan_samples(tasks, samples_per_task, seed)
-    solved = 0
+    solved = played = 0
     with (
         contextlib.closing(rollout),
         tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
     ):
 
         def show(trajectory: Trajectory) -> None:
-            nonlocal solved
+            nonlocal solved, played
             solved += trajectory.success
+            played += 1  # a bar that is off counts nothing
             bar.update()
-            bar.set_postfix(success=f"{solved / bar.n:.2f}")
+            bar.set_postfix(success=f"{solved / played:.2f}")
 
         trajectories = rollout.collect(specs, show)
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]

@@ -47,14 +47,38 @@ def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
         "metrics.jsonl", "trajectories/step_000001.parquet", "adapter_model.safetensors",
         "notes.txt", "data/mine.jsonl",
     )  # fmt: skip
-    clear(folder)
+    clear(folder, {"model": "some/name", "tasks": None})
     check_unused(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["data", "notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": ""}, r"would delete .*\(model\)"),
+        ({"critic_model": "checkpoint-2"}, r"would delete .*\(critic_model\)"),
+        ({"trajectories": "trajectories/1.parquet"}, r"would delete .*\(trajectories\)"),
+        ({"env_kwargs": {"data": "trajectories.jsonl"}}, r"would delete .*\(data of env_kwargs\)"),
+        ({"tasks": "missing.jsonl"}, r"--tasks .*: there is no such file"),
+    ],
+)
+def test_overwriting_never_deletes_what_the_run_begins_from(tmp_path, settings, message):
+    names = ["model.safetensors", "checkpoint-2/x", "trajectories/1.parquet", "trajectories.jsonl"]
+    folder = make_run(tmp_path / "run", *names)
+    placed = {
+        name: {k: str(folder / v) for k, v in value.items()}
+        if isinstance(value, dict)
+        else str(folder / value)
+        for name, value in settings.items()
+    }
+    with pytest.raises(ConfigurationError, match=message):
+        clear(folder, placed)
+    assert all((folder / name).exists() for name in ("run.json", *names))
+
+
 def test_a_model_that_no_run_wrote_is_never_replaced(tmp_path):
     (tmp_path / "model-00001-of-00002.safetensors").write_text("x")
-    for refuse in (check_unused, clear):
+    for refuse in (check_unused, lambda folder: clear(folder, {})):
         with pytest.raises(ConfigurationError, match="Choose another folder"):
             refuse(tmp_path)
     assert (tmp_path / "model-00001-of-00002.safetensors").exists()
@@ -67,7 +91,7 @@ def test_a_folder_of_somebody_elses_files_is_no_output_folder(tmp_path, name):
         with pytest.raises(ConfigurationError, match=rf"holds {name}, which no run"):
             check_use(tmp_path, resume=False, overwrite=overwrite)
     with pytest.raises(ConfigurationError):
-        clear(tmp_path)
+        clear(tmp_path, {})
     assert (tmp_path / name).read_text() == "mine"
     (tmp_path / "settings.json").write_text("{}")  # a run that was stopped as it began
     assert not check_use(tmp_path, resume=False, overwrite=False)

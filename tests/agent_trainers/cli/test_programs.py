@@ -65,10 +65,9 @@ def test_a_program_is_trained_and_measured_by_commands(agent, tmp_path, capsys):
     # other tasks under the same name are another run
     with (tmp_path / "tasks.jsonl").open("a") as file:
         file.write('{"question": "who ?"}\n')
-    capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         train.main([*agent, *brief, "--output_dir=out", "--resume"])
-    assert "tasks" in capsys.readouterr().err
+    assert "began with other settings (data:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -97,6 +96,16 @@ def test_the_recipes_environment_gives_way_to_a_program():
         "reward": None,
         "frozen_roles": None,
     }
+
+
+@pytest.mark.parametrize("env", [TrainArguments.env, "AgentR1/SyntheticArithmetic-v0"])
+def test_the_program_of_a_file_gives_way_to_an_environment(tmp_path, env):
+    (tmp_path / "own.yaml").write_text("program: a:run\ntasks: t.jsonl\nmax_steps: 3\n")
+    named = ["--config", str(tmp_path / "own.yaml")]
+    assert environment_settings(train.parse_arguments(named)[0])["program"] == "a:run"
+    options, config = train.parse_arguments([*named, "--env", env])
+    assert environment_settings(options)["env"] == env
+    assert config.max_steps == 3
 
 
 def test_a_program_needs_tasks(agent, tmp_path):

@@ -154,3 +154,7 @@ def test_a_warm_start_goes_on_by_its_own_settings_only_and_is_overwritten_when_t
     train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5")
     kept = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert kept["learning_rate"] == 0.5
+    for wrong in (["--report_to", "nothing_known"], ["--model", str(tmp_path / "run")]):
+        with pytest.raises(ConfigurationError, match=r"nothing_known is not|would delete"):
+            train(tmp_path / "run", "--max_steps", "1", "--overwrite", *wrong)
+        assert (tmp_path / "run" / "model.safetensors").exists()
