@@ -145,7 +145,8 @@ def test_a_program_that_never_ends_is_stopped_and_others_go_on(scripted):
     endless = gateway.open(task_id="0", limits=SessionLimits(timeout_seconds=0.3))
     other = gateway.open(task_id="1")
     num_calls = 0
-    with pytest.raises(openai.PermissionDeniedError, match="timeout_seconds"):  # noqa: PT012
+    # Its last call is cut off, or the next one is refused.
+    with pytest.raises(openai.APIStatusError, match=r"timeout_seconds|took longer"):  # noqa: PT012
         while True:
             num_calls += bool(ask(endless))
     assert num_calls
