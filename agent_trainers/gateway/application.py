@@ -130,12 +130,15 @@ class Application:
     async def _read(self, request: Request, session: Session, endpoint: str) -> dict[str, Any]:
         """Return what is to be honoured of a request's body."""
         limit, received = session.limits.max_body_bytes, bytearray()
-        async with asyncio.timeout(session.limits.call_timeout_seconds):
-            async for piece in request.stream():
-                received += piece
-                if len(received) > limit:
-                    text = f"The request is larger than {limit} bytes (max_body_bytes)."
-                    raise ApiError(413, text, code="request_too_large")
+        try:
+            async with asyncio.timeout(session.limits.call_timeout_seconds):
+                async for piece in request.stream():
+                    received += piece
+                    if len(received) > limit:
+                        text = f"The request is larger than {limit} bytes (max_body_bytes)."
+                        raise ApiError(413, text, code="request_too_large")
+        except TimeoutError:
+            raise ApiError(408, "The request did not arrive in time.", code="timeout") from None
         try:
             body = STRICT_JSON.decode(received.decode())
         except (ValueError, RecursionError) as error:

@@ -34,7 +34,7 @@ class GenerationLoop:
         self._policy = policy
         self._num_sessions = num_sessions
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._under_way: dict[int, Future[Generation]] = {}
+        self._under_way: dict[int, tuple[GenerationRequest, Future[Generation]]] = {}
 
     def submit(self, key: int, request: GenerationRequest) -> Future[Generation]:
         """Ask for an action; `key` has none under way. The future cannot be cancelled: `drop` it.
@@ -51,8 +51,8 @@ class GenerationLoop:
         """Forget what `key` asked for and what is kept for it; it asks no more."""
 
         def drop(stream: GenerationStream) -> None:
-            if (future := self._under_way.pop(key, None)) is not None:
-                future.set_exception(ApiError(403, "The session was closed.", code="closed"))
+            if (call := self._under_way.pop(key, None)) is not None:
+                call[1].set_exception(ApiError(403, "The session was closed.", code="closed"))
             stream.drop(key)
 
         self._commands.put(drop)
@@ -62,11 +62,15 @@ class GenerationLoop:
     ) -> None:
         """Work in this thread while `is_active`; see `Rollout` for `is_any_active`.
 
+        What is under way at its end is begun anew the next time.
+
         Raises:
             Exception: What the policy raised; all calls under way have failed with it.
         """
         stream = self._policy.open_stream()
         try:
+            for key, (request, _) in self._under_way.items():
+                stream.add(key, request)
             while is_any_active(is_active()):
                 is_busy = is_any_active(stream.has_requests)
                 self._take_in(stream, is_busy=is_busy)
@@ -123,13 +127,14 @@ class GenerationLoop:
         if prompt_ids is None:
             future.set_result(Generation(text="", finish_reason="overflow"))
             return
-        self._under_way[key] = future
+        self._under_way[key] = request, future
         stream.add(key, request)
 
     def _deliver(self, key: int, result: Generation | BaseException) -> None:
-        future = self._under_way.pop(key, None)
-        if future is None:  # nobody wants it any more
+        call = self._under_way.pop(key, None)
+        if call is None:  # nobody wants it any more
             return
+        future = call[1]
         if isinstance(result, Generation):
             future.set_result(result)
         else:
@@ -139,7 +144,7 @@ class GenerationLoop:
         failed, self._under_way = self._under_way, {}
         if failed:
             failure = _failure(error)
-            for future in failed.values():
+            for _, future in failed.values():
                 future.set_exception(failure)
 
 

@@ -183,6 +183,11 @@ class SlotStream(ModelStream):
         """Whether actions are wanted."""
         return bool(self._waiting or self._reading or self._writing)
 
+    def add(self, key: int, request: GenerationRequest) -> None:
+        """Ask for an action of episode `key`, which needs its slot again if it still has it."""
+        super().add(key, request)
+        self._resting.pop(key, None)
+
     def drop(self, key: int) -> None:
         """Free the slot of episode `key`."""
         for turns in (self._waiting, self._reading, self._writing, self._resting):
@@ -215,7 +220,6 @@ class SlotStream(ModelStream):
         """Give slots to those who wait; return those whose state does not fit."""
         ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
-            self._resting.pop(key, None)
             if key not in self._stored and len(self._stored) >= self._max_slots:
                 if not self._resting:
                     continue

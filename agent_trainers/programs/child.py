@@ -6,8 +6,11 @@ See `agent_trainers.programs.runners` for what it reads and writes.
 import dataclasses
 import json
 import os
+import reprlib
 import sys
 from typing import Any
+
+import numpy as np
 
 from agent_envs.core.event_loop import resolve
 from agent_trainers.programs.program import Outcome, ProgramSession, find_program
@@ -27,13 +30,15 @@ def main() -> None:
     )
     value = resolve(find_program(sys.argv[1])(session, task))
     with outcome:
-        outcome.write("\n" + json.dumps(_plain(value)) + "\n")
+        outcome.write("\n" + json.dumps(value, default=_plain) + "\n")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Outcome):
         return dataclasses.asdict(value)
-    return value.item() if hasattr(value, "item") else value  # numpy's numbers
+    if isinstance(value, np.number | np.bool_):
+        return value.item()
+    raise TypeError(f"a program cannot return {reprlib.repr(value)}: it cannot be written as JSON.")
 
 
 if __name__ == "__main__":

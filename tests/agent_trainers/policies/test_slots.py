@@ -210,6 +210,12 @@ def test_an_episode_that_rests_gives_its_slot_to_one_that_waits_and_loses_nothin
     stream.rest(1)
     stream.add(0, request())
     assert finish(stream) == [(0, expected)]
+    stream.rest(0)
+    stream.add(1, request())
+    stream.add(0, request())  # back before anybody took its slot
+    assert finish(stream) == [(0, expected)]
+    stream.rest(0)
+    assert finish(stream) == [(1, expected)]
 
 
 @pytest.fixture

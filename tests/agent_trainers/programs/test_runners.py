@@ -47,10 +47,12 @@ def test_a_process_reads_its_task_and_its_endpoint_and_says_its_outcome_last(scr
 def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_path, monkeypatch):
     name = f"agent_{kind}_{keyword[:5].strip()}"
     (tmp_path / f"{name}.py").write_text(
+        "import numpy as np\n"
         "from agent_trainers.programs import Outcome\n"
         f"{keyword} run(session, task):\n"
         "    print('said on the way')\n"
-        "    return Outcome(reward=session.seed + task['n'], metrics={'key': len(session.key)})\n"
+        "    metrics = {'key': np.int64(len(session.key))}\n"
+        "    return Outcome(reward=np.float32(session.seed + task['n']), metrics=metrics)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
