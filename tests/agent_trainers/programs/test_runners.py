@@ -55,7 +55,7 @@ def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_
         "    return Outcome(reward=np.float32(session.seed + task['n']), metrics=metrics)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     returned = run(kind, f"{name}:run").result()
     if kind == "process":
         assert returned == {"reward": 5, "metrics": {"key": 2}}
