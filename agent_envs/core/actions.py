@@ -14,7 +14,7 @@ from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
 
 ANSWER_PLACEHOLDER: Final = "your answer"
-ANSWER_EXAMPLE: Final = f"<answer>{ANSWER_PLACEHOLDER}</answer>"
+ANSWER_EXAMPLE: Final = f"<answer> {ANSWER_PLACEHOLDER} </answer>"
 NO_ACTION_TEXT: Final = "Your turn held neither a tool call nor an answer. {examples}"
 MULTIPLE_ACTIONS_TEXT: Final = (
     "Your turn held {count} actions; write exactly one tool call, or one answer, and then stop. "

@@ -49,7 +49,7 @@ class _MarkupFormat(ToolFormat):
 
     def write_answer(self, answer: str) -> str:
         """Write an answer the way `parse` reads it."""
-        return f"<answer>{answer}</answer>"
+        return f"<answer> {answer} </answer>"
 
     @abstractmethod
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
@@ -126,8 +126,10 @@ class HermesFormat(_MarkupFormat):
 
 
 class TagsFormat(_MarkupFormat):
-    """``<search>…</search>`` and ``<answer>…</answer>``: the tool's name is the tag.
+    """``<search> … </search>`` and ``<answer> … </answer>``: the tool's name is the tag.
 
+    It is written with spaces inside, as Search-R1 does: most tokenizers have a word with the space
+    before it as one token, so what a model copies out of a passage is spelt as it stands there.
     The body is the value of the tool's only argument, or a JSON object where it has several. Where
     it requires one text of several, what does not begin like an object is that text.
     """
@@ -138,7 +140,7 @@ class TagsFormat(_MarkupFormat):
         """Write a call the way `parse` reads it."""
         values = list(arguments.values())
         if len(values) == 1 and isinstance(values[0], str):
-            return f"<{name}>{values[0]}</{name}>"
+            return f"<{name}> {values[0]} </{name}>"
         return f"<{name}>{json.dumps(dict(arguments), ensure_ascii=False)}</{name}>"
 
     def instructions(self, tools: Sequence[Tool]) -> str:

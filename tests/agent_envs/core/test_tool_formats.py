@@ -47,7 +47,7 @@ HERMES, TAGS, JSON, REACT, OPENAI = (
 RED = '{"query": "red"}'
 EXAMPLES = (
     'To call a tool, write <tool_call>{"name": "search", "arguments": {"query": "the query"}}'
-    "</tool_call>. To answer, write <answer>your answer</answer>."
+    "</tool_call>. To answer, write <answer> your answer </answer>."
 )
 
 
@@ -310,6 +310,13 @@ def test_what_a_thought_or_code_beside_an_action_holds_never_acts(text, form, is
     before = f"<think>{text}</think>\n" if is_thought else f"I could write\n```\n{text}\n```\n"
     for action in (form.write_call("note", {"title": "a", "text": "b"}), form.write_answer("no")):
         assert form.parse(before + action, TOOLS) == form.parse(action, TOOLS)
+
+
+def test_words_inside_tags_are_written_as_they_stand_in_running_text():
+    assert TAGS.write_call("search", {"query": "red fox"}) == "<search> red fox </search>"
+    assert (
+        TAGS.write_answer("orchid") == HERMES.write_answer("orchid") == "<answer> orchid </answer>"
+    )
 
 
 @pytest.mark.parametrize("form", [HERMES, TAGS, JSON])
