@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-import gymnasium as gym
 import numpy as np
 
 from agent_envs.core.messages import Message
 from agent_envs.core.snapshots import RestorableEnv
-from agent_envs.core.spaces import UnicodeText
+from agent_envs.core.spaces import UnicodeText, check_turn
 from agent_envs.core.tasks import ENDLESS
-from agent_envs.errors import ActionTypeError, ConfigurationError
+from agent_envs.errors import ConfigurationError
 
 _GLOBAL_RANDOM: Final = threading.RLock()
 """Held while the process's generators are those of one environment."""
@@ -105,12 +104,7 @@ class ForeignEnv(RestorableEnv):
             ResetNeeded: If the episode is over or none has begun.
             ActionTypeError: If `action` is not a string.
         """
-        if not isinstance(action, str):
-            raise ActionTypeError(
-                f"An action is the text of one model turn (str), not {type(action).__name__}."
-            )
-        if self._is_over:
-            raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
+        check_turn(action, is_over=self._is_over)
         with self._own_random():
             reply = self.act(action)
         reward = float(reply.reward)

@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
+import gymnasium as gym
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector.utils import (
     create_shared_memory,
     read_from_shared_memory,
     write_to_shared_memory,
 )
 
+from agent_envs.errors import ActionTypeError
+
 MAX_LENGTH: Final = 10_000_000
 _LENGTH_BYTES: Final = 8
 _SAMPLE_CHARACTERS: Final = np.array([chr(code) for code in range(32, 127)])
 
 
-class UnicodeText(Space[str]):
+class UnicodeText(gym.Space[str]):
     """Any Unicode string of at most `max_length` characters.
 
     Not a subclass of ``gymnasium.spaces.Text``: with the whole of Unicode as its charset that
@@ -141,3 +143,18 @@ def _read(space: UnicodeText, shared_memory: SharedTexts, n: int = 1) -> SharedT
 @write_to_shared_memory.register(UnicodeText)
 def _write(space: UnicodeText, index: int, value: str, shared_memory: SharedTexts) -> None:
     shared_memory.write(index, value)
+
+
+def check_turn(action: object, *, is_over: bool) -> None:
+    """Refuse what cannot be a model's turn in an episode.
+
+    Raises:
+        ActionTypeError: If `action` is not a string.
+        gymnasium.error.ResetNeeded: If the episode is over or none has begun.
+    """
+    if not isinstance(action, str):
+        raise ActionTypeError(
+            f"An action is the text of one model turn (str), not {type(action).__name__}."
+        )
+    if is_over:
+        raise gym.error.ResetNeeded("The episode is over; call reset() before step().")

@@ -25,7 +25,7 @@ from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message, ToolSchemas
 from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
-from agent_envs.core.spaces import UnicodeText
+from agent_envs.core.spaces import UnicodeText, check_turn
 from agent_envs.core.step_info import describe_state, describe_step
 from agent_envs.core.task_family import TaskFamily
 from agent_envs.core.tasks import ENDLESS, Task, choose_task
@@ -36,7 +36,7 @@ from agent_envs.core.tool_source import ToolSessions, ToolSource
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import TurnLimit
 from agent_envs.core.turn_reading import without_thoughts
-from agent_envs.errors import ActionTypeError, ConfigurationError
+from agent_envs.errors import ConfigurationError
 
 __all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
 
@@ -196,15 +196,7 @@ class ToolEnv(TaskFamily):
             ResetNeeded: If the episode is over or none has begun.
             ActionTypeError: If `action` is not a string.
         """
-        if not isinstance(action, str):
-            raise ActionTypeError(
-                f"An action is the text of one model turn (str), not {type(action).__name__}."
-            )
-        if self._is_over:
-            raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
-        if not self._turn_limit.is_known:
-            self._turn_limit.resume(self, self.num_turns)
-            self.max_turns = self._turn_limit.turns
+        self._open_turn(action)
         self.num_turns += 1
         self.noted = {}
         self.begin_step()
@@ -221,6 +213,13 @@ class ToolEnv(TaskFamily):
         info = self._info() | describe_step(parsed, calls, terms, self.metrics())
         self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
         return observation, float(sum(terms.values())), self._is_over, False, info
+
+    def _open_turn(self, action: object) -> None:
+        """Refuse what is no turn; learn the turn limit where a restored episode has yet to."""
+        check_turn(action, is_over=self._is_over)
+        if not self._turn_limit.is_known:
+            self._turn_limit.resume(self, self.num_turns)
+            self.max_turns = self._turn_limit.turns
 
     def render(self) -> str | None:
         """Return the episode so far as coloured text, in the mode ``"ansi"``; see `__init__`."""

@@ -13,7 +13,7 @@ from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.core.tool_formats import TOOL_FORMATS
-from agent_envs.errors import ActionTypeError, ServerError
+from agent_envs.errors import ServerError
 from agent_envs.remote.journal import Journal, digest
 from agent_envs.remote.link import Link, SessionLost
 from agent_envs.remote.protocol import RAISED_AGAIN, ErrorCode, Refusal
@@ -150,15 +150,7 @@ class RemoteEnv(ToolEnv):
             TimeoutError: If one takes too long.
             Exception: What the environment raised.
         """
-        if not isinstance(action, str):
-            raise ActionTypeError(
-                f"An action is the text of one model turn (str), not {type(action).__name__}."
-            )
-        if self._is_over:
-            raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
-        if not self._turn_limit.is_known:
-            self._turn_limit.resume(self, self.num_turns)
-            self.max_turns = self._turn_limit.turns
+        self._open_turn(action)
         message = {"type": "step", "data": {"text": action}}
         reply = self._ask(message)
         self.num_turns += 1

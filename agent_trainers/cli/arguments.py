@@ -1,6 +1,7 @@
 """Parse options and YAML files into dataclasses; a mistyped name gets the nearest right one."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -13,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import gymnasium as gym
 import yaml
+from tqdm import tqdm
 from transformers.hf_argparser import HfArgumentParser
 
 from agent_envs.errors import (
@@ -147,6 +149,17 @@ def unknown_option(option: str, known: Iterable[str]) -> str:
     name = option.split("=")[0]
     close = difflib.get_close_matches(name, [f"--{other}" for other in known], n=1)
     return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
+
+
+def speaker(program: str) -> Callable[[str], None]:
+    """Return the function that tells a command's user something, in a line beside progress bars."""
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            tqdm.write(f"{program}: {text}", file=sys.stderr)
+            sys.stderr.flush()
+
+    return say
 
 
 def refuse(program: str, message: str) -> NoReturn:

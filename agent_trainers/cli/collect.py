@@ -6,7 +6,6 @@ as soon as it is done; the same command goes on after the last.
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, json_object, parse, run_command
+from agent_trainers.cli.arguments import check_range, json_object, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
 from agent_trainers.cli.policies import (
@@ -33,6 +32,7 @@ from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-collect"
+say = speaker(PROGRAM)
 
 
 @dataclass
@@ -133,11 +133,6 @@ def _best(played: Sequence[Trajectory], options: CollectArguments) -> list[Traje
             : options.keep
         ]
     ]
-
-
-def say(text: str) -> None:
-    """Tell the user something in a line of its own."""
-    sys.stderr.write(f"{PROGRAM}: {text}\n")
 
 
 if __name__ == "__main__":

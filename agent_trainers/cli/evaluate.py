@@ -1,9 +1,8 @@
 """``agent-r1-eval``: measure a language model in an environment, or in a program."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -11,7 +10,7 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, parse, run_command
+from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.played import ProgramArguments, check_program
@@ -26,6 +25,9 @@ from agent_trainers.cli.policies import (
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate
 from agent_trainers.trajectory import save_trajectories
+
+PROGRAM: Final = "agent-r1-eval"
+say = speaker(PROGRAM)
 
 
 @dataclass
@@ -46,7 +48,7 @@ class EvaluateArguments(ProgramArguments, PolicyArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_command("agent-r1-eval", run, arguments)
+    run_command(PROGRAM, run, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -54,7 +56,7 @@ def run(arguments: Sequence[str]) -> None:
     options = parse(
         arguments,
         EvaluateArguments,
-        program="agent-r1-eval",
+        program=PROGRAM,
         description="Measure a language model in a Gymnasium environment, or in a program.",
     )
     _check(options)
@@ -86,11 +88,6 @@ def run(arguments: Sequence[str]) -> None:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
     check_played(evaluation.trajectories)
-
-
-def say(text: str) -> None:
-    """Tell the user something in a line of its own."""
-    sys.stderr.write(f"agent-r1-eval: {text}\n")
 
 
 def _check(options: EvaluateArguments) -> None:

@@ -24,6 +24,7 @@ from agent_trainers.cli.arguments import (
     json_object,
     read_config,
     run_command,
+    speaker,
 )
 from agent_trainers.cli.environments import environment_maker, first_tasks, look_at
 from agent_trainers.cli.first_checks import WARM_START_FOLDER
@@ -46,6 +47,7 @@ from agent_trainers.trainers.supervised import WarmStartConfig, supervised_datas
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"
+say = speaker(PROGRAM)
 DEFAULTS: Final[Mapping[str, Any]] = {
     "num_train_epochs": 1.0,
     "learning_rate": 2e-4,
@@ -226,11 +228,6 @@ def demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Traj
         tools = template_tools(look_at(make_env, str(env_id)).states[0])
     for trajectory in load_trajectories(options.trajectories):
         yield retell(trajectory, renderer, tools)
-
-
-def say(text: str) -> None:
-    """Tell the user something in a line of its own."""
-    sys.stderr.write(f"{PROGRAM}: {text}\n")
 
 
 if __name__ == "__main__":

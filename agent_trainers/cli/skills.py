@@ -6,7 +6,6 @@ counts. Skills that the output holds already are kept, so a command that was sto
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.cli.arguments import parse, run_command
+from agent_trainers.cli.arguments import parse, run_command, speaker
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_policy,
@@ -28,6 +27,7 @@ from agent_trainers.rollout.skills import Success, TaskSkills, read_skills, tell
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-skills"
+say = speaker(PROGRAM)
 
 
 @dataclass
@@ -98,11 +98,6 @@ def _best(trajectories: Sequence[Trajectory]) -> list[tuple[Success, Trajectory]
 def _write(output: Path, skills: TaskSkills) -> None:
     rows = [{"skill": skill, "task_id": task_id} for task_id, skill in skills.items()]
     write_text(output, "".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def say(text: str) -> None:
-    """Tell the user something in a line of its own."""
-    sys.stderr.write(f"{PROGRAM}: {text}\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from agent_trainers.checkpointing.interruption import (
     StopRequests,
 )
 from agent_trainers.cli import dry_run, output_folder
-from agent_trainers.cli.arguments import run_command
+from agent_trainers.cli.arguments import run_command, speaker
 from agent_trainers.cli.environments import environment_maker, look_at
 from agent_trainers.cli.launch import (
     launch_command,
@@ -53,6 +53,8 @@ from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.presets import trainer_class
+
+say = speaker(PROGRAM)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -241,13 +243,6 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
     if trainer.accelerator.is_main_process:
         write_json(path, before)
     return before
-
-
-def say(text: str) -> None:
-    """Tell the user something in a line of its own, beside the progress bar."""
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        sys.stderr.write(f"\n{PROGRAM}: {text}\n")
-        sys.stderr.flush()
 
 
 def say_once(text: str) -> None:
