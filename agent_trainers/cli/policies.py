@@ -34,7 +34,9 @@ class PolicyArguments:
         "policy if not given. With base_url, the name under which the server knows the model.",
     )
     dtype: str = HfArg(
-        default="auto", help="Type of the model's weights; auto: that they are saved in."
+        default="auto",
+        help="Type of the model's weights; auto: that they are saved in, or bfloat16 on a CPU that "
+        "multiplies in it.",
     )
     base_url: str | None = HfArg(
         default=None, help="Ask an OpenAI-compatible server, such as http://localhost:8000/v1."
@@ -128,6 +130,14 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
     return Venue(env_kwargs, environment_maker(options.env, env_kwargs), look, tokenizer, model)
 
 
+def _dtype(options: PolicyArguments) -> str:
+    """Choose as the launcher does: the embedded policy plays in what it was saved in."""
+    from agent_trainers.trainers.machine import fast_precision
+
+    is_free = options.dtype == "auto" and options.model is not None
+    return "bfloat16" if is_free and fast_precision() else options.dtype
+
+
 @contextlib.contextmanager
 def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterator[Policy]:
     """Load the model or connect to its server; close it when the block ends.
@@ -141,7 +151,7 @@ def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterato
 
         model = _model_path(options) if venue is None else venue.model
         yield local_policy(
-            load_model(model, options.dtype),
+            load_model(model, _dtype(options)),
             load_tokenizer(model) if venue is None else venue.tokenizer,
             max_new_tokens=options.max_completion_length,
             **sampling,

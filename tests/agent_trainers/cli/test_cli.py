@@ -14,11 +14,12 @@ from agent_envs.data.records import read_records
 from agent_envs.errors import RolloutError
 from agent_trainers import TINY_POLICY
 from agent_trainers.algorithms.advantages import needs_values
-from agent_trainers.cli import evaluate, sft, train
+from agent_trainers.cli import evaluate, policies, sft, train
 from agent_trainers.cli.environments import count_tasks, environment_maker, hold_out
 from agent_trainers.cli.launch import launch_command, unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
 from agent_trainers.monitoring.metrics_log import read_metrics
+from agent_trainers.policies.models import load_model
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -273,6 +274,15 @@ def test_a_language_model_runs_in_bf16_on_a_processor_that_multiplies_in_it(
     assert train.parse_arguments([])[1].bf16 is False  # the embedded policy stays exact
     warm_start = sft.make_parser(["--model", "some/model"]).parse(["--model", "some/model"])[1]
     assert warm_start.bf16 is has_instructions
+    loaded = []
+    monkeypatch.setattr(
+        policies, "load_model", lambda *a: loaded.append(load_model(*a)) or loaded[-1]
+    )
+    for model in (str(TINY_POLICY), None):
+        with policies.open_policy(policies.PolicyArguments(model=model)):
+            pass
+    precise = torch.float32
+    assert [m.dtype for m in loaded] == [torch.bfloat16 if has_instructions else precise, precise]
 
 
 def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):
