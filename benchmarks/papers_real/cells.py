@@ -21,9 +21,9 @@ from benchmarks.papers_real.questions import (
 )
 
 SHORT_PROMPT: Final = (
-    "Answer the question. Search for one fact after the other: write <search>the query</search>, "
+    "Answer the question. Search for one fact after the other: write <search> the query </search>, "
     "and what is found comes back inside <information> tags. End with your final answer, and "
-    "nothing but the answer, as <answer>your answer</answer>."
+    "nothing but the answer, as <answer> your answer </answer>."
 )
 ENVIRONMENT: Final[Mapping[str, Any]] = {
     "top_k": 1,

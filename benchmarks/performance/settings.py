@@ -18,6 +18,8 @@ class Settings:
     """Pairs per comparison."""
     step_model: str = EMBEDDED
     """Whose optimiser step is measured; any but the embedded policy follows a script."""
+    language_model: str | None = None
+    """Folder of a model that TRL can read calls of; None for SmolLM2."""
     gradient_model: str = "1.5M"
     """Whose gradients are, on merged rows and on a row per step, and whose memory."""
     num_questions: int = 16

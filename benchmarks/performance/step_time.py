@@ -44,8 +44,8 @@ def measure_step_time(settings: Settings) -> dict[str, Any]:
             PAIRS_PER_ROUND * settings.rounds,
             before_round=lambda: theirs.model.load_state_dict(ours.model.state_dict()),
             facts={
-                "ours": functools.partial(_facts_of_ours, ours),
-                "trl": functools.partial(_facts_of_theirs, theirs, played),
+                "ours": functools.partial(facts_of_ours, ours),
+                "trl": functools.partial(facts_of_theirs, theirs, played),
             },
         )
     result = compare(
@@ -56,7 +56,7 @@ def measure_step_time(settings: Settings) -> dict[str, Any]:
     return result | {
         "model": settings.step_model,
         "batch": f"{settings.num_questions} x {settings.num_generations}",
-        "per_step": {name: _summary(timed) for name, timed in steps.items()},
+        "per_step": {name: summary(timed) for name, timed in steps.items()},
     }
 
 
@@ -76,13 +76,15 @@ def _config(settings: Settings, folder: str) -> StepGRPOConfig:
     return config
 
 
-def _facts_of_ours(trainer: StepGRPOTrainer) -> dict[str, float]:
+def facts_of_ours(trainer: StepGRPOTrainer) -> dict[str, float]:
+    """Return what our last batch did."""
     num_steps, success = played_by_ours(trainer)
     sampled = sum(sum(trajectory.lengths) for trajectory in trainer.trajectories["train"])
     return {"environment_steps": num_steps, "sampled_tokens": sampled, "success": success}
 
 
-def _facts_of_theirs(trainer: Any, played: Callable[[], tuple[int, float]]) -> dict[str, float]:
+def facts_of_theirs(trainer: Any, played: Callable[[], tuple[int, float]]) -> dict[str, float]:
+    """Return what TRL's last batch did."""
     # since the last log; each step is logged
     (mean_length,) = trainer._metrics["train"]["completions/mean_length"]
     num_steps, success = played()
@@ -90,6 +92,7 @@ def _facts_of_theirs(trainer: Any, played: Callable[[], tuple[int, float]]) -> d
     return {"environment_steps": num_steps, "sampled_tokens": sampled, "success": success}
 
 
-def _summary(steps: list[TimedStep]) -> dict[str, Any]:
+def summary(steps: list[TimedStep]) -> dict[str, Any]:
+    """Return the spread of each fact of the steps."""
     names = steps[0].facts
     return {name: spread([step.facts[name] for step in steps]) for name in names}

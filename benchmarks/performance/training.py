@@ -4,6 +4,7 @@
 
     python -m benchmarks.performance.training --output results.json
     python -m benchmarks.performance.training --device cuda --parts merged_vs_rows
+    python -m benchmarks.performance.training --parts language_model
 
 Both sides of a comparison run in the same process and in turns; a ratio is taken per pair, and the
 median of the ratios is what counts. Each part's module says what exactly is compared.
@@ -24,6 +25,7 @@ import trl
 from tqdm.auto import tqdm
 
 from agent_envs.data.files import write_json
+from benchmarks.performance.language_model import measure_language_model
 from benchmarks.performance.merged_rows import measure_merging
 from benchmarks.performance.models import quieten
 from benchmarks.performance.peak_memory import measure_memory
@@ -36,11 +38,15 @@ PARTS: Final[Mapping[str, Callable[[Settings], dict[str, Any]]]] = {
     "merged_vs_rows": lambda settings: {"merged_vs_rows": measure_merging(settings)},
     "rollouts": measure_rollouts,
     "memory_vs_budget": lambda settings: {"memory_vs_budget": measure_memory(settings)},
+    "language_model": measure_language_model,
 }
-"""What can be measured; ``rollouts`` gives ``rollout_vs_trl`` and ``rollout_vs_ideal``."""
+"""What can be measured; ``rollouts`` gives ``rollout_vs_trl`` and ``rollout_vs_ideal``,
+``language_model`` the same two of a real model against TRL's step and against bare phases."""
+DEFAULT_PARTS: Final = tuple(part for part in PARTS if part != "language_model")
+"""What needs no model from elsewhere."""
 
 
-def measure(settings: Settings, parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
+def measure(settings: Settings, parts: Sequence[str] = DEFAULT_PARTS) -> dict[str, Any]:
     """Measure some parts.
 
     Returns:
@@ -58,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write JSON."""
     options = _parse(arguments)
     quieten()
-    settings = DEVICE_DEFAULTS[options.device]
+    settings = dataclasses.replace(DEVICE_DEFAULTS[options.device], language_model=options.model)
     if options.rounds is not None:
         settings = dataclasses.replace(settings, rounds=options.rounds)
     results = measure(settings, options.parts)
@@ -99,7 +105,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="cpu",
         help="cuda measures a model of 0.5B parameters with random weights",
     )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS), metavar="PART",
+        help=f"of {', '.join(PARTS)}; without it all but the last",
+    )  # fmt: skip
+    parser.add_argument("--model", help="folder of the language model; SmolLM2 if not given")
     parser.add_argument("--rounds", type=int, help="pairs per comparison")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():

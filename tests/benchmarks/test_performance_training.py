@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent_trainers import TINY_POLICY
 from benchmarks.performance import peak_memory, training
 from benchmarks.performance.alternation import train_in_turns
 from benchmarks.performance.comparison import compare
@@ -14,7 +15,11 @@ from benchmarks.performance.step_time import PAIRS_PER_ROUND
 TINY = Settings(
     rounds=1, step_model="tiny", gradient_model="tiny", num_questions=2, num_generations=2,
     num_steps=(2,), memory_steps=(2,), num_trajectories=2, token_budget=1600, num_episodes=8,
-    num_calls=2, fast_seconds=0.001, slow_seconds=0.05,
+    num_calls=2, fast_seconds=0.001, slow_seconds=0.05, language_model=str(TINY_POLICY),
+)  # fmt: skip
+SIMPLE = (
+    "step_time_vs_trl", "rollout_vs_trl", "rollout_vs_ideal", "language_model_vs_trl",
+    "language_model_vs_bare",
 )  # fmt: skip
 
 
@@ -23,11 +28,11 @@ def results():
     with pytest.MonkeyPatch.context() as patch:
         # in this process, to be quick; the numbers mean nothing then
         patch.setattr(peak_memory, "_in_own_process", peak_memory._measure)
-        return training.measure(TINY)
+        return training.measure(TINY, tuple(training.PARTS))
 
 
 def comparisons(results):
-    for name in ("step_time_vs_trl", "rollout_vs_trl", "rollout_vs_ideal"):
+    for name in SIMPLE:
         yield results[name]
     yield from results["merged_vs_rows"].values()
     yield from results["memory_vs_budget"].values()
@@ -35,8 +40,7 @@ def comparisons(results):
 
 def test_every_comparison_has_median_spread_target_and_both_sides(results):
     assert set(results) == {
-        "machine", "step_time_vs_trl", "merged_vs_rows", "rollout_vs_trl", "rollout_vs_ideal",
-        "memory_vs_budget",
+        "machine", "merged_vs_rows", "memory_vs_budget", *SIMPLE,
     }  # fmt: skip
     for one in comparisons(results):
         is_step = one is results["step_time_vs_trl"]
@@ -65,7 +69,7 @@ def test_it_says_how_fast_it_went(results):
     assert speed["model_flops_per_second"] == pytest.approx(expected)
     assert one["row_tokens"] > tokens
     lines = training.describe(results)
-    assert len(lines) == 5 + 1
+    assert len(lines) == 7 + 2  # comparisons, and how fast two of them went
     assert any("tokens per second" in line for line in lines)
 
 
