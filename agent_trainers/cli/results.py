@@ -5,7 +5,8 @@ import importlib.metadata
 import json
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from agent_trainers.monitoring.trajectory_samples import (
     trained_samples,
 )
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trajectory import save_trajectories
+from agent_trainers.trajectory import Trajectory, save_trajectories
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
@@ -64,12 +65,14 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         record = trainer.last_batch
         if record is None:
             return
+        played, watch = record.trajectories, trainer.watch
         samples = trained_samples(
             record,
-            choose(record.trajectories, SAMPLES_PER_BATCH),
+            self._choose(played),
             label=f"training, step {step}",
             optimiser_step=step,
             new_logprobs=trainer.current_logprobs(),
+            find_marks=watch.marks,
         )
         self._batches.append(samples)
         if trainer.accelerator.is_main_process:
@@ -82,10 +85,29 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         """Keep samples of what was evaluated last."""
         played = self._trainer.trajectories["eval"]
         step = self._trainer.state.global_step
-        chosen = [played[i] for i in choose(played, SAMPLES_PER_BATCH)]
         self._batches.append(
-            [TrajectorySample(label=label, trajectory=t, optimiser_step=step) for t in chosen]
+            [
+                TrajectorySample(
+                    label=label,
+                    trajectory=played[i],
+                    optimiser_step=step,
+                    marks=self._trainer.watch.marks(played[i]),
+                )
+                for i in self._choose(played)
+            ]
         )
+
+    def _choose(self, played: Sequence[Trajectory]) -> list[int]:
+        """Return the numbers of the samples: first one that shows each alarm, if any does."""
+        watch = self._trainer.watch
+        alarms = {alarm.sign for alarm in watch.active}
+        shown: dict[str, int] = {}
+        for i, trajectory in enumerate(played if alarms else ()):
+            for mark in watch.marks(trajectory):
+                if mark.sign in alarms:
+                    shown.setdefault(mark.sign, i)
+        chosen = [*shown.values(), *choose(played, SAMPLES_PER_BATCH)]
+        return list(dict.fromkeys(chosen))[:SAMPLES_PER_BATCH]
 
     def write_page(self) -> None:
         """Write ``trajectories.html``."""
@@ -118,6 +140,7 @@ def describe_run(
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
+        "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms.values()],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},
@@ -233,6 +256,9 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
     )
     console = Console()
     console.print(table)
+    for alarm in results["hacking_alarms"]:
+        steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
+        console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)
     for name, what in (
         ("results.json", "figures"),
         ("learning_curve.png", "learning curve"),

@@ -59,6 +59,7 @@ class RunView:
         self.seconds_done = 0.0
         self.seconds_left: float | None = None
         self.doing = ""
+        self.alarms: Sequence[str] = ()
         self._title = title
         self._num_steps = num_steps
         self._curves: defaultdict[str, list[float]] = defaultdict(list)
@@ -82,6 +83,7 @@ class RunView:
             parts: list[Any] = [self._progress(), "", self._reward_table(blocks)]
             if self._newest:
                 parts += ["", self._numbers(), "", self._time_split(), self._failures()]
+            parts += [Text(f"alarm: {alarm}", "bold red") for alarm in self.alarms]
         yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
 
     def _progress(self) -> Table:
@@ -141,10 +143,15 @@ class RunView:
 class LiveView(TrainerCallback):  # type: ignore[misc]
     """Keeps a `RunView` on the terminal while training runs; whatever is printed goes above it."""
 
-    def __init__(self, title: str, clock: Any = None, console: Console | None = None) -> None:
-        """Show nothing until training begins; then what the trainer's `StepClock` says, too."""
+    def __init__(
+        self, title: str, clock: Any = None, console: Console | None = None, watch: Any = None
+    ) -> None:
+        """Show nothing until training begins.
+
+        Then what the trainer's `StepClock` and `HackWatch` say, too, where they are given.
+        """
         self._title = title
-        self._clock = clock
+        self._clock, self._watch = clock, watch
         self._console = console or Console(stderr=True)
         self._open = contextlib.ExitStack()
         self._view: RunView | None = None
@@ -208,6 +215,8 @@ class LiveView(TrainerCallback):  # type: ignore[misc]
         view.seconds_done = time.perf_counter() - self._started
         if self._clock is not None:
             view.doing = _DOING.get(self._clock.part, self._clock.part)
+        if self._watch is not None:
+            view.alarms = [alarm.text for alarm in self._watch.active]
         return view
 
 
@@ -252,7 +261,9 @@ def show_progress(trainer: Any, title: str) -> LiveView | SuccessProgress:
         trainer.remove_callback(callback)
     console = Console(stderr=True)
     can_redraw = console.is_terminal and not console.is_dumb_terminal
-    progress = LiveView(title, trainer.clock, console) if can_redraw else SuccessProgress()
+    progress = (
+        LiveView(title, trainer.clock, console, trainer.watch) if can_redraw else SuccessProgress()
+    )
     trainer.add_callback(progress)
     return progress
 

@@ -22,6 +22,7 @@ from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.faults import FaultWatch
+from agent_trainers.monitoring.hack_watch import HackWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.notebook import show_in_notebook
 from agent_trainers.monitoring.running_means import RunningMeans
@@ -171,6 +172,8 @@ class StepGRPOTrainer(ResumableTrainer):
                 max_tokens=context_length(self.sampler.model),
             )
         self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id, teacher)
+        self.watch = HackWatch()
+        self.keeping_state = {"watch": self.watch}
         self.training_log = TrainingLog(
             means=self.means,
             processes=self.processes,
@@ -178,6 +181,7 @@ class StepGRPOTrainer(ResumableTrainer):
             texts=self._logs if self.log_completions else None,
             outcome_terms=source.outcome_terms,
             faults=FaultWatch(self.args.max_fault_share),
+            watch=self.watch,
             max_drift=self.sampler.max_drift,
         )
         self.clock = StepClock(self._metrics["train"])
@@ -280,7 +284,7 @@ class StepGRPOTrainer(ResumableTrainer):
                 self.forget_trajectories(mode)
             self.trajectories[mode] += trajectories
             num_tokens_seen = self.state.num_input_tokens_seen
-            self.training_log.add_batch(mode, batch, factors, num_tokens_seen)
+            self.training_log.add_batch(mode, step[0] + 1, batch, factors, num_tokens_seen)
         return dict(batch.record.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
+from agent_trainers.monitoring.hack_watch import HackWatch, counters, tally
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.distributed import ProcessGroup
@@ -33,13 +34,22 @@ class TrainingLog:
     """Reward terms that are outcomes."""
     faults: FaultWatch
     """What ends a run in which most episodes fail."""
+    watch: HackWatch
+    """What looks for reward hacking."""
     max_drift: float | None
     """Largest mean difference of log-probabilities that is accepted, in nats per token."""
 
     def add_batch(
-        self, mode: str, batch: BuiltBatch, factors: Mapping[str, float], num_tokens_seen: float
+        self,
+        mode: str,
+        step: int,
+        batch: BuiltBatch,
+        factors: Mapping[str, float],
+        num_tokens_seen: float,
     ) -> None:
         """Log the statistics of a whole batch, and the factors of its reward terms; collective.
+
+        `step` is the optimiser step that the batch is played for.
 
         Raises:
             RolloutError: If most episodes fail.
@@ -47,6 +57,10 @@ class TrainingLog:
         trajectories, advantages = batch.record.trajectories, batch.credit.advantages
         metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
+        is_training = mode == "train"
+        metrics |= (
+            self.watch.add(step, batch.episodes) if is_training else counters(tally(batch.episodes))
+        )
         faults = self.processes.all_gather_objects([count_faults(trajectories)])
         metrics |= {f"faults/{name}": sum(counts[name] for counts in faults) for name in faults[0]}
         for name, value in {**metrics, **batch.credit.metrics}.items():

@@ -46,6 +46,18 @@ def test_the_view_shows_step_curves_terms_time_and_failures():
     assert "invalid" not in shown  # its codes are there
 
 
+def test_the_view_shows_what_the_watch_says_while_it_does():
+    terminal = io.StringIO()
+    watch = SimpleNamespace(active=[SimpleNamespace(text="length: 90 tokens a turn. Look there.")])
+    view = LiveView("a run", None, Console(file=terminal, force_terminal=False, width=90), watch)
+    view.on_train_begin(None, state(0), None)
+    view.on_log(None, state(0), None, LOGS)
+    assert "alarm: length: 90 tokens a turn. Look there." in draw(view._current())
+    watch.active.clear()
+    assert "alarm" not in draw(view._current())
+    view.close()
+
+
 def test_the_view_is_drawn_before_anything_is_known_and_in_a_narrow_terminal():
     assert "step 0/3" in draw(RunView("a run", 3))
     view = RunView("a run", 3)
@@ -141,6 +153,7 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
     callbacks = []
     trainer = SimpleNamespace(
         clock=None,
+        watch=None,
         remove_callback=lambda kind: None,
         add_callback=callbacks.append,
         callback_handler=SimpleNamespace(callbacks=callbacks),

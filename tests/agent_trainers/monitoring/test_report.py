@@ -5,6 +5,7 @@ import pytest
 
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.batch_record import StepTokens
+from agent_trainers.monitoring.hack_signs import Mark
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
     plot_learning_curve,
@@ -145,3 +146,16 @@ def test_the_learning_curve_is_a_picture(tmp_path, history):
     path = tmp_path / "curve.png"
     plot_learning_curve(path, history, before=0.05, after=0.97)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_signs_of_reward_hacking_are_marked_on_episode_and_step(page):
+    marks = [
+        Mark(sign="format_farming", step=None, seen=f"'talk' paid {HOSTILE}"),
+        Mark(sign="empty_thoughts", step=1, seen="a thought without content"),
+    ]
+    html = page(sample(marks=marks))
+    assert "format_farming: &#39;talk&#39; paid" in html
+    assert html.index("Step 2") < html.index("empty_thoughts: a thought without content")
+    assert html.index("a sign of reward hacking") < html.index("Step 1")
+    assert "<script>" not in html
+    assert "a sign of reward hacking" not in page(sample())
