@@ -140,7 +140,7 @@ def describe_run(
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
-        "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms.values()],
+        "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},

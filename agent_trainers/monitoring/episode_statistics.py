@@ -60,6 +60,8 @@ class EpisodeSummary:
     """Whose the reward of each step is; None: everybody's."""
     frozen_roles: frozenset[str] = frozenset()
     """Roles that nothing is learned from."""
+    env: str = ""
+    """The name of the environment, where several are played."""
 
     @property
     def num_steps(self) -> int:
@@ -121,6 +123,7 @@ def summarise(
             t.role if t.info.get("owns_reward") else None for t in trajectory.transitions
         ),
         frozen_roles=frozenset(t.role for t in trajectory.transitions if t.is_frozen),
+        env=trajectory.env,
     )
 
 

@@ -133,6 +133,8 @@ class Alarm:
 
     sign: str
     """Its name in `SIGNS`."""
+    env: str
+    """The name of the environment, where several are played."""
     first_step: int
     """The optimiser step at which it was first seen."""
     last_step: int
@@ -209,38 +211,99 @@ def counters(counts: Tally) -> dict[str, float]:
     return {f"{PREFIX}/{name}": counts[name][0] / counts[name][1] for name in names}
 
 
+class _Course:
+    """One environment's first batches and its newest."""
+
+    def __init__(self) -> None:
+        self.start: list[Tally] = []
+        self.recent: list[Tally] = []
+
+    def add(self, episodes: Sequence[EpisodeSummary]) -> None:
+        counts = tally(episodes, self.recent)
+        if len(self.start) < NUM_BATCHES:
+            self.start.append(counts)
+        self.recent = [*self.recent, counts][-NUM_BATCHES:]
+
+    def alarms(self) -> list[str]:
+        """Return the signs that are alarms now."""
+        if len(self.start) < NUM_BATCHES:
+            return []
+        return [name for name in SIGNS if self._is_alarm(name)]
+
+    def describe(self, name: str) -> str:
+        """Say what is seen of a sign, what was at the start, and what became of success."""
+        of = "return" if name == RETURN_WITHOUT_SUCCESS else name
+        start, now = mean(self.start, of), mean(self.recent, of)
+        form = SIGNS[name].seen
+        said = form.format(now)
+        if start is not None:
+            number = form[form.index("{") : form.index("}") + 1]
+            said += f" ({number.format(start)} at the run's start)"
+        before, after = mean(self.start, "success"), mean(self.recent, "success")
+        if before is not None and after is not None:
+            said += f"; success {before:.0%} -> {after:.0%}"
+        return said
+
+    def _is_alarm(self, name: str) -> bool:
+        if name == RETURN_WITHOUT_SUCCESS:
+            return self._pays_for_something_else()
+        sign, start, now = SIGNS[name], mean(self.start, name), mean(self.recent, name)
+        if now is None:
+            return False
+        factor = sign.factor * (2.0 if sign.is_work and self._rise_of_success() >= _RISE else 1.0)
+        limit = max(sign.least, factor * (start or 0.0) + sign.slack)
+        return now >= min(limit, sign.always)
+
+    def _rise_of_success(self) -> float:
+        before, now = mean(self.start, "success"), mean(self.recent, "success")
+        return 0.0 if before is None or now is None else now - before
+
+    def _pays_for_something_else(self) -> bool:
+        """Return whether the return rose by more than chance while success fell by much."""
+        before, now = mean(self.start, "return"), mean(self.recent, "return")
+        squared = mean(self.start, "return_squared")
+        if before is None or now is None or squared is None:
+            return False
+        deviation = math.sqrt(max(0.0, squared - before**2))
+        has_risen = now - before > max(0.25 * deviation, _ROUNDING)
+        return has_risen and self._rise_of_success() <= -_FALL
+
+
 class HackWatch:
-    """Compares the newest batches of a run with its first ones."""
+    """Compares the newest batches of a run with its first ones, each environment with itself."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._start: list[Tally] = []
-        self._recent: list[Tally] = []
-        self._active: list[str] = []
-        self.alarms: dict[str, Alarm] = {}
-        """Every alarm of the run so far, by sign."""
+        self._courses: dict[str, _Course] = {}
+        self._active: list[tuple[str, str]] = []
+        self._alarms: dict[tuple[str, str], Alarm] = {}
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """Every alarm of the run so far."""
+        return list(self._alarms.values())
 
     @property
     def active(self) -> list[Alarm]:
         """The alarms that the newest batches give."""
-        return [self.alarms[name] for name in self._active]
+        return [self._alarms[key] for key in self._active]
 
     def add(self, step: int, episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
         """Take in the batch of an optimiser step; return what is to be logged of it."""
-        counts = tally(episodes, self._recent)
-        if len(self._start) < NUM_BATCHES:
-            self._start.append(counts)
-        self._recent = [*self._recent, counts][-NUM_BATCHES:]
-        self._active = [name for name in SIGNS if self._is_alarm(name)]
-        for name in self._active:
-            self._note(name, step)
-        logged = counters(counts) | {f"{PREFIX}/alarms": float(len(self._active))}
-        return logged | {f"{PREFIX}/alarm/{name}": 1.0 for name in self._active}
+        for env in dict.fromkeys(episode.env for episode in episodes):
+            own = [episode for episode in episodes if episode.env == env]
+            self._courses.setdefault(env, _Course()).add(own)
+        self._active = [(env, name) for env, own in self._courses.items() for name in own.alarms()]
+        for key in self._active:
+            self._note(key, step)
+        logged = counters(tally(episodes)) | {f"{PREFIX}/alarms": float(len(self._active))}
+        return logged | {f"{PREFIX}/alarm/{name}": 1.0 for _, name in self._active}
 
     def marks(self, trajectory: Trajectory) -> list[Mark]:
         """Return the signs of an episode, those among them that only the run's start shows."""
         marks = find_marks(trajectory)
-        length = mean(self._start, LENGTH)
+        course = self._courses.get(trajectory.env, _Course())
+        length = mean(course.start, LENGTH)
         if length is not None:
             limit = SIGNS[LENGTH].factor * length + SIGNS[LENGTH].slack
             for t, num_tokens in enumerate(trajectory.lengths):
@@ -251,60 +314,27 @@ class HackWatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a run goes on from, in plain types."""
-        alarms = [asdict(alarm) for alarm in self.alarms.values()]
         return {
-            "start": self._start, "recent": self._recent, "active": self._active, "alarms": alarms,
-        }  # fmt: skip
+            "courses": {env: [own.start, own.recent] for env, own in self._courses.items()},
+            "active": [list(key) for key in self._active],
+            "alarms": [asdict(alarm) for alarm in self.alarms],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._start, self._recent = list(state["start"]), list(state["recent"])
-        self._active = list(state["active"])
-        self.alarms = {alarm["sign"]: Alarm(**alarm) for alarm in state["alarms"]}
+        self._courses = {}
+        for env, (start, recent) in state["courses"].items():
+            self._courses[env] = _Course()
+            self._courses[env].start, self._courses[env].recent = list(start), list(recent)
+        self._active = [(env, name) for env, name in state["active"]]
+        self._alarms = {(alarm["env"], alarm["sign"]): Alarm(**alarm) for alarm in state["alarms"]}
 
-    def _is_alarm(self, name: str) -> bool:
-        if len(self._start) < NUM_BATCHES:
-            return False
-        if name == RETURN_WITHOUT_SUCCESS:
-            return self._pays_for_something_else()
-        sign, start, now = SIGNS[name], mean(self._start, name), mean(self._recent, name)
-        if now is None:
-            return False
-        factor = sign.factor * (2.0 if sign.is_work and self._rise_of_success() >= _RISE else 1.0)
-        limit = max(sign.least, factor * (start or 0.0) + sign.slack)
-        return now >= min(limit, sign.always)
-
-    def _rise_of_success(self) -> float:
-        before, now = mean(self._start, "success"), mean(self._recent, "success")
-        return 0.0 if before is None or now is None else now - before
-
-    def _pays_for_something_else(self) -> bool:
-        """Return whether the return rose by more than chance while success fell by much."""
-        before, now = mean(self._start, "return"), mean(self._recent, "return")
-        squared = mean(self._start, "return_squared")
-        if before is None or now is None or squared is None:
-            return False
-        deviation = math.sqrt(max(0.0, squared - before**2))
-        has_risen = now - before > max(0.25 * deviation, _ROUNDING)
-        return has_risen and self._rise_of_success() <= -_FALL
-
-    def _note(self, name: str, step: int) -> None:
-        text = f"{name}: {self._describe(name)}. {SIGNS[name].advice}"
-        if name in self.alarms:
-            self.alarms[name] = replace(self.alarms[name], last_step=step, text=text)
+    def _note(self, key: tuple[str, str], step: int) -> None:
+        env, name = key
+        of = f" in {env}" if env else ""
+        text = f"{name}{of}: {self._courses[env].describe(name)}. {SIGNS[name].advice}"
+        if key in self._alarms:
+            self._alarms[key] = replace(self._alarms[key], last_step=step, text=text)
             return
-        self.alarms[name] = Alarm(sign=name, first_step=step, last_step=step, text=text)
+        self._alarms[key] = Alarm(sign=name, env=env, first_step=step, last_step=step, text=text)
         _log.warning("Reward hacking? Step %d, %s", step, text)
-
-    def _describe(self, name: str) -> str:
-        of = "return" if name == RETURN_WITHOUT_SUCCESS else name
-        start, now = mean(self._start, of), mean(self._recent, of)
-        form = SIGNS[name].seen
-        said = form.format(now)
-        if start is not None:
-            number = form[form.index("{") : form.index("}") + 1]
-            said += f" ({number.format(start)} at the run's start)"
-        before, after = mean(self._start, "success"), mean(self._recent, "success")
-        if before is not None and after is not None:
-            said += f"; success {before:.0%} -> {after:.0%}"
-        return said

@@ -31,6 +31,8 @@ class EpisodeSpec:
     """Episodes with the same id are compared with each other."""
     rng: np.random.Generator
     """The policy's draws; another generator for each member of a group."""
+    env: str = ""
+    """The name of the environment, where several are played."""
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ class Episode:
             usage=asdict(self.usage),
             final_prompt_ids=list(self.final_prompt_ids),
             step_seconds=self.step_seconds[1 : 1 + len(self.transitions)],
+            env=self.spec.env,
         )
 
 

@@ -8,6 +8,8 @@ overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches w
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +23,7 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.hack_watch import HackWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
@@ -29,18 +32,23 @@ from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
 from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.rollout.env_members import Member
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
 from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
+from agent_trainers.trainers.env_mixture import (
+    EnvMixture,
+    Played,
+    measured_rows,
+    measured_source,
+    task_source,
+    training_rows,
+)
 from agent_trainers.trainers.episode_plan import (
     EpisodePlayer,
-    MakeEnv,
     TaskSource,
-    all_tasks,
     check_schedules,
-    check_tasks,
     environment_reward,
-    task_source,
 )
 from agent_trainers.trainers.generation import sampler_of
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -59,6 +67,11 @@ def _is_true_here(record: logging.LogRecord) -> bool:
     return "set `loss_type='grpo'`" not in record.getMessage()
 
 
+def _names(source: TaskSource | None) -> Sequence[str]:
+    """Return the names of the environments of a source; none where it is one alone."""
+    return source.names if isinstance(source, EnvMixture) else ()
+
+
 class StepGRPOTrainer(ResumableTrainer):
     """Trains a language model by GRPO; each environment step is one transition."""
 
@@ -67,11 +80,12 @@ class StepGRPOTrainer(ResumableTrainer):
     def __init__(
         self,
         model: Any,
-        env: str | MakeEnv | TaskSource,
+        env: Played,
         args: StepGRPOConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        eval_env: str | MakeEnv | TaskSource | None = None,
+        eval_env: Played | None = None,
+        eval_envs: Sequence[Member] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
@@ -83,12 +97,17 @@ class StepGRPOTrainer(ResumableTrainer):
         Args:
             model: A causal language model, or its name or path.
             env: A Gymnasium id, or a function that makes an environment; called once for each
-                episode that runs at the same time. Or `ProgramTasks`: a program and its tasks.
+                episode that runs at the same time. Or `ProgramTasks`: a program and its tasks. Or a
+                list of environments that are trained in together, each an id or ``{"id": ...,
+                "weight": ..., "kwargs": ..., "name": ..., "tasks": ...}``; see `EnvMember`.
             args: Settings.
             train_dataset: Rows with a column ``task``, the index of a task of `env`. All tasks of
                 `env` if not given; of an endless family, as many as ``max_steps`` needs.
-            eval_dataset: The same for evaluation.
+            eval_dataset: The same for evaluation; of several environments with a column ``env``,
+                too, the name of the environment.
             eval_env: Where to evaluate, if not in `env`.
+            eval_envs: Environments that are evaluated as well and never trained in, as in a list of
+                `env`: what was learned is to be of use there, too.
             processing_class: The tokenizer; the model's own if not given.
             callbacks: As in TRL.
             optimizers: As in TRL.
@@ -100,10 +119,9 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         args = args or StepGRPOConfig("step-grpo")
         source = task_source(env)
-        if train_dataset is None:
-            train_dataset = all_tasks(source.num_tasks, args)
-        train_dataset = check_tasks("train_dataset", train_dataset)
-        check_tasks("eval_dataset", eval_dataset)
+        eval_source = measured_source(env, eval_env, eval_envs)
+        train_dataset = training_rows(source, train_dataset, args)
+        eval_dataset = measured_rows(eval_source or source, eval_dataset)
         _TRL_LOGGER.addFilter(_is_true_here)
         super().__init__(
             model=model,
@@ -122,7 +140,7 @@ class StepGRPOTrainer(ResumableTrainer):
         if args.disable_dropout:
             disable_attention_dropout(self.model)
         check_schedules(args, source)
-        self._compose(source, None if eval_env is None else task_source(eval_env))
+        self._compose(source, eval_source)
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -149,6 +167,8 @@ class StepGRPOTrainer(ResumableTrainer):
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
             {"train": train, "eval": evaluate},
+            draws=source.make_draws(self.args.seed) if isinstance(source, EnvMixture) else None,
+            env_names=[*dict.fromkeys([*_names(source), *_names(eval_source)])],
         )
         self.scorer = Scorer(
             args=self.args,
@@ -182,6 +202,12 @@ class StepGRPOTrainer(ResumableTrainer):
             outcome_terms=source.outcome_terms,
             faults=FaultWatch(self.args.max_fault_share),
             watch=self.watch,
+            env_names=_names(source),
+            evaluated=EvaluatedEnvironments(
+                measured.names, measured.variants, self.num_generations_eval
+            )
+            if isinstance(measured := eval_source or source, EnvMixture)
+            else None,
             max_drift=self.sampler.max_drift,
         )
         self.clock = StepClock(self._metrics["train"])
@@ -226,8 +252,8 @@ class StepGRPOTrainer(ResumableTrainer):
                 self.player.close()
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the column `task`. Relies on: TRL's own are the columns that a row may have."""
-        self._signature_columns = ["task"]
+        """Keep task and environment. Relies on: TRL's own are the columns that a row may have."""
+        self._signature_columns = ["task", "env"]
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
@@ -304,6 +330,17 @@ class StepGRPOTrainer(ResumableTrainer):
             loss = loss + self._micro_batch_loss(model, micro_batch)
         self.training_log.write_means("train" if is_training else "eval")
         return loss
+
+    def _own_state(self) -> dict[str, Any]:
+        """Save which tasks were drawn. Relies on: called for each checkpoint."""
+        draws = self.player.draws
+        return super()._own_state() | ({} if draws is None else {"draws": draws.state()})
+
+    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
+        """Go on with the tasks that come after. Relies on: given what `_own_state` returned."""
+        super()._restore(state, path)
+        if self.player.draws is not None:
+            self.player.draws.restore(state.get("draws", {}))
 
     # The loss
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
 from agent_trainers.monitoring.hack_watch import HackWatch, counters, tally
@@ -36,6 +37,10 @@ class TrainingLog:
     """What ends a run in which most episodes fail."""
     watch: HackWatch
     """What looks for reward hacking."""
+    env_names: Sequence[str]
+    """The environments that are trained in, where they are several."""
+    evaluated: EvaluatedEnvironments | None
+    """Those that are evaluated, where they are several."""
     max_drift: float | None
     """Largest mean difference of log-probabilities that is accepted, in nats per token."""
 
@@ -55,7 +60,12 @@ class TrainingLog:
             RolloutError: If most episodes fail.
         """
         trajectories, advantages = batch.record.trajectories, batch.credit.advantages
-        metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
+        if mode == "eval" and self.evaluated is not None:
+            self._add_evaluated(self.evaluated, batch)
+            metrics = {}
+        else:
+            metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
+            metrics |= env_metrics(batch.episodes, advantages, self.env_names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
         is_training = mode == "train"
         metrics |= (
@@ -108,6 +118,14 @@ class TrainingLog:
             "tokenizer and the precision of both, and whether the server has the newest weights. "
             "To train nonetheless, raise max_logprob_drift."
         )
+
+    def _add_evaluated(self, evaluated: EvaluatedEnvironments, batch: BuiltBatch) -> None:
+        """Log the statistics of all that was evaluated so far, not a mean over batches."""
+        own = self.metrics["eval"]
+        if not own:  # TRL has logged the last evaluation
+            evaluated.clear()
+        metrics = evaluated.add(batch.episodes, batch.credit.advantages, self.outcome_terms)
+        own.update({name: [value] for name, value in metrics.items()})
 
     def _add_texts(self, texts: Mapping[str, Any], batch: BuiltBatch) -> None:
         own = [_as_conversation(t) for t in batch.record.trajectories]

@@ -128,15 +128,16 @@ BESIDES = {
 def test_each_hack_gives_its_alarm_once_it_begins_and_honest_play_gives_none(sign):
     script, settings = HACKS[sign]
     watch, logs = watch_run(honest, script, make(**settings))
-    assert sign in watch.alarms
-    assert set(watch.alarms) <= {sign, "return_without_success"} | BESIDES.get(sign, set())
-    assert watch.alarms[sign].first_step > NUM_BATCHES
+    alarms = {alarm.sign: alarm for alarm in watch.alarms}
+    assert sign in alarms
+    assert set(alarms) <= {sign, "return_without_success"} | BESIDES.get(sign, set())
+    assert alarms[sign].first_step > NUM_BATCHES
     assert logs[NUM_BATCHES - 1]["hacking/alarms"] == 0
     assert logs[-1]["hacking/alarms"] == len(watch.active)
     assert logs[-1][f"hacking/alarm/{sign}"] == 1.0
     assert logs[-1][f"hacking/{sign}"] > logs[0].get(f"hacking/{sign}", 0.0)
-    assert SIGNS[sign].advice in watch.alarms[sign].text
-    assert "at the run's start" in watch.alarms[sign].text or sign == "paid_failures"
+    assert SIGNS[sign].advice in alarms[sign].text
+    assert "at the run's start" in alarms[sign].text or sign == "paid_failures"
 
     steady, _ = watch_run(honest, honest, make(**settings))
     assert not steady.alarms
@@ -202,8 +203,8 @@ def test_a_return_that_rises_while_success_falls_is_an_alarm():
         watch.add(
             i, batch([2.0, 2.0, 0.0, 0.5] if is_late else [1.0, 1.0, 0, 0], 1 + (not is_late))
         )
-    assert "return_without_success" in watch.alarms
-    assert "0.500 at the run's start" in watch.alarms["return_without_success"].text
+    (alarm,) = [alarm for alarm in watch.alarms if alarm.sign == "return_without_success"]
+    assert "0.500 at the run's start" in alarm.text
 
 
 def test_longer_turns_are_no_alarm_where_success_rises_with_them():
@@ -211,9 +212,7 @@ def test_longer_turns_are_no_alarm_where_success_rises_with_them():
         return [f"{'well , ' * 8}{turn}" for turn in turns]  # 56 bytes more, of about 80
 
     watch, _ = watch_run(lambda turns: [turns[0], wrong(turns)[-1]], longer, make())
-    assert "length" not in watch.alarms
-    watch, _ = watch_run(honest, longer, make())
-    assert "length" not in watch.alarms
+    assert "length" not in [alarm.sign for alarm in watch.alarms]
 
 
 def test_what_a_watch_keeps_lets_a_resumed_run_go_on():
@@ -226,3 +225,17 @@ def test_what_a_watch_keeps_lets_a_resumed_run_go_on():
     assert unbroken.add(7, batches[1]) == resumed.add(7, batches[1])
     assert unbroken.alarms == resumed.alarms
     assert counters(tally(batches[1]))["hacking/repeated_calls"] == pytest.approx(4 / 6)
+
+
+def test_each_environment_is_compared_with_its_own_start():
+    short, long = ([replace(summarise(t), env=env) for t in play(script, make())]
+                   for env, script in (("short", honest), ("long", HACKS["length"][0])))  # fmt: skip
+    watch = HackWatch()
+    for i in range(2 * NUM_BATCHES):
+        watch.add(i, short if i < NUM_BATCHES else [*short, *long])
+    assert not watch.alarms  # the turns of one were long from its start
+    grown = [replace(episode, env="short") for episode in long]
+    for i in range(NUM_BATCHES):
+        watch.add(i, grown)
+    assert ("length", "short") in [(alarm.sign, alarm.env) for alarm in watch.alarms]
+    assert "length in short: " in watch.active[0].text

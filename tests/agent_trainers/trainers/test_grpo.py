@@ -573,7 +573,8 @@ def test_a_reward_that_pays_for_any_answer_raises_an_alarm_that_outlives_a_resum
                 "save_steps": 6}  # fmt: skip
     trainer = make_trainer(env, **settings)
     trainer.train()
-    alarm = trainer.watch.alarms["paid_failures"]
+    (alarm,) = trainer.watch.alarms
+    assert alarm.sign == "paid_failures"
     assert (alarm.first_step, alarm.last_step) == (5, 7)
     logged = read_metrics(trainer.args.output_dir)
     assert [entry["hacking/alarms"] for entry in logged if "reward" in entry][3] == 0
