@@ -205,10 +205,10 @@ def mean(tallies: Sequence[Tally], name: str) -> float | None:
     return sum(part[0] for part in parts) / whole if whole else None
 
 
-def counters(counts: Tally) -> dict[str, float]:
-    """Return the figures of a batch as they are logged."""
-    names = [name for name in SIGNS if name in counts]
-    return {f"{PREFIX}/{name}": counts[name][0] / counts[name][1] for name in names}
+def counters(tallies: Sequence[Tally]) -> dict[str, float]:
+    """Return the figures of a batch as they are logged, from the tallies of its environments."""
+    figures = {name: mean(tallies, name) for name in SIGNS}
+    return {f"{PREFIX}/{name}": value for name, value in figures.items() if value is not None}
 
 
 class _Course:
@@ -218,11 +218,13 @@ class _Course:
         self.start: list[Tally] = []
         self.recent: list[Tally] = []
 
-    def add(self, episodes: Sequence[EpisodeSummary]) -> None:
+    def add(self, episodes: Sequence[EpisodeSummary]) -> Tally:
+        """Take in what was played of it in a batch; return what it shows."""
         counts = tally(episodes, self.recent)
         if len(self.start) < NUM_BATCHES:
             self.start.append(counts)
         self.recent = [*self.recent, counts][-NUM_BATCHES:]
+        return counts
 
     def alarms(self) -> list[str]:
         """Return the signs that are alarms now."""
@@ -290,13 +292,14 @@ class HackWatch:
 
     def add(self, step: int, episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
         """Take in the batch of an optimiser step; return what is to be logged of it."""
+        tallies = []
         for env in dict.fromkeys(episode.env for episode in episodes):
             own = [episode for episode in episodes if episode.env == env]
-            self._courses.setdefault(env, _Course()).add(own)
+            tallies.append(self._courses.setdefault(env, _Course()).add(own))
         self._active = [(env, name) for env, own in self._courses.items() for name in own.alarms()]
         for key in self._active:
             self._note(key, step)
-        logged = counters(tally(episodes)) | {f"{PREFIX}/alarms": float(len(self._active))}
+        logged = counters(tallies) | {f"{PREFIX}/alarms": float(len(self._active))}
         return logged | {f"{PREFIX}/alarm/{name}": 1.0 for _, name in self._active}
 
     def marks(self, trajectory: Trajectory) -> list[Mark]:

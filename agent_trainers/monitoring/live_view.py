@@ -37,6 +37,8 @@ NUMBERS: Final = (
     ("clip_ratio/region_mean", "clipped", "{:.1%}"),
     ("sampling/sampling_logp_difference/mean", "drift", "{:.1e}"),
     ("groups/without_variance", "groups without variance", "{:.0%}"),
+    ("groups/extra", "extra groups", "{:.0f}"),
+    ("curriculum/level", "level", "{:.0f}"),
     ("critic/explained_variance", "critic explains", "{:.0%}"),
     ("context/drops", "contexts cut", "{:.0%}"),
 )
@@ -82,7 +84,14 @@ class RunView:
         with self._lock:
             parts: list[Any] = [self._progress(), "", self._reward_table(blocks)]
             if self._newest:
-                parts += ["", self._numbers(), "", self._time_split(), self._failures()]
+                parts += [
+                    *self._drawn(),
+                    "",
+                    self._numbers(),
+                    "",
+                    self._time_split(),
+                    self._failures(),
+                ]
             parts += [Text(f"alarm: {alarm}", "bold red") for alarm in self.alarms]
         yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
 
@@ -117,6 +126,19 @@ class RunView:
             if name in self._newest
         ]
         return Columns(shown, padding=(0, 3), equal=True)
+
+    def _drawn(self) -> list[Text]:
+        """Say what a curriculum draws: shares of environments, or tasks in pools; if there is one.
+
+        The largest come first.
+        """
+        for prefix, form in (("curriculum/share/", "{:.0%}"), ("curriculum/tasks/", "{:.0f}")):
+            values = {n: v for n, v in self._newest.items() if n.startswith(prefix) and v > 0}
+            largest = sorted(values, key=lambda name: -values[name])[:MAX_TERMS]
+            if largest:
+                words = [f"{n.removeprefix(prefix)} {form.format(values[n])}" for n in largest]
+                return [Text.assemble(("drawn  ", "dim"), "   ".join(words))]
+        return []
 
     def _time_split(self) -> Text:
         """Draw the parts of a step as one bar, and say how long each took."""

@@ -61,7 +61,7 @@ def learning_curve_png(
     before: float | None = None,
     after: float | None = None,
 ) -> bytes:
-    """Draw success and return against optimiser steps.
+    """Draw success and return against optimiser steps; below, what a curriculum drew, if any did.
 
     `history` is the trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
     `before` and `after` are the success in evaluation, if measured.
@@ -69,8 +69,8 @@ def learning_curve_png(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
     entries = [entry for entry in history if "reward" in entry]
+    axes = _with_curriculum(figure, entries)
     for name, label, colour in (
         ("success", "success in training", "#2563eb"),
         ("reward", "mean return", "#d97706"),
@@ -89,7 +89,8 @@ def learning_curve_png(
             offset = (0, -18) if value > 0.5 else (0, 8)
             axes.annotate(f"{value:.1%}", (step, value), offset, textcoords="offset points",
                           ha="center", color="#15803d")  # fmt: skip
-    axes.set(xlabel="optimiser step", ylabel="success, return")
+    axes.set(ylabel="success, return")
+    figure.axes[-1].set(xlabel="optimiser step")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -98,6 +99,25 @@ def learning_curve_png(
     picture = io.BytesIO()
     figure.savefig(picture)
     return picture.getvalue()
+
+
+def _with_curriculum(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the axes of the curves; below them draw the shares of what a curriculum drew."""
+    prefixes = ("curriculum/share/", "curriculum/tasks/")
+    names = dict.fromkeys(name for e in entries for name in e if name.startswith(prefixes))
+    if not names:
+        return figure.add_subplot()
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+    totals = [sum(entry.get(name, 0.0) for name in names) or 1.0 for entry in entries]
+    shares = [
+        [entry.get(name, 0.0) / total for entry, total in zip(entries, totals, strict=True)]
+        for name in names
+    ]
+    labels = [name.split("/", 2)[2] for name in names]
+    below.stackplot([entry["step"] for entry in entries], shares, labels=labels, alpha=0.7)
+    below.set(ylabel="share", ylim=(0.0, 1.0))
+    below.legend(frameon=False, fontsize="x-small", ncols=3, loc="upper left")
+    return axes
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:

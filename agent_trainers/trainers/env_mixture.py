@@ -10,6 +10,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import Schemas
 from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.curriculum import Curriculum, curriculum_draws
 from agent_trainers.rollout.env_members import EnvMember, Member, name_members, read_members
 from agent_trainers.rollout.task_draws import TaskDraws, TaskPool
 from agent_trainers.trainers.episode_plan import (
@@ -78,13 +79,13 @@ class EnvMixture:
         num_tasks = self._sources[name].num_tasks
         return range(num_tasks) if given is None and num_tasks is not None else given
 
-    def make_draws(self, seed: int) -> TaskDraws:
-        """Return what says which task comes next in training."""
-        pools = [
+    @property
+    def pools(self) -> list[TaskPool]:
+        """What is drawn from in training."""
+        return [
             TaskPool(env=member.name, weight=member.weight, tasks=self.tasks_of(member.name))
             for member in self.members
         ]
-        return TaskDraws(pools, seed)
 
     def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
         """Return what plays `policy` in the environments."""
@@ -149,6 +150,56 @@ def _members(played: Played, is_needed: bool) -> list[EnvMember] | None:
     if isinstance(played, str) or not isinstance(played, Sequence):
         return read_members([played], "env") if is_needed else None
     return read_members(played, "env")
+
+
+def with_levels(
+    played: Played, rows: Dataset | None, curriculum: Curriculum | None
+) -> tuple[Played, Dataset | None]:
+    """Return an environment as its levels, if a curriculum gives it arguments, and its rows.
+
+    Raises:
+        ConfigurationError: If there is no environment, or more than one, to give them to.
+    """
+    levels = [] if curriculum is None else curriculum.levels
+    if not levels:
+        return played, rows
+    members = [] if isinstance(played, TaskSource) else _members(played, is_needed=True)
+    if not members or len(members) > 1:
+        raise ConfigurationError(
+            "curriculum: arguments are those of one environment, and there is "
+            f"{'none' if not members else 'more than one'}. Leave them out: the environments of "
+            "the run are its levels, in their order."
+        )
+    tasks = members[0].tasks if rows is None else check_tasks("train_dataset", rows)["task"]
+    made = [
+        replace(members[0], kwargs={**members[0].kwargs, **level}, tasks=tasks, name="")
+        for level in levels
+    ]
+    return made, None
+
+
+def training_draws(
+    source: TaskSource, given: Dataset | None, args: StepGRPOConfig
+) -> TaskDraws | None:
+    """Return what says which task comes next; None where the rows of the dataset do.
+
+    Raises:
+        ConfigurationError: If a curriculum has nothing to choose from.
+    """
+    curriculum = args.parsed_curriculum
+    if isinstance(source, EnvMixture):
+        pools = source.pools
+    elif curriculum is None and not args.max_extra_groups:
+        return None
+    else:
+        num_tasks = source.num_tasks
+        tasks = None if num_tasks is None else list(range(num_tasks))
+        if given is not None:
+            tasks = list(dict.fromkeys(given["task"]))
+        pools = [TaskPool(env="", weight=1.0, tasks=tasks)]
+    if curriculum is None:
+        return TaskDraws(pools, args.seed)
+    return curriculum_draws(curriculum, pools, args.seed)
 
 
 def training_rows(source: TaskSource, given: Dataset | None, args: StepGRPOConfig) -> Dataset:

@@ -132,6 +132,11 @@ class EpisodePlayer:
         self.rollouts = dict(rollouts)
         self.draws, self._env_names = draws, list(env_names)
 
+    @property
+    def group_size(self) -> int:
+        """Episodes of a group in training."""
+        return self._group_sizes["train"]
+
     def play(
         self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
     ) -> list[Trajectory]:
@@ -152,11 +157,17 @@ class EpisodePlayer:
         if mode == "train" and self.draws is not None:
             drawn = self.draws.draw(-(-sum(counts) // group_size))
             inputs = [drawn[i // group_size]._asdict() for i in range(first, first + len(inputs))]
+        return self.plan(inputs, mode, step, first)
+
+    def plan(
+        self, rows: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int], first: int
+    ) -> list[EpisodeSpec]:
+        """Return what `plan_episodes` says of rows."""
         return plan_episodes(
-            inputs,
+            rows,
             mode=mode,
             first=first,
-            group_size=group_size,
+            group_size=self._group_sizes[mode],
             seed=self._args.seed,
             step=step,
             env_names=self._env_names,

@@ -32,17 +32,22 @@ from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
 from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.rollout.curriculum import CurriculumDraws
 from agent_trainers.rollout.env_members import Member
+from agent_trainers.rollout.task_draws import TaskDraws
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
 from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
+from agent_trainers.trainers.dynamic_sampling import ResultFollower
 from agent_trainers.trainers.env_mixture import (
     EnvMixture,
     Played,
     measured_rows,
     measured_source,
     task_source,
+    training_draws,
     training_rows,
+    with_levels,
 )
 from agent_trainers.trainers.episode_plan import (
     EpisodePlayer,
@@ -118,8 +123,12 @@ class StepGRPOTrainer(ResumableTrainer):
             ConfigurationError: If something is not supported; the message names it.
         """
         args = args or StepGRPOConfig("step-grpo")
-        source = task_source(env)
-        eval_source = measured_source(env, eval_env, eval_envs)
+        played, train_dataset = with_levels(env, train_dataset, args.parsed_curriculum)
+        if played is not env and eval_env is None:
+            eval_env = env
+        source = task_source(played)
+        eval_source = measured_source(played, eval_env, eval_envs)
+        draws = training_draws(source, train_dataset, args)
         train_dataset = training_rows(source, train_dataset, args)
         eval_dataset = measured_rows(eval_source or source, eval_dataset)
         _TRL_LOGGER.addFilter(_is_true_here)
@@ -140,7 +149,7 @@ class StepGRPOTrainer(ResumableTrainer):
         if args.disable_dropout:
             disable_attention_dropout(self.model)
         check_schedules(args, source)
-        self._compose(source, eval_source)
+        self._compose(source, eval_source, draws)
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -148,7 +157,9 @@ class StepGRPOTrainer(ResumableTrainer):
         self._trained_beside: tuple[torch.nn.Module, ...] = ()
         """Models that are trained beside the policy."""
 
-    def _compose(self, source: TaskSource, eval_source: TaskSource | None) -> None:
+    def _compose(
+        self, source: TaskSource, eval_source: TaskSource | None, draws: TaskDraws | None
+    ) -> None:
         """Make the objects that play, score, build and report."""
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.accelerator)
@@ -167,9 +178,13 @@ class StepGRPOTrainer(ResumableTrainer):
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
             {"train": train, "eval": evaluate},
-            draws=source.make_draws(self.args.seed) if isinstance(source, EnvMixture) else None,
+            draws=draws,
             env_names=[*dict.fromkeys([*_names(source), *_names(eval_source)])],
         )
+        self.follower: ResultFollower | None = None
+        if self.args.max_extra_groups or isinstance(draws, CurriculumDraws):
+            budget = self.args.max_extra_groups
+            self.follower = ResultFollower(self.player, self.processes, budget)
         self.scorer = Scorer(
             args=self.args,
             processes=self.processes,
@@ -294,14 +309,18 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         mode = "train" if self.model.training else "eval"
         step = (self.state.global_step, self._step % self.args.gradient_accumulation_steps)
+        factors = {}
+        if mode == "train":
+            progress = self.state.global_step / max(1, self.state.max_steps)
+            factors = reward_factors(self.args.schedules, progress, self.state.log_history)
         with self.clock.measure("rollout"):
-            trajectories = self.player.play(inputs, mode, step)
-        self.clock.note_generation(sum(t.timings["generate_seconds"] for t in trajectories))
+            if mode == "train" and self.follower is not None:
+                trajectories, followed, seconds = self.follower.play(inputs, step, factors)
+            else:
+                trajectories, followed = self.player.play(inputs, mode, step), {}
+                seconds = sum(t.timings["generate_seconds"] for t in trajectories)
+        self.clock.note_generation(seconds)
         with self.clock.measure("score"):
-            factors = {}
-            if mode == "train":
-                progress = self.state.global_step / max(1, self.state.max_steps)
-                factors = reward_factors(self.args.schedules, progress, self.state.log_history)
             batch = self.builder.build(self.model, trajectories, factors)
             if mode == "train":
                 self.last_batch = batch.record
@@ -311,6 +330,8 @@ class StepGRPOTrainer(ResumableTrainer):
             self.trajectories[mode] += trajectories
             num_tokens_seen = self.state.num_input_tokens_seen
             self.training_log.add_batch(mode, step[0] + 1, batch, factors, num_tokens_seen)
+            for name, value in followed.items():
+                self._metrics[mode][name].append(value)
         return dict(batch.record.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -67,10 +67,10 @@ class TrainingLog:
             metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
             metrics |= env_metrics(batch.episodes, advantages, self.env_names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
-        is_training = mode == "train"
-        metrics |= (
-            self.watch.add(step, batch.episodes) if is_training else counters(tally(batch.episodes))
-        )
+        if mode == "train":
+            metrics |= self.watch.add(step, batch.episodes)
+        else:
+            metrics |= counters([tally(batch.episodes)])
         faults = self.processes.all_gather_objects([count_faults(trajectories)])
         metrics |= {f"faults/{name}": sum(counts[name] for counts in faults) for name in faults[0]}
         for name, value in {**metrics, **batch.credit.metrics}.items():

@@ -224,12 +224,14 @@ def test_what_a_watch_keeps_lets_a_resumed_run_go_on():
     resumed.load_state_dict(json.loads(json.dumps(unbroken.state_dict())))
     assert unbroken.add(7, batches[1]) == resumed.add(7, batches[1])
     assert unbroken.alarms == resumed.alarms
-    assert counters(tally(batches[1]))["hacking/repeated_calls"] == pytest.approx(4 / 6)
+    assert counters([tally(batches[1])])["hacking/repeated_calls"] == pytest.approx(4 / 6)
 
 
 def test_each_environment_is_compared_with_its_own_start():
-    short, long = ([replace(summarise(t), env=env) for t in play(script, make())]
-                   for env, script in (("short", honest), ("long", HACKS["length"][0])))  # fmt: skip
+    def batch(env, script):
+        return [replace(summarise(t), env=env) for t in play(script, make())]
+
+    short, long = batch("short", honest), batch("long", HACKS["length"][0])
     watch = HackWatch()
     for i in range(2 * NUM_BATCHES):
         watch.add(i, short if i < NUM_BATCHES else [*short, *long])

@@ -46,6 +46,18 @@ def test_the_view_shows_step_curves_terms_time_and_failures():
     assert "invalid" not in shown  # its codes are there
 
 
+def test_the_view_shows_what_a_curriculum_draws_and_the_extra_groups():
+    view = RunView("a run", 10)
+    shares = {"curriculum/share/hops=1": 0.2, "curriculum/share/hops=2": 0.8,
+              "curriculum/share/hops=3": 0.0}  # fmt: skip
+    view.add({**LOGS, **shares, "curriculum/level": 2.0, "groups/extra": 3.0})
+    shown = draw(view)
+    for part in ("drawn  hops=2 80%   hops=1 20%", "level 2", "extra groups 3"):
+        assert part in shown
+    assert "hops=3" not in shown
+    assert "drawn" not in draw(RunView("a run", 10))
+
+
 def test_the_view_shows_what_the_watch_says_while_it_does():
     terminal = io.StringIO()
     watch = SimpleNamespace(active=[SimpleNamespace(text="length: 90 tokens a turn. Look there.")])

@@ -31,7 +31,9 @@ def train(output, algorithm, context, settings, changes=None):
         **PRESETS[algorithm], **settings, **(changes or {}),
     )  # fmt: skip
     trainer = trainer_class(algorithm)(
-        str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0", context=context), config,
+        str(TINY_POLICY),
+        lambda **kwargs: gym.make("AgentR1/SyntheticMultiHop-v0", context=context, **kwargs),
+        config,
         processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),
     )  # fmt: skip
     trainer.train()

@@ -21,6 +21,17 @@ CASES = {
     "ppo-window": {"algorithm": "ppo", "context": WINDOW},
     # a group in both processes: one shows the other what succeeded
     "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"skill_weight": 0.5}},
+    # what comes next follows the results of both
+    "resampled": {
+        "algorithm": "grpo",
+        "context": "full",
+        "changes": {
+            "max_extra_groups": 3,
+            "curriculum": json.dumps(
+                {"kind": "levels", "arguments": {"hops": [2, 1]}, "groups": 2, "target": 0.01}
+            ),
+        },
+    },
 }
 
 
@@ -69,3 +80,11 @@ def test_some_were_taught(trained):
 def test_ranks_had_different_numbers_of_rows(trained):
     lengths = trained[1]["gigpo-window"]["lengths"]
     assert sum(lengths[0]) != sum(lengths[1])
+
+
+def test_groups_were_played_anew_and_levels_followed(trained):
+    one, two = (results["resampled"]["log"] for results in trained)
+    names = ("groups/extra", "groups/played_success", "curriculum/level")
+    assert [[e[n] for n in names] for e in one] == [[e[n] for n in names] for e in two]
+    assert max(entry["groups/extra"] for entry in one) > 0
+    assert [one[0]["curriculum/level"], one[-1]["curriculum/level"]] == [1.0, 2.0]
