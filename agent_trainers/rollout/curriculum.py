@@ -38,7 +38,7 @@ class GroupResult(NamedTuple):
     task: int
     """The index of the task in it."""
     success: float
-    """The share of its episodes that succeeded, in [0, 1]."""
+    """The share of its episodes that succeeded, in [0, 1]; NaN where none could be scored."""
     has_variance: bool
     """Whether its episodes earned different returns: else there is nothing to compare."""
 
@@ -240,7 +240,7 @@ class ProgressDraws(CurriculumDraws):
 
     def state(self) -> dict[str, Any]:
         """Return what the next draws depend on, in plain types."""
-        return {**super().state(), _KEPT: self._means}
+        return {**super().state(), _KEPT: {env: list(own) for env, own in self._means.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""

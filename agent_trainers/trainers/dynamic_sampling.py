@@ -7,6 +7,7 @@ budget says how many extra groups a batch may play. What is played follows from 
 alone, and is the same for any number of processes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -56,6 +57,7 @@ class ResultFollower:
         """
         player, draws, group_size = self._player, self._player.draws, self._player.group_size
         assert draws is not None
+        metrics = draws.metrics() if isinstance(draws, CurriculumDraws) else {}
         specs = player.specs(inputs, "train", step)
         counts = self._processes.all_gather(len(specs))
         first = sum(counts[: self._processes.index])
@@ -80,10 +82,10 @@ class ResultFollower:
             for i, trajectory in zip(own, again, strict=True):
                 if places[i] in taken:
                     trajectories[i] = trajectory
-        metrics = batch.metrics()
+        metrics |= batch.metrics()
         if isinstance(draws, CurriculumDraws):
-            draws.note([batch.results[number] for number in sorted(batch.results)])
-            metrics |= draws.metrics()
+            results = [batch.results[number] for number in sorted(batch.results)]
+            draws.note([result for result in results if not math.isnan(result.success)])
         return PlayedBatch(trajectories, metrics, seconds)
 
     def _play(
@@ -159,9 +161,10 @@ class Resampling:
     def metrics(self) -> dict[str, float]:
         """Return what is to be logged: of all groups that were played, not of those kept alone."""
         played = list(self.results.values())
+        known = [group.success for group in played if not math.isnan(group.success)]
         return {
             "groups/extra": float(self.num_extra),
-            "groups/played_success": float(np.mean([group.success for group in played])),
+            "groups/played_success": float(np.mean(known or [0.0])),
             "groups/played_without_variance": float(
                 np.mean([not group.has_variance for group in played])
             ),
@@ -194,7 +197,7 @@ def episode_results(
 
 
 def group_results(episodes: Sequence[EpisodeResult]) -> dict[int, GroupResult]:
-    """Return what came of each group, by number; of one that nobody could score, no success."""
+    """Return what came of each group, by number."""
     groups: dict[int, list[EpisodeResult]] = {}
     for episode in episodes:
         groups.setdefault(episode.number, []).append(episode)
@@ -205,7 +208,7 @@ def group_results(episodes: Sequence[EpisodeResult]) -> dict[int, GroupResult]:
         results[number] = GroupResult(
             env=members[0].env,
             task=members[0].task,
-            success=float(np.mean([member.success for member in scored])) if scored else 0.0,
+            success=float(np.mean([member.success for member in scored])) if scored else math.nan,
             has_variance=bool(returns) and max(returns) - min(returns) > _SAME,
         )
     return results

@@ -346,12 +346,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for option, default in (("skills", GROUP), ("skill_teacher", "policy")):
             if (given := getattr(self, option)) != default and self.skill_weight == 0.0:
                 raise ConfigurationError(f"{option}={given!r} does nothing with skill_weight=0.")
-        if self.max_extra_groups and (needs_values(estimator) or self.num_generations == 1):
+        if self.max_extra_groups and needs_values(estimator):
             raise ConfigurationError(
                 f"max_extra_groups={self.max_extra_groups} plays groups anew that have nothing to "
-                f"compare, and advantage_estimator={estimator!r} with num_generations="
-                f"{self.num_generations} compares no groups. Leave it out, or choose an estimator "
-                "such as 'grpo' and a num_generations of 2 or more."
+                f"compare, and advantage_estimator={estimator!r} compares no groups. Leave it out, "
+                "or choose an estimator such as 'grpo'."
             )
         if self.skill_teacher == "reference" and self.beta == 0.0:
             raise ConfigurationError(

@@ -29,7 +29,7 @@ def test_the_next_level_begins_once_the_newest_is_solved_and_earlier_ones_are_re
     draws.note([result("easy", 0.5), result("middle", 1.0)])
     assert draws.metrics()["curriculum/level"] == 2  # (0 + 1 + 0.5) / 3; the level is new to it
     assert drawn(draws) == {"easy": 20, "middle": 80}
-    draws.note([result("easy", 1.0)] * 5 + [result("middle", 0.25)] * 2)
+    draws.note([result("easy", 1.0)] * 5 + [result("middle", 0.0)] * 2)
     assert draws.metrics()["curriculum/level"] == 2
     draws.note([result("middle", 1.0)] * 3 + [result("hard", 1.0)] * 4)
     assert draws.metrics()["curriculum/level"] == 3  # and there it stays

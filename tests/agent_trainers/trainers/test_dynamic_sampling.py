@@ -1,5 +1,6 @@
 """Groups without variance are played anew, within a budget; curricula are told what came of all."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from agent_trainers.rollout.task_draws import TaskDraws, TaskPool
 from agent_trainers.trainers.dynamic_sampling import ResultFollower
 from agent_trainers.trainers.episode_plan import EpisodePlayer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -54,9 +56,9 @@ class Tasks:
         )  # fmt: skip
 
 
-def play(varied, budget, num_groups=4, draws=None):
+def play(varied, budget, num_groups=4, draws=None, kind=Tasks):
     draws = draws or TaskDraws([TaskPool(env="", weight=1.0, tasks=range(12))], 3)
-    tasks = Tasks(varied)
+    tasks = kind(varied)
     player = EpisodePlayer(
         SimpleNamespace(seed=0), OneProcess(), {"train": GROUP}, {"train": tasks}, draws=draws
     )
@@ -113,8 +115,22 @@ def test_a_curriculum_is_told_of_every_group_that_was_played():
     draws = curriculum_draws(parse_curriculum("pools"), [pool], 3)
     played, tasks = play(set(), budget=2, draws=draws)
     seen = {spec.task for spec in tasks.specs}
-    assert played.metrics["curriculum/tasks/new"] == 12 - len(seen)
-    assert played.metrics["curriculum/tasks/easy"] == sum(task % 2 for task in seen)
+    assert played.metrics["curriculum/tasks/new"] == 12  # of these it was drawn
+    assert draws.metrics()["curriculum/tasks/new"] == 12 - len(seen)
+    assert draws.metrics()["curriculum/tasks/easy"] == sum(task % 2 for task in seen)
+
+
+def test_a_group_that_nobody_could_score_is_played_anew_and_tells_a_curriculum_nothing():
+    class Broken(Tasks):
+        def play(self, spec):
+            return replace(super().play(spec), stop_reason=StopReason.ENVIRONMENT_ERROR)
+
+    pool = TaskPool(env="", weight=1.0, tasks=range(12))
+    draws = curriculum_draws(parse_curriculum("pools"), [pool], 3)
+    played, _ = play(set(range(12)), budget=2, draws=draws, kind=Broken)
+    assert played.metrics["groups/extra"] == 2
+    assert draws.metrics()["curriculum/tasks/new"] == 12
+    assert played.metrics["groups/played_success"] == 0.0
 
 
 @pytest.fixture
@@ -167,7 +183,6 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_tasks_it_would_have_played(
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"max_extra_groups": -1}, "0 or more"),
-    ({"max_extra_groups": 2, "num_generations": 1}, "compares no groups"),
     ({"curriculum": "levels"}, "needs several environments"),
     ({"curriculum": "pools"}, "endless"),
     ({"env": [{"id": ID}, {"id": ID, "name": "b"}],
@@ -176,3 +191,8 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_tasks_it_would_have_played(
 def test_what_would_do_nothing_is_refused(make_trainer, changes, message):
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(**changes)
+
+
+def test_a_critic_compares_no_groups(make_config):
+    with pytest.raises(ConfigurationError, match="compares no groups"):
+        make_config(StepPPOConfig, max_extra_groups=2)
