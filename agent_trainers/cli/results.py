@@ -122,8 +122,8 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
 def describe_run(
     trainer: StepGRPOTrainer,
     run: Mapping[str, Any],
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what ``results.json`` holds, and let the model card say so: `run`, what came of it.
 
@@ -136,6 +136,7 @@ def describe_run(
         "return_before": before.get("return"),
         "return_after": after.get("return"),
         "num_eval_episodes": after.get("num_episodes", 0),
+        **_by_environment(trainer, before, after),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
@@ -148,6 +149,33 @@ def describe_run(
     args = trainer.args
     trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
     return results
+
+
+def _by_environment(
+    trainer: StepGRPOTrainer, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what came of each of several environments that were evaluated; nothing of one alone.
+
+    ``of_in_domain`` is the success of one that nothing was trained in over that of those that were.
+    """
+    evaluated = trainer.training_log.evaluated
+    if evaluated is None:
+        return {}
+    figures: dict[str, dict[str, Any]] = {}
+    for name in evaluated.names:
+        first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
+        is_variant = name in evaluated.variants
+        figures[name] = {
+            "is_trained": not is_variant,
+            "success_before": first.get("success"),
+            "success_after": last.get("success"),
+            "return_before": first.get("return"),
+            "return_after": last.get("return"),
+            "num_eval_episodes": last.get("num_episodes", 0),
+        }
+        if is_variant and last and after.get("success"):
+            figures[name]["of_in_domain"] = last["success"] / after["success"]
+    return {"by_environment": figures}
 
 
 def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str | None) -> str:
@@ -175,6 +203,7 @@ def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str |
         "success after training": _percent(results["success_after"]),
         "evaluation episodes": results["num_eval_episodes"],
         "evaluated on": results["evaluated_on"],
+        **_variant_facts(results),
         **results["versions"],
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
@@ -211,6 +240,18 @@ def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[s
         facts = {"program": program, "its tasks": tasks, "its reward": reward or "its own"}
         options = ["--program", program, "--tasks", eval_tasks]
         return facts, [*options, "--reward", reward] if reward else options
+    if (members := results.get("envs")) is not None:
+        facts = {
+            f"environment {m['name']}": f"{m['id']}, weight {m['weight']:g}, "
+            f"arguments {json.dumps(m['kwargs'])}"
+            for m in members
+        }
+        options = [
+            part
+            for m in members
+            for part in ("--env", _as_option(m, {**m["kwargs"], **m.get("eval_kwargs", {})}))
+        ]
+        return facts, options
     eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
     facts = {
         "environment": results["env"],
@@ -221,8 +262,38 @@ def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[s
     return facts, [*options, "--env_kwargs", json.dumps(eval_kwargs)] if eval_kwargs else options
 
 
+def _as_option(member: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
+    return json.dumps({"id": member["id"], "name": member["name"], "kwargs": kwargs})
+
+
+def _variant_facts(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return facts of each environment that was evaluated and never trained in."""
+    return {
+        f"success on {name}, never trained in": f"{_percent(figures['success_before'])} before, "
+        f"{_percent(figures['success_after'])} after"
+        for name, figures in results.get("by_environment", {}).items()
+        if not figures["is_trained"]
+    }
+
+
 def _percent(share: float | None) -> str:
     return "not measured" if share is None else f"{share:.1%}"
+
+
+def add_environments(table: Table, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add to a table of before and after the success in each of several environments.
+
+    A variant, never trained in, gets a third column: its success over that in-domain.
+    """
+    variants = [name for name in figures if not figures[name]["is_trained"]]
+    if variants:
+        table.add_column("of in-domain", justify="right")
+    for name in [*(name for name in figures if name not in variants), *variants]:
+        own = figures[name]
+        values = [own["success_before"], own["success_after"]]
+        values += [own.get("of_in_domain")] if variants else []
+        label = f"  {name}" if own["is_trained"] else f"  {name}, never trained in"
+        table.add_row(label, *("-" if value is None else f"{value:.1%}" for value in values))
 
 
 def write_results(
@@ -244,11 +315,13 @@ def write_results(
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
     columns = [Column(name, justify="right") for name in ("before", "after")]
-    title = f"{results['algorithm']} on {results.get('program') or results['env']}"
-    table = Table("", *columns, title=title, min_width=60)
+    members = results.get("envs", ())
+    played = results.get("program") or results.get("env") or f"{len(members)} environments"
+    table = Table("", *columns, title=f"{results['algorithm']} on {played}", min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
+    add_environments(table, results.get("by_environment", {}))
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
         f"{results['steps']} optimiser steps "

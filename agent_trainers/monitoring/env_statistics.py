@@ -41,7 +41,7 @@ class EvaluatedEnvironments:
         self, names: Sequence[str], variants: Collection[str], samples_per_task: int
     ) -> None:
         """Collect of environments of these names, of which nothing is trained in `variants`."""
-        self._names, self._variants = names, variants
+        self.names, self.variants = names, variants
         self._samples_per_task = samples_per_task
         self.clear()
 
@@ -69,13 +69,13 @@ class EvaluatedEnvironments:
             if self._num_played[episode.env, episode.task_id] <= self._samples_per_task:
                 self._episodes.append(episode)
                 self._advantages.append(values)
-        own = [i for i, e in enumerate(self._episodes) if e.env not in self._variants]
-        metrics = env_metrics(self._episodes, self._advantages, self._names)
+        own = [i for i, e in enumerate(self._episodes) if e.env not in self.variants]
+        metrics = env_metrics(self._episodes, self._advantages, self.names)
         if own:
             in_domain = [self._episodes[i] for i in own]
             advantages = [self._advantages[i] for i in own]
             metrics |= trainer_metrics(in_domain, advantages, outcome_terms)
-        for name in self._variants:
+        for name in self.variants:
             if metrics.get("success") and f"env/{name}/success" in metrics:
                 metrics[f"env/{name}/of_in_domain"] = (
                     metrics[f"env/{name}/success"] / metrics["success"]
