@@ -249,7 +249,8 @@ class ProgressDraws(CurriculumDraws):
         self.weigh(self._shares())
 
     def _shares(self) -> list[float]:
-        progress = np.array([abs(np.subtract(*self._means.get(p.env, [0, 0]))) for p in self.pools])
+        means = [self._means.get(pool.env, [0.0, 0.0]) for pool in self.pools]
+        progress = np.array([abs(fast - slow) for fast, slow in means])
         even = np.full(len(self.pools), 1.0 / len(self.pools))
         moved = progress / progress.sum() if progress.sum() > 0 else even
         shares: list[float] = (
