@@ -4,7 +4,6 @@ A sign is no proof: a weak policy repeats itself, and some tasks ask for what is
 what counts is how often a run shows it, and how that moves: see `hack_watch`.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,8 +136,8 @@ def _repeated_calls(trajectory: Trajectory) -> Iterator[Mark]:
         for call, result in zip(calls, results, strict=False):
             if call.get("kind") != "tool_call" or call.get("error"):
                 continue
-            arguments = json.dumps(call.get("arguments"), sort_keys=True, default=str)
-            key = (str(call.get("name")), arguments, str(result))
+            arguments = call.get("arguments") or {}
+            key = (str(call.get("name")), repr(sorted(arguments.items(), key=str)), str(result))
             if key in seen:
                 yield Mark(sign=REPEATED_CALLS, step=t, seen=f"{key[0]} was called so before")
             seen.add(key)

@@ -67,7 +67,7 @@ class ResultFollower:
         seconds = _generate_seconds(trajectories)
         while wanted := batch.next_places():
             numbers = batch.begin_round(wanted)
-            rows = [drawn._asdict() for drawn in draws.draw(len(numbers))]
+            rows = [{"env": d.env, "task": d.task} for d in draws.draw(len(numbers))]
             own = [i for i, place in enumerate(places) if place in wanted]
             extra: list[EpisodeSpec] = []
             for i in own:

@@ -65,6 +65,7 @@ class TrainingLog:
             metrics = {}
         else:
             metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
+        if mode == "train":
             metrics |= env_metrics(batch.episodes, advantages, self.env_names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
         if mode == "train":
