@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from agent_envs.data.files import write_json
 from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.output_folder import RESULTS_FILE
+from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
@@ -45,6 +46,8 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._title = title
         self._every = every
         self._batches: list[list[TrajectorySample]] = []
+        self.by_environment: Mapping[str, Any] = {}
+        """What is known of each of several environments, see `describe_run`."""
 
     @property
     def samples(self) -> list[TrajectorySample]:
@@ -84,7 +87,14 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         step = self._trainer.state.global_step
         chosen = [played[i] for i in choose(played, SAMPLES_PER_BATCH)]
         self._batches.append(
-            [TrajectorySample(label=label, trajectory=t, optimiser_step=step) for t in chosen]
+            [
+                TrajectorySample(
+                    label=f"{label}, {t.env}" if t.env else label,
+                    trajectory=t,
+                    optimiser_step=step,
+                )
+                for t in chosen
+            ]
         )
 
     def write_page(self) -> None:
@@ -94,6 +104,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             self.samples,
             tokenizer=self._trainer.processing_class,
             title=self._title,
+            curves=success_curves(self._trainer.state.log_history, self.by_environment),
         )
 
 
@@ -284,7 +295,9 @@ def write_results(
         trainer.state.log_history,
         before=results["success_before"],
         after=results["success_after"],
+        curves=success_curves(trainer.state.log_history, results.get("by_environment", {})),
     )
+    collector.by_environment = results.get("by_environment", {})
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
     _print_table(results, folder)
