@@ -98,7 +98,10 @@ def environments_of(options: Any) -> Environments:
 
 def ids_in(values: Any, option: str) -> list[str]:
     """Return the ids that a list of environments names; none where there is no list."""
-    return [] if values is None else [str(member.id) for member in read_members(values, option)]
+    if values is None:
+        return []
+    members = read_members(values, option, is_weighted=option == "envs")
+    return [str(member.id) for member in members]
 
 
 def _is_json(value: str) -> bool:

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from agent_envs.data.files import write_json
 from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.output_folder import RESULTS_FILE
+from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
@@ -46,6 +47,8 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._title = title
         self._every = every
         self._batches: list[list[TrajectorySample]] = []
+        self.by_environment: Mapping[str, Any] = {}
+        """What is known of each of several environments, see `describe_run`."""
 
     @property
     def samples(self) -> list[TrajectorySample]:
@@ -85,15 +88,16 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         """Keep samples of what was evaluated last."""
         played = self._trainer.trajectories["eval"]
         step = self._trainer.state.global_step
+        chosen = [played[i] for i in self._choose(played)]
         self._batches.append(
             [
                 TrajectorySample(
-                    label=label,
-                    trajectory=played[i],
+                    label=f"{label}, {t.env}" if t.env else label,
+                    trajectory=t,
                     optimiser_step=step,
-                    marks=self._trainer.watch.marks(played[i]),
+                    marks=self._trainer.watch.marks(t),
                 )
-                for i in self._choose(played)
+                for t in chosen
             ]
         )
 
@@ -116,6 +120,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             self.samples,
             tokenizer=self._trainer.processing_class,
             title=self._title,
+            curves=success_curves(self._trainer.state.log_history, self.by_environment),
         )
 
 
@@ -307,7 +312,9 @@ def write_results(
         trainer.state.log_history,
         before=results["success_before"],
         after=results["success_after"],
+        curves=success_curves(trainer.state.log_history, results.get("by_environment", {})),
     )
+    collector.by_environment = results.get("by_environment", {})
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
     _print_table(results, folder)

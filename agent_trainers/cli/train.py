@@ -161,7 +161,8 @@ def train(
         "algorithm": options.algorithm,
         "command": command,
     }
-    describe_run(trainer, run, before, {})
+    known = describe_run(trainer, run, before, {})
+    collector.by_environment = known.get("by_environment", {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import itertools
 import logging
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ ASCII_BLOCKS: Final = "_.-=+*%#"
 REFRESHES_PER_SECOND: Final = 4.0
 CURVE_WIDTH: Final = 40
 MAX_TERMS: Final = 8
+MAX_ENVS: Final = 16
+MAX_NAME: Final = 44
+_SUCCESS: Final = re.compile(r"(?=env/|eval_)(?P<evaluated>eval_)?(env/(?P<env>[^/]+)/)?success")
 
 NUMBERS: Final = (
     ("episodes/mean_turns", "turns", "{:.1f}"),
@@ -65,18 +69,29 @@ class RunView:
         self._title = title
         self._num_steps = num_steps
         self._curves: defaultdict[str, list[float]] = defaultdict(list)
+        self._successes: defaultdict[str, list[float]] = defaultdict(list)
         self._newest: dict[str, float] = {}
         self._lock = threading.Lock()  # it is drawn from a thread of its own
 
     def add(self, logs: Mapping[str, Any]) -> None:
-        """Take in what was logged; what is not of a training batch changes nothing."""
+        """Take in what was logged: of an evaluation its success, of a training batch everything."""
         if "reward" not in logs and "loss" not in logs:
+            with self._lock:
+                self._add_successes(logs)
             return
         with self._lock:
+            self._add_successes(logs)
             self._newest = {name: v for name, v in logs.items() if isinstance(v, int | float)}
             for name, value in self._newest.items():
                 if name in ("success", "reward") or name.startswith("rewards/"):
                     self._curves[name].append(value)
+
+    def _add_successes(self, logs: Mapping[str, Any]) -> None:
+        """Take in the success of each of several environments, in training and in evaluation."""
+        for name, value in logs.items():
+            if match := _SUCCESS.fullmatch(name):
+                label = ("evaluated " if match["evaluated"] else "") + (match["env"] or "")
+                self._successes[label.strip()].append(value)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the panel."""
@@ -117,6 +132,10 @@ class RunView:
                 form = "{:.1%}" if name == "success" else "{:+.3f}"
                 drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), "green" if label else "cyan")
                 table.add_row(text, form.format(curve[-1]), drawn)
+        for label, curve in [*self._successes.items()][:MAX_ENVS]:
+            name = label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 3]}..."
+            drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), "magenta")
+            table.add_row(Text(f"  {name}"), f"{curve[-1]:.1%}", drawn)
         return table
 
     def _numbers(self) -> Columns:

@@ -80,7 +80,7 @@ def trained_samples(
     played = record.trajectories
     return [
         TrajectorySample(
-            label=label,
+            label=f"{label}, {played[i].env}" if played[i].env else label,
             trajectory=played[i],
             optimiser_step=optimiser_step,
             # A trajectory that cannot be scored was not trained on.

@@ -97,7 +97,7 @@ def name_members(
     Raises:
         ConfigurationError: If two have the same name, or are the same and have none.
     """
-    named = _with_names(trained, trained)
+    named = _with_names(trained, [member for member in trained if not member.name])
     measured = [(m.id, {**m.kwargs, **m.eval_kwargs}) for m in trained]
     others = [
         variant

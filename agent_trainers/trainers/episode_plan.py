@@ -156,7 +156,8 @@ class EpisodePlayer:
         first, group_size = sum(counts[: self._processes.index]), self._group_sizes[mode]
         if mode == "train" and self.draws is not None:
             drawn = self.draws.draw(-(-sum(counts) // group_size))
-            inputs = [drawn[i // group_size]._asdict() for i in range(first, first + len(inputs))]
+            own = [drawn[i // group_size] for i in range(first, first + len(inputs))]
+            inputs = [{"env": each.env, "task": each.task} for each in own]
         return self.plan(inputs, mode, step, first)
 
     def plan(

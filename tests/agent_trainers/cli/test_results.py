@@ -39,7 +39,7 @@ def collector(tmp_path):
         tensors = collate(rows, 0) | {"advantages": torch.full((len(rows), 1), 0.5)}
         trainer = SimpleNamespace(
             trajectories={"eval": played},
-            state=SimpleNamespace(global_step=3),
+            state=SimpleNamespace(global_step=3, log_history=[]),
             last_batch=BatchRecord(trajectories=played, rows=rows, tensors=tensors),
             current_logprobs=lambda: np.full((len(rows), 1), np.log(2.0)),
             accelerator=SimpleNamespace(is_main_process=True),

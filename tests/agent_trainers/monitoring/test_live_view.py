@@ -184,3 +184,16 @@ def test_the_plain_bar_shows_success_and_can_be_closed_twice(capsys):
     bar.close()
     bar.on_train_end(None, state(4), None)
     assert "success=0.25" in capsys.readouterr().err
+
+
+def test_the_view_shows_each_of_several_environments_in_training_and_in_evaluation():
+    view = RunView("a run", 3)
+    for success in (0.0, 0.5):
+        view.add({**LOGS, "env/hop/success": success, "env/hop/metrics/success": 0.9})
+        view.add({"eval_success": 0.75, "eval_env/three/success": success / 2})
+    lines = {line.strip("│ ").split("  ")[0].strip(): line for line in draw(view).splitlines()}
+    assert "50.0%" in lines["hop"]
+    assert "▁█" in lines["hop"]
+    assert "75.0%" in lines["evaluated"]
+    assert "25.0%" in lines["evaluated three"]
+    assert "90.0%" not in draw(view)
