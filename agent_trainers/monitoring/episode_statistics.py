@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,9 @@ class EpisodeSummary:
     """Seconds that the steps with a call took; empty where nobody measured."""
     num_tokens: int
     """Tokens of the last state and action: the length of the episode."""
-    signs: Mapping[str, int]
+    signs: Mapping[str, int] = field(default_factory=dict)
     """How often it shows each sign of reward hacking."""
-    farmed_terms: tuple[str, ...]
+    farmed_terms: tuple[str, ...] = ()
     """Reward terms that paid in most of its steps."""
     timings: dict[str, float]
     """Seconds by kind of work."""

@@ -7,11 +7,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.environments import environment_maker
 from agent_trainers.rollout.curriculum import curriculum_draws, parse_curriculum
+from agent_trainers.rollout.env_members import EnvMember, name_members
 from agent_trainers.rollout.task_draws import TaskDraws, TaskPool
 from agent_trainers.trainers.dynamic_sampling import ResultFollower
+from agent_trainers.trainers.env_mixture import with_levels
 from agent_trainers.trainers.episode_plan import EpisodePlayer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
@@ -196,3 +200,15 @@ def test_what_would_do_nothing_is_refused(make_trainer, changes, message):
 def test_a_critic_compares_no_groups(make_config):
     with pytest.raises(ConfigurationError, match="compares no groups"):
         make_config(StepPPOConfig, max_extra_groups=2)
+
+
+def test_the_environment_of_a_command_line_becomes_levels_with_names_and_its_tasks():
+    curriculum = parse_curriculum({"kind": "levels", "arguments": {"hops": [1, 3]}})
+    given = EnvMember(id=environment_maker(ID, {"hops": 2, "top_k": 3}), name="mine")
+    rows = Dataset.from_dict({"task": [4, 5]})
+    levels, left = with_levels([given], rows, curriculum)
+    assert left is None
+    assert [list(member.tasks) for member in levels] == [[4, 5], [4, 5]]
+    named, _ = name_members(levels)
+    assert [m.name for m in named] == ["SyntheticMultiHop-v0,hops=1", "SyntheticMultiHop-v0,hops=3"]
+    assert named[1].make_env().spec.kwargs == {"hops": 3, "top_k": 3}
