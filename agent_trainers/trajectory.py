@@ -130,6 +130,8 @@ class Trajectory:
     """What its actions asked of the model: calls, prompt_tokens, completion_tokens."""
     step_seconds: list[float] = field(default_factory=list, compare=False)
     """Seconds that the environment took for each step, shape (S,); empty where not measured."""
+    env: str = ""
+    """The name of the environment, where several are played."""
 
     @property
     def rewards(self) -> list[float]:
@@ -180,6 +182,8 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
     """
     check_kind(path)
     records = [_trajectory_record(trajectory) for trajectory in trajectories]
+    if not any(record["env"] for record in records):  # older versions read it, too
+        records = [{k: v for k, v in record.items() if k != "env"} for record in records]
     with atomic_path(path) as temporary:
         if temporary.suffix == ".parquet":
             _write_parquet(temporary, records)
@@ -272,7 +276,7 @@ def _write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
     kinds = dict(zip(_COLUMNS, (integers, integers, reals, flag, flag), strict=True))
     names = [field.name for field in dataclasses.fields(Transition)]
     transition = pa.struct([(name, kinds.get(name, pa.string())) for name in names])
-    names = [field.name for field in dataclasses.fields(Trajectory)]
+    names = [f.name for f in dataclasses.fields(Trajectory) if all(f.name in r for r in records)]
     steps = pa.list_(transition)
     schema = pa.schema([(name, steps if name == _STEPS else pa.string()) for name in names])
     write = functools.partial(json.dumps, default=_plain)

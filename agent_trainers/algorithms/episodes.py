@@ -1,13 +1,16 @@
 """What estimators of advantages know of an episode, and the arithmetic that they share."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 WHITEN_EPSILON: Final = 1e-8
 """Added to the variance when a whole batch is whitened."""
@@ -39,6 +42,21 @@ class Episode(Protocol):
     @property
     def is_scorable(self) -> bool:
         """Whether the episode counts."""
+
+
+def apart(
+    function: Callable[[Sequence[T]], Sequence[U]], items: Sequence[T], keys: Sequence[Hashable]
+) -> list[U]:
+    """Apply a function of many items to those of each key by themselves.
+
+    Returns:
+        What it returns for each item, in the order of `items`.
+    """
+    results: dict[int, U] = {}
+    for key in dict.fromkeys(keys):
+        own = [i for i, other in enumerate(keys) if other == key]
+        results |= zip(own, function([items[i] for i in own]), strict=True)
+    return [results[i] for i in range(len(items))]
 
 
 def whiten(arrays: Sequence[Array], weights: Sequence[npt.ArrayLike] | None = None) -> list[Array]:

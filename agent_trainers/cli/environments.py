@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import gymnasium as gym
 import numpy as np
@@ -35,14 +35,16 @@ def environment_maker(
 ) -> Callable[[], Any]:
     """Return a function that makes an environment; the id's ``module:`` may lie here.
 
-    The function raises `ConfigurationError` if it cannot be made; `option` is named where
-    arguments are wrong.
+    The function takes further arguments, such as those of a level. It raises `ConfigurationError`
+    if it cannot be made; `option` is named where arguments are wrong.
 
     Raises:
         ConfigurationError: See `check_id`.
     """
     check_id(env_id)
-    return functools.partial(_make, env_id, kwargs, option)
+    maker: Any = functools.partial(_make, env_id, kwargs, option)
+    maker.__name__ = env_id  # what its levels are called after
+    return cast(Callable[[], Any], maker)
 
 
 def check_id(env_id: Any) -> None:
@@ -156,7 +158,8 @@ def _find_spec(name: str) -> EnvSpec:
     return gym.spec(name)
 
 
-def _make(env_id: str, kwargs: Mapping[str, Any], option: str) -> Any:
+def _make(env_id: str, kwargs: Mapping[str, Any], option: str, **others: Any) -> Any:
+    kwargs = {**kwargs, **others}
     try:
         return gym.make(env_id, **kwargs)
     except (AgentEnvsError, gym.error.Error):

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import json_object, read_config, refuse, unknown_option
+from agent_trainers.cli.env_lists import gather_lists, ids_in
 from agent_trainers.cli.environments import check_id
 from agent_trainers.cli.output_folder import check_use
 from agent_trainers.policies.models import check_model
@@ -50,6 +51,7 @@ _LOOKED_AT: Final = (
     "config", "model", "env", "env_kwargs", "eval_env_kwargs", "program", "algorithm", "output_dir",
     "resume_from_checkpoint",
 )  # fmt: skip
+_LISTS: Final = ("envs", "eval_envs")
 WARM_START_FOLDER: Final = "runs/sft"
 """Output folder of ``agent-r1-sft`` if no other is given."""
 _SWITCHES: Final = ("resume", "overwrite", "dry_run")
@@ -64,6 +66,7 @@ def check(program: str, arguments: Sequence[str]) -> None:
     """
     if {"-h", "--help", "--help_all", "--help-all"} & set(arguments):
         return
+    arguments = gather_lists(arguments) if program == "agent-r1-train" else arguments
     names = option_names(program)
     if names and program == "agent-r1-train":
         names |= _options_of_accelerate()
@@ -77,7 +80,7 @@ def check(program: str, arguments: Sequence[str]) -> None:
         settings["output_dir"] = WARM_START_FOLDER
     settings |= {} if path is None else read_config(path)
     _check_names(program, [f"--{name}" for name in settings], names, f"{path}: ")
-    values = {name: getattr(given, name) for name in (*_LOOKED_AT, *_SWITCHES)}
+    values = {name: getattr(given, name) for name in (*_LOOKED_AT, *_LISTS, *_SWITCHES)}
     _check_values({**settings, **{name: v for name, v in values.items() if v is not None}})
 
 
@@ -90,6 +93,8 @@ def given_values(program: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser = _FirstParser(program, add_help=False, allow_abbrev=False)
     for name in _LOOKED_AT:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name)
+    for name in _LISTS:
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="+")
     for name in _SWITCHES:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="?",
                             const=True, type=_is_switched_on)  # fmt: skip
@@ -155,6 +160,9 @@ def _check_values(values: Mapping[str, Any]) -> None:
         check_model(str(model))
     if "env" in values:
         check_id(values["env"])
+    for name in _LISTS:
+        for env_id in ids_in(values.get(name), name):
+            check_id(env_id)
     if values.get("output_dir") == "":
         raise ConfigurationError("--output_dir is empty: name a folder.")
     is_main = os.environ.get("RANK", "0") == "0"  # the others leave the folder to it

@@ -187,8 +187,9 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
     """Return all that decides what a run trains, as JSON has it.
 
     Args:
-        environment: ``env``, ``env_kwargs`` and perhaps ``eval_env_kwargs``; or ``program``,
-            ``tasks`` and ``eval_tasks``. Of a file that is named anywhere the digest is kept, too.
+        environment: ``env``, ``env_kwargs`` and perhaps ``eval_env_kwargs``, or ``envs``, and
+            ``eval_envs``; or ``program``, ``tasks`` and ``eval_tasks``. Of a file that is named
+            anywhere the digest is kept, too.
         settings: Dataclasses: the launcher's options, and the trainer's.
     """
     fields = {
@@ -197,7 +198,8 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
         for field in dataclasses.fields(part)
         if field.init and field.name not in _MAY_CHANGE
     }
-    chosen = {**fields, **environment}
+    listed = ("envs", "eval_envs")  # as `environment` has them: a list of one is that one
+    chosen = {k: v for k, v in fields.items() if k not in listed} | dict(environment)
     data = {
         name: _digest(Path(value))
         for name, value in _inputs(chosen).items()
@@ -208,10 +210,15 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
 
 def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return what may be files or folders that a run reads, by the name of the setting."""
+    arguments = {name: settings.get(name) for name in ("env_kwargs", "eval_env_kwargs")}
+    for option in ("envs", "eval_envs"):
+        for member in settings.get(option) or ():
+            for kwargs in ("kwargs", "eval_kwargs"):
+                arguments[f"{option} {member['name']} {kwargs}"] = member.get(kwargs)
     named = {
-        f"{name} of {kwargs}": value
-        for kwargs in ("env_kwargs", "eval_env_kwargs")
-        if isinstance(given := settings.get(kwargs), Mapping)
+        f"{name} of {option}": value
+        for option, given in arguments.items()
+        if isinstance(given, Mapping)
         for name, value in given.items()
     } | {name: settings.get(name) for name in _FILES}
     return {name: value for name, value in named.items() if isinstance(value, str)}

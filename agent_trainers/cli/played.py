@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.env_lists import Environments
 from agent_trainers.cli.environments import (
     FirstLook,
     Split,
@@ -15,17 +16,20 @@ from agent_trainers.cli.environments import (
     environment_maker,
     first_tasks,
     hold_out,
+    look_at,
     see_modules_here,
 )
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.programs.program import REWARDS
 from agent_trainers.programs.runners import RUNNERS
+from agent_trainers.rollout.env_members import EnvMember
 
 if TYPE_CHECKING:
     from agent_trainers.programs.tasks import ProgramTasks
-    from agent_trainers.trainers.episode_plan import MakeEnv, TaskSource
 
-OF_ENVIRONMENTS: Final = ("env", "env_kwargs", "eval_env_kwargs", "tool_format")
+OF_ENVIRONMENTS: Final = (
+    "env", "env_kwargs", "eval_env_kwargs", "envs", "eval_envs", "tool_format",
+)  # fmt: skip
 OF_PROGRAMS: Final = (
     "tasks", "eval_tasks", "reward", "program_runner", "program_env", "program_concurrency",
     "program_max_calls", "ignored_parameters", "frozen_roles",
@@ -122,37 +126,115 @@ def check_program(options: ProgramArguments) -> None:
 
 
 class Played(NamedTuple):
-    """What is trained on, and what it is measured on."""
+    """What is trained on, and what it is measured on; as `StepGRPOTrainer` takes it."""
 
-    source: "MakeEnv | TaskSource"
-    eval_source: "MakeEnv | TaskSource"
-    split: Split
+    source: Any
+    eval_source: Any
+    train_tasks: list[int] | None
+    """Of one environment; None for all that there are, or where the source says."""
+    eval_rows: list[dict[str, Any]]
+    """The tasks that are played to measure what is trained, with ``env`` where they are several."""
+    words: str
+    """What those are, for people."""
+    eval_envs: list[EnvMember] | None = None
+    """What else it is measured in."""
 
 
 def programs_played(options: Any, seed: int) -> Played:
     """Return a program with its tasks, and which of them are held out where no others are given."""
     source = options.program_tasks(options.tasks, frozen_roles=options.frozen_roles or ())
     if options.eval_tasks is None:
-        return Played(source, source, hold_out(source.num_tasks, options.num_eval_tasks, seed))
+        split = hold_out(source.num_tasks, options.num_eval_tasks, seed)
+        return Played(source, source, split.train, _rows(split), split.words)
     measured = options.program_tasks(options.eval_tasks)
     tasks = list(range(min(measured.num_tasks, options.num_eval_tasks)))
-    return Played(source, measured, Split(None, tasks, options.eval_tasks))
+    split = Split(None, tasks, options.eval_tasks)
+    return Played(source, measured, None, _rows(split), split.words)
+
+
+def look_at_all(environments: Environments) -> dict[str, FirstLook]:
+    """Make each environment once and look at it; what is wrong is said before a model is loaded.
+
+    Raises:
+        ConfigurationError: If one fails.
+    """
+    members = [*environments.trained, *environments.variants]
+    return {m.name: look_at(_maker(m, environments), str(m.id)) for m in members}
 
 
 def environments_played(
-    environment: Mapping[str, Any],
-    look: FirstLook,
+    environments: Environments,
+    looks: Mapping[str, FirstLook],
     tokenizer: Any,
     num_eval_tasks: int,
     seed: int,
     say: Callable[[str], None],
 ) -> Played:
-    """Return an environment that the model can read, and the one in which it is measured."""
-    env_id, of_evaluation = environment["env"], environment["eval_env_kwargs"]
-    env_kwargs = fit_environment(tokenizer, env_id, environment["env_kwargs"], look, say)
-    make_env = environment_maker(env_id, env_kwargs)
-    make_eval_env = environment_maker(env_id, env_kwargs | of_evaluation, "--eval_env_kwargs")
-    if of_evaluation:
-        tasks = first_tasks(count_tasks(make_eval_env), num_eval_tasks)
-        return Played(make_env, make_eval_env, Split(None, tasks, json.dumps(of_evaluation)))
-    return Played(make_env, make_eval_env, hold_out(look.num_tasks, num_eval_tasks, seed))
+    """Return environments that the model can read, and those in which it is measured."""
+
+    def fitted(member: EnvMember) -> EnvMember:
+        look = looks[member.name]
+        return replace(
+            member, kwargs=fit_environment(tokenizer, str(member.id), member.kwargs, look, say)
+        )
+
+    trained = [fitted(member) for member in environments.trained]
+    splits = [_split(m, environments, looks[m.name], num_eval_tasks, seed) for m in trained]
+    measured = [
+        EnvMember(id=_maker(m, environments, for_evaluation=True), name=m.name) for m in trained
+    ]
+    variants = [
+        EnvMember(
+            id=_maker(variant, environments),
+            name=variant.name,
+            tasks=variant.tasks or first_tasks(looks[variant.name].num_tasks, num_eval_tasks),
+        )
+        for variant in map(fitted, environments.variants)
+    ]
+    if environments.is_one:
+        rows = _rows(splits[0])
+        own = [EnvMember(id=_maker(trained[0], environments), name=trained[0].name)]
+        return Played(own, measured, splits[0].train, rows, splits[0].words, variants or None)
+    played = [
+        EnvMember(id=_maker(m, environments), name=m.name, weight=m.weight, tasks=split.train)
+        for m, split in zip(trained, splits, strict=True)
+    ]
+    rows = [
+        {"env": m.name, "task": task}
+        for m, split in zip(trained, splits, strict=True)
+        for task in split.eval
+    ]
+    words = "; ".join(f"{m.name}: {s.words}" for m, s in zip(trained, splits, strict=True))
+    return Played(played, measured, None, rows, words, variants or None)
+
+
+def _maker(
+    member: EnvMember, environments: Environments, *, for_evaluation: bool = False
+) -> Callable[[], Any]:
+    """Return what makes an environment; where its arguments are wrong it says where they stand."""
+    if environments.is_one and member.name == environments.trained[0].name:
+        option = "--eval_env_kwargs" if for_evaluation and member.eval_kwargs else "--env_kwargs"
+    else:
+        option = f"the arguments of {member.name}"
+    kwargs = {**member.kwargs, **(member.eval_kwargs if for_evaluation else {})}
+    return environment_maker(str(member.id), kwargs, option)
+
+
+def _split(
+    member: EnvMember, environments: Environments, look: FirstLook, count: int, seed: int
+) -> Split:
+    """Return which tasks of an environment are trained on, and which are played to measure it."""
+    tasks = None if member.tasks is None else list(member.tasks)
+    if member.eval_kwargs:
+        num_tasks = count_tasks(_maker(member, environments, for_evaluation=True))
+        words = json.dumps(dict(member.eval_kwargs))
+        return Split(tasks, first_tasks(num_tasks, count), words)
+    if tasks is None:
+        return hold_out(look.num_tasks, count, seed)
+    chosen = hold_out(len(tasks), count, seed)
+    places = range(len(tasks)) if chosen.train is None else chosen.train
+    return Split([tasks[i] for i in places], [tasks[i] for i in chosen.eval], chosen.words)
+
+
+def _rows(split: Split) -> list[dict[str, Any]]:
+    return [{"task": task} for task in split.eval]

@@ -5,7 +5,8 @@ import importlib.metadata
 import json
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from transformers import TrainerCallback
 from agent_envs.data.files import write_json
 from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.output_folder import RESULTS_FILE
+from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     TrajectorySample,
@@ -25,7 +27,7 @@ from agent_trainers.monitoring.trajectory_samples import (
     trained_samples,
 )
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trajectory import save_trajectories
+from agent_trainers.trajectory import Trajectory, save_trajectories
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
@@ -45,6 +47,8 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._title = title
         self._every = every
         self._batches: list[list[TrajectorySample]] = []
+        self.by_environment: Mapping[str, Any] = {}
+        """What is known of each of several environments, see `describe_run`."""
 
     @property
     def samples(self) -> list[TrajectorySample]:
@@ -64,12 +68,14 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         record = trainer.last_batch
         if record is None:
             return
+        played, watch = record.trajectories, trainer.watch
         samples = trained_samples(
             record,
-            choose(record.trajectories, SAMPLES_PER_BATCH),
+            self._choose(played),
             label=f"training, step {step}",
             optimiser_step=step,
             new_logprobs=trainer.current_logprobs(),
+            find_marks=watch.marks,
         )
         self._batches.append(samples)
         if trainer.accelerator.is_main_process:
@@ -82,10 +88,30 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         """Keep samples of what was evaluated last."""
         played = self._trainer.trajectories["eval"]
         step = self._trainer.state.global_step
-        chosen = [played[i] for i in choose(played, SAMPLES_PER_BATCH)]
+        chosen = [played[i] for i in self._choose(played)]
         self._batches.append(
-            [TrajectorySample(label=label, trajectory=t, optimiser_step=step) for t in chosen]
+            [
+                TrajectorySample(
+                    label=f"{label}, {t.env}" if t.env else label,
+                    trajectory=t,
+                    optimiser_step=step,
+                    marks=self._trainer.watch.marks(t),
+                )
+                for t in chosen
+            ]
         )
+
+    def _choose(self, played: Sequence[Trajectory]) -> list[int]:
+        """Return the numbers of the samples: first one that shows each alarm, if any does."""
+        watch = self._trainer.watch
+        alarms = {alarm.sign for alarm in watch.active}
+        shown: dict[str, int] = {}
+        for i, trajectory in enumerate(played if alarms else ()):
+            for mark in watch.marks(trajectory):
+                if mark.sign in alarms:
+                    shown.setdefault(mark.sign, i)
+        chosen = [*shown.values(), *choose(played, SAMPLES_PER_BATCH)]
+        return list(dict.fromkeys(chosen))[:SAMPLES_PER_BATCH]
 
     def write_page(self) -> None:
         """Write ``trajectories.html``."""
@@ -94,14 +120,15 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             self.samples,
             tokenizer=self._trainer.processing_class,
             title=self._title,
+            curves=success_curves(self._trainer.state.log_history, self.by_environment),
         )
 
 
 def describe_run(
     trainer: StepGRPOTrainer,
     run: Mapping[str, Any],
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what ``results.json`` holds, and let the model card say so: `run`, what came of it.
 
@@ -114,10 +141,12 @@ def describe_run(
         "return_before": before.get("return"),
         "return_after": after.get("return"),
         "num_eval_episodes": after.get("num_episodes", 0),
+        **_by_environment(trainer, before, after),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
+        "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},
@@ -125,6 +154,33 @@ def describe_run(
     args = trainer.args
     trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
     return results
+
+
+def _by_environment(
+    trainer: StepGRPOTrainer, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what came of each of several environments that were evaluated; nothing of one alone.
+
+    ``of_in_domain`` is the success of one that nothing was trained in over that of those that were.
+    """
+    evaluated = trainer.training_log.evaluated
+    if evaluated is None:
+        return {}
+    figures: dict[str, dict[str, Any]] = {}
+    for name in evaluated.names:
+        first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
+        is_variant = name in evaluated.variants
+        figures[name] = {
+            "is_trained": not is_variant,
+            "success_before": first.get("success"),
+            "success_after": last.get("success"),
+            "return_before": first.get("return"),
+            "return_after": last.get("return"),
+            "num_eval_episodes": last.get("num_episodes", 0),
+        }
+        if is_variant and last and after.get("success"):
+            figures[name]["of_in_domain"] = last["success"] / after["success"]
+    return {"by_environment": figures}
 
 
 def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str | None) -> str:
@@ -152,6 +208,7 @@ def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str |
         "success after training": _percent(results["success_after"]),
         "evaluation episodes": results["num_eval_episodes"],
         "evaluated on": results["evaluated_on"],
+        **_variant_facts(results),
         **results["versions"],
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
@@ -188,6 +245,18 @@ def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[s
         facts = {"program": program, "its tasks": tasks, "its reward": reward or "its own"}
         options = ["--program", program, "--tasks", eval_tasks]
         return facts, [*options, "--reward", reward] if reward else options
+    if (members := results.get("envs")) is not None:
+        facts = {
+            f"environment {m['name']}": f"{m['id']}, weight {m['weight']:g}, "
+            f"arguments {json.dumps(m['kwargs'])}"
+            for m in members
+        }
+        options = [
+            part
+            for m in members
+            for part in ("--env", _as_option(m, {**m["kwargs"], **m.get("eval_kwargs", {})}))
+        ]
+        return facts, options
     eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
     facts = {
         "environment": results["env"],
@@ -198,8 +267,38 @@ def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[s
     return facts, [*options, "--env_kwargs", json.dumps(eval_kwargs)] if eval_kwargs else options
 
 
+def _as_option(member: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
+    return json.dumps({"id": member["id"], "name": member["name"], "kwargs": kwargs})
+
+
+def _variant_facts(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return facts of each environment that was evaluated and never trained in."""
+    return {
+        f"success on {name}, never trained in": f"{_percent(figures['success_before'])} before, "
+        f"{_percent(figures['success_after'])} after"
+        for name, figures in results.get("by_environment", {}).items()
+        if not figures["is_trained"]
+    }
+
+
 def _percent(share: float | None) -> str:
     return "not measured" if share is None else f"{share:.1%}"
+
+
+def add_environments(table: Table, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add to a table of before and after the success in each of several environments.
+
+    A variant, never trained in, gets a third column: its success over that in-domain.
+    """
+    variants = [name for name in figures if not figures[name]["is_trained"]]
+    if variants:
+        table.add_column("of in-domain", justify="right")
+    for name in [*(name for name in figures if name not in variants), *variants]:
+        own = figures[name]
+        values = [own["success_before"], own["success_after"]]
+        values += [own.get("of_in_domain")] if variants else []
+        label = f"  {name}" if own["is_trained"] else f"  {name}, never trained in"
+        table.add_row(label, *("-" if value is None else f"{value:.1%}" for value in values))
 
 
 def write_results(
@@ -213,7 +312,9 @@ def write_results(
         trainer.state.log_history,
         before=results["success_before"],
         after=results["success_after"],
+        curves=success_curves(trainer.state.log_history, results.get("by_environment", {})),
     )
+    collector.by_environment = results.get("by_environment", {})
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
     _print_table(results, folder)
@@ -221,11 +322,13 @@ def write_results(
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
     columns = [Column(name, justify="right") for name in ("before", "after")]
-    title = f"{results['algorithm']} on {results.get('program') or results['env']}"
-    table = Table("", *columns, title=title, min_width=60)
+    members = results.get("envs", ())
+    played = results.get("program") or results.get("env") or f"{len(members)} environments"
+    table = Table("", *columns, title=f"{results['algorithm']} on {played}", min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
+    add_environments(table, results.get("by_environment", {}))
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
         f"{results['steps']} optimiser steps "
@@ -233,6 +336,9 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
     )
     console = Console()
     console.print(table)
+    for alarm in results["hacking_alarms"]:
+        steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
+        console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)
     for name, what in (
         ("results.json", "figures"),
         ("learning_curve.png", "learning curve"),

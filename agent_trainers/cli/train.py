@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -27,7 +27,7 @@ from agent_trainers.checkpointing.interruption import (
 )
 from agent_trainers.cli import dry_run, output_folder
 from agent_trainers.cli.arguments import run_command, speaker
-from agent_trainers.cli.environments import environment_maker, look_at
+from agent_trainers.cli.env_lists import environments_of, gather_lists
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
@@ -37,7 +37,12 @@ from agent_trainers.cli.launch import (
 from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
 from agent_trainers.cli.models import EMBEDDED, refused_settings, write_merged
 from agent_trainers.cli.output_folder import EVALUATION_FILE
-from agent_trainers.cli.played import environments_played, programs_played
+from agent_trainers.cli.played import (
+    check_program,
+    environments_played,
+    look_at_all,
+    programs_played,
+)
 from agent_trainers.cli.results import SampleCollector, describe_run, write_results
 from agent_trainers.cli.train_options import (
     PROGRAM,
@@ -45,6 +50,7 @@ from agent_trainers.cli.train_options import (
     environment_settings,
     make_parser,
     parse_arguments,
+    title_of,
     what_applies,
 )
 from agent_trainers.monitoring.live_view import show_progress
@@ -70,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_or_launch(arguments: list[str]) -> NoReturn:
     """Train here, or start the processes that do; exit with their code."""
+    arguments = gather_lists(arguments)
     given, others = make_parser(arguments).check(arguments, unknown_to_accelerate)
     command = launch_command(
         given.num_processes,
@@ -97,7 +104,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         dry_run.prepare(config)
         trainer, _ = make_trainer(options, config)
         given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-        dry_run.dry_run(trainer, f"{options.algorithm} on {options.program or options.env}", given)
+        dry_run.dry_run(trainer, f"{options.algorithm} on {title_of(options)}", given)
         return 0
     check_loggers(config)
     folder = Path(config.output_dir)
@@ -144,8 +151,8 @@ def train(
     trainer, evaluated_on = make_trainer(options, config)
     stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
     trainer.add_callback(stop)
-    progress = show_progress(trainer, f"{options.algorithm} on {options.program or options.env}")
-    collector = SampleCollector(trainer, options.program or options.env, options.sample_steps)
+    progress = show_progress(trainer, f"{options.algorithm} on {title_of(options)}")
+    collector = SampleCollector(trainer, title_of(options), options.sample_steps)
     trainer.add_callback(collector)
     checkpoint = begin_run(trainer, resume=options.resume)
     before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
@@ -156,7 +163,8 @@ def train(
         "algorithm": options.algorithm,
         "command": command,
     }
-    describe_run(trainer, run, before, {})
+    known = describe_run(trainer, run, before, {})
+    collector.by_environment = known.get("by_environment", {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
@@ -176,23 +184,42 @@ def train(
     return 0
 
 
-def evaluate(trainer: StepGRPOTrainer) -> dict[str, float]:
+def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     """Play the evaluation tasks; return success, return and number of episodes.
 
-    Empty where there are none.
+    Empty where there are none. Of several environments those of what is trained in, and under
+    ``envs`` those of each.
     """
     if trainer.eval_dataset is None:
         return {}
     trainer.forget_trajectories("eval")
     open_loggers(trainer)
     trainer.evaluate()
-    played: dict[str, list[tuple[bool, float]]] = {}
-    episodes = [(t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
-    for task_id, success, value in gather_object(episodes):
+    played: dict[tuple[str, str], list[tuple[bool, float]]] = {}
+    episodes = [(t.env, t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
+    for env, task_id, success, value in gather_object(episodes):
         # Accelerate plays the first tasks again to fill the last batch: they count once.
-        if len(samples := played.setdefault(task_id, [])) < trainer.num_generations_eval:
+        if len(samples := played.setdefault((env, task_id), [])) < trainer.num_generations_eval:
             samples.append((success, value))
-    counted = [sample for samples in played.values() for sample in samples]
+    by_env: dict[str, list[tuple[bool, float]]] = {}
+    for (env, _), samples in played.items():
+        by_env.setdefault(env, []).extend(samples)
+    evaluated = trainer.training_log.evaluated
+    if evaluated is None:
+        return _figures(*by_env.values())
+    own = {name: by_env[name] for name in evaluated.names if name in by_env}
+    in_domain = [samples for name, samples in own.items() if name not in evaluated.variants]
+    return {
+        **_figures(*in_domain),
+        "envs": {name: _figures(samples) for name, samples in own.items()},
+    }
+
+
+def _figures(*played: Sequence[tuple[bool, float]]) -> dict[str, Any]:
+    """Return success, return and number of episodes; none of no episodes."""
+    counted = [sample for samples in played for sample in samples]
+    if not counted:
+        return {}
     return {
         "success": sum(success for success, _ in counted) / len(counted),
         "return": sum(value for _, value in counted) / len(counted),
@@ -206,38 +233,40 @@ def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> tuple[StepG
     Raises:
         ConfigurationError: If the model cannot be loaded.
     """
-    environment = environment_settings(options)
-    if options.program is None:  # what is wrong with it is said before a model is loaded
-        look = look_at(environment_maker(options.env, environment["env_kwargs"]), options.env)
+    check_program(options)
+    if options.program is None:
+        environments = environments_of(options)
+        looks = look_at_all(environments)
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
     if options.program is not None:
-        source, eval_source, split = programs_played(options, config.seed)
+        played = programs_played(options, config.seed)
     else:
-        source, eval_source, split = environments_played(
-            environment, look, tokenizer, options.num_eval_tasks, config.seed, say_once
+        played = environments_played(
+            environments, looks, tokenizer, options.num_eval_tasks, config.seed, say_once
         )
     given = config.model_init_kwargs or {}
     config.model_init_kwargs = {**options.load_arguments(), **given}
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
             model=model,
-            env=source,
-            eval_env=eval_source,
+            env=played.source,
+            eval_env=played.eval_source,
+            eval_envs=played.eval_envs,
             args=config,
-            train_dataset=split.train and Dataset.from_dict({"task": split.train}),
-            eval_dataset=Dataset.from_dict({"task": split.eval}) if split.eval else None,
+            train_dataset=played.train_tasks and Dataset.from_dict({"task": played.train_tasks}),
+            eval_dataset=Dataset.from_list(played.eval_rows) if played.eval_rows else None,
             processing_class=tokenizer,
             **options.trainer_arguments(),
         )
-    return trainer, split.words
+    return trainer, played.words
 
 
-def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, float]:
+def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, Any]:
     """Measure the model before training, or read what was measured before the run was cut off."""
     path = Path(trainer.args.output_dir) / EVALUATION_FILE
     if is_resumed and path.exists():
-        measured: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return measured
     before = evaluate(trainer)
     if trainer.accelerator.is_main_process:

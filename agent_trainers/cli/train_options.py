@@ -7,7 +7,9 @@ from typing import Any, Final
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
-from agent_trainers.cli.arguments import CommandParser, check_range, json_object, read_config
+from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.arguments import CommandParser, check_range, read_config
+from agent_trainers.cli.env_lists import environments_of, gather_lists
 from agent_trainers.cli.first_checks import given_values
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
@@ -19,7 +21,9 @@ from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
 
 PROGRAM: Final = "agent-r1-train"
 HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "environment": ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks"),
+    "environment": (
+        "env", "env_kwargs", "eval_env_kwargs", "envs", "eval_envs", "num_eval_tasks",
+    ),
     "program": ("program", *OF_PROGRAMS),
     "model": (
         "model", "dtype", "max_prompt_length", "max_completion_length", "bf16", "use_cpu", "lora_r",
@@ -37,8 +41,8 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "value_clip_range", "bootstrap_truncated",
     ),
     "rollout": (
-        "num_generations", "temperature", "step_timeout", "episode_timeout", "group_quorum",
-        "max_fault_share",
+        "num_generations", "curriculum", "max_extra_groups", "temperature", "step_timeout",
+        "episode_timeout", "group_quorum", "max_fault_share",
         "transformers_generation", "use_vllm", "vllm_mode", "vllm_importance_sampling_mode",
         "max_logprob_drift",
     ),
@@ -53,18 +57,41 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
 }  # fmt: skip
 """What ``--help`` shows: our own options, and those of TRL's that most runs set."""
+MEASURED_WHILE_TRAINING: Final = {"eval_strategy": "steps", "eval_steps": 0.17}
+"""Not at the last step, since the model is measured after it."""
 
 
 @dataclass
 class TrainArguments(ProgramArguments, ModelArguments):
     """What to train, where, and how it is measured."""
 
-    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to train in.")
+    env: str = HfArg(
+        default="AgentR1/SyntheticMultiHop-v0",
+        help="Gymnasium id to train in. Given several times, or as JSON, it is an entry of envs.",
+    )
     env_kwargs: str | None = HfArg(
-        default=None, help='Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'.'
+        default=None,
+        help='Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'. Of several, '
+        "those of all that have no others.",
     )
     eval_env_kwargs: str | None = HfArg(
         default=None, help="Those that differ where it is evaluated, as JSON."
+    )
+    envs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Several environments to train in, each an id or {id, weight, kwargs, "
+            "eval_kwargs, name, tasks}: groups are played in turn by weight, and what is reported "
+            "is kept for each, too, as env/<name>/success."
+        },
+    )
+    eval_envs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Environments that are never trained in and evaluated as well, each an id or "
+            "{id, kwargs, name, tasks}: before and after training and, unless eval_steps says "
+            "otherwise, each sixth of it. On a command line also --eval_env, several times."
+        },
     )
     eval_tasks: str | None = HfArg(
         default=None, help="With a program: a file of the tasks on which it is measured."
@@ -76,8 +103,9 @@ class TrainArguments(ProgramArguments, ModelArguments):
     algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
     num_eval_tasks: int = HfArg(
         default=200,
-        help="Tasks played once before and once after training; 0 for none. Without "
-        "eval_env_kwargs or eval_tasks they are held out of training, at most a fifth of all.",
+        help="Tasks of each environment played once before and once after training; 0 for none. "
+        "Without eval_env_kwargs or eval_tasks they are held out of training, at most a fifth of "
+        "all.",
     )
     sample_steps: int = HfArg(
         default=10,
@@ -115,10 +143,15 @@ class TrainArguments(ProgramArguments, ModelArguments):
         """
         super().__post_init__()
         check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks", "sample_steps")
+        if self.eval_envs is not None and self.num_eval_tasks == 0:
+            raise ConfigurationError(
+                "--eval_envs does nothing with --num_eval_tasks 0: leave one of them out."
+            )
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
     """Parse the command line and the settings file."""
+    arguments = gather_lists(arguments)
     options, config = make_parser(arguments).parse(arguments, unknown_to_accelerate)
     return options, config
 
@@ -138,10 +171,15 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     given = given_values(PROGRAM, arguments)
     path = find_recipe(given.config, given.model)
     settings = read_config(path)
+    if "env" in settings and "envs" in settings:
+        raise ConfigurationError(f"{path}: env and envs: give one of the two.")
+    if given.env and given.envs:
+        raise ConfigurationError("--env and --envs: give one of the two.")
+    of_file = None if "envs" in settings else settings.get("env", TrainArguments.env)
     of_another: set[str] = set()
-    if given.program or given.env not in (None, settings.get("env", TrainArguments.env)):
-        of_another |= {"env", "env_kwargs", "eval_env_kwargs"}
-    if given.env and not given.program:
+    if given.program or given.envs or given.env not in (None, of_file):
+        of_another |= {"env", "env_kwargs", "eval_env_kwargs", "envs", "eval_envs"}
+    if (given.env or given.envs) and not given.program:
         of_another |= {"program", *OF_PROGRAMS}
     settings = {name: settings[name] for name in settings if name not in of_another}
     algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
@@ -161,6 +199,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     parser.use_settings(presets, algorithm)
     if given.model or settings.get("model"):
         parser.use_settings(fast_precision(), "this machine")
+    if given.eval_envs or settings.get("eval_envs"):
+        parser.use_settings(MEASURED_WHILE_TRAINING, "eval_envs")
     parser.use_settings(settings, str(path))
     return parser
 
@@ -175,11 +215,12 @@ def environment_settings(options: TrainArguments) -> dict[str, Any]:
     if options.program is not None:
         names = ("program", "tasks", "eval_tasks", "reward", "frozen_roles")
         return {name: getattr(options, name) for name in names}
-    return {
-        "env": options.env,
-        "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
-        "eval_env_kwargs": json_object(options.eval_env_kwargs, "--eval_env_kwargs"),
-    }
+    return environments_of(options).as_settings()
+
+
+def title_of(options: TrainArguments) -> str:
+    """Say what is trained in."""
+    return options.program or environments_of(options).title
 
 
 def what_applies(options: TrainArguments, config: StepGRPOConfig) -> str:

@@ -3,12 +3,13 @@
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from agent_trainers.algorithms.roles import take_apart
+from agent_trainers.monitoring.hack_signs import farmed_terms, find_marks
 from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -47,6 +48,10 @@ class EpisodeSummary:
     """Seconds that the steps with a call took; empty where nobody measured."""
     num_tokens: int
     """Tokens of the last state and action: the length of the episode."""
+    signs: Mapping[str, int] = field(default_factory=dict)
+    """How often it shows each sign of reward hacking."""
+    farmed_terms: tuple[str, ...] = ()
+    """Reward terms that paid in most of its steps."""
     timings: dict[str, float]
     """Seconds by kind of work."""
     roles: tuple[str, ...] = ()
@@ -55,6 +60,8 @@ class EpisodeSummary:
     """Whose the reward of each step is; None: everybody's."""
     frozen_roles: frozenset[str] = frozenset()
     """Roles that nothing is learned from."""
+    env: str = ""
+    """The name of the environment, where several are played."""
 
     @property
     def num_steps(self) -> int:
@@ -108,12 +115,15 @@ def summarise(
         tool_errors=Counter(call["error"] for call in calls if call.get("error")),
         tool_seconds=[trajectory.step_seconds[t] for t in with_calls if t < num_timed],
         num_tokens=len(last.prompt_ids) + len(last.completion_ids) if last else 0,
+        signs=Counter(mark.sign for mark in find_marks(trajectory)),
+        farmed_terms=tuple(farmed_terms(trajectory)),
         timings=dict(trajectory.timings),
         roles=tuple(t.role for t in trajectory.transitions),
         reward_owners=tuple(
             t.role if t.info.get("owns_reward") else None for t in trajectory.transitions
         ),
         frozen_roles=frozenset(t.role for t in trajectory.transitions if t.is_frozen),
+        env=trajectory.env,
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import itertools
 import logging
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ ASCII_BLOCKS: Final = "_.-=+*%#"
 REFRESHES_PER_SECOND: Final = 4.0
 CURVE_WIDTH: Final = 40
 MAX_TERMS: Final = 8
+MAX_ENVS: Final = 16
+MAX_NAME: Final = 44
+_SUCCESS: Final = re.compile(r"(?=env/|eval_)(?P<evaluated>eval_)?(env/(?P<env>[^/]+)/)?success")
 
 NUMBERS: Final = (
     ("episodes/mean_turns", "turns", "{:.1f}"),
@@ -37,6 +41,8 @@ NUMBERS: Final = (
     ("clip_ratio/region_mean", "clipped", "{:.1%}"),
     ("sampling/sampling_logp_difference/mean", "drift", "{:.1e}"),
     ("groups/without_variance", "groups without variance", "{:.0%}"),
+    ("groups/extra", "extra groups", "{:.0f}"),
+    ("curriculum/level", "level", "{:.0f}"),
     ("critic/explained_variance", "critic explains", "{:.0%}"),
     ("context/drops", "contexts cut", "{:.0%}"),
 )
@@ -59,21 +65,33 @@ class RunView:
         self.seconds_done = 0.0
         self.seconds_left: float | None = None
         self.doing = ""
+        self.alarms: Sequence[str] = ()
         self._title = title
         self._num_steps = num_steps
         self._curves: defaultdict[str, list[float]] = defaultdict(list)
+        self._successes: defaultdict[str, list[float]] = defaultdict(list)
         self._newest: dict[str, float] = {}
         self._lock = threading.Lock()  # it is drawn from a thread of its own
 
     def add(self, logs: Mapping[str, Any]) -> None:
-        """Take in what was logged; what is not of a training batch changes nothing."""
+        """Take in what was logged: of an evaluation its success, of a training batch everything."""
         if "reward" not in logs and "loss" not in logs:
+            with self._lock:
+                self._add_successes(logs)
             return
         with self._lock:
+            self._add_successes(logs)
             self._newest = {name: v for name, v in logs.items() if isinstance(v, int | float)}
             for name, value in self._newest.items():
                 if name in ("success", "reward") or name.startswith("rewards/"):
                     self._curves[name].append(value)
+
+    def _add_successes(self, logs: Mapping[str, Any]) -> None:
+        """Take in the success of each of several environments, in training and in evaluation."""
+        for name, value in logs.items():
+            if match := _SUCCESS.fullmatch(name):
+                label = ("evaluated " if match["evaluated"] else "") + (match["env"] or "")
+                self._successes[label.strip()].append(value)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the panel."""
@@ -81,7 +99,15 @@ class RunView:
         with self._lock:
             parts: list[Any] = [self._progress(), "", self._reward_table(blocks)]
             if self._newest:
-                parts += ["", self._numbers(), "", self._time_split(), self._failures()]
+                parts += [
+                    *self._drawn(),
+                    "",
+                    self._numbers(),
+                    "",
+                    self._time_split(),
+                    self._failures(),
+                ]
+            parts += [Text(f"alarm: {alarm}", "bold red") for alarm in self.alarms]
         yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
 
     def _progress(self) -> Table:
@@ -106,6 +132,10 @@ class RunView:
                 form = "{:.1%}" if name == "success" else "{:+.3f}"
                 drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), "green" if label else "cyan")
                 table.add_row(text, form.format(curve[-1]), drawn)
+        for label, curve in [*self._successes.items()][:MAX_ENVS]:
+            name = label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 3]}..."
+            drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), "magenta")
+            table.add_row(Text(f"  {name}"), f"{curve[-1]:.1%}", drawn)
         return table
 
     def _numbers(self) -> Columns:
@@ -115,6 +145,19 @@ class RunView:
             if name in self._newest
         ]
         return Columns(shown, padding=(0, 3), equal=True)
+
+    def _drawn(self) -> list[Text]:
+        """Say what a curriculum draws: shares of environments, or tasks in pools; if there is one.
+
+        The largest come first.
+        """
+        for prefix, form in (("curriculum/share/", "{:.0%}"), ("curriculum/tasks/", "{:.0f}")):
+            values = {n: v for n, v in self._newest.items() if n.startswith(prefix) and v > 0}
+            largest = sorted(values, key=lambda name: -values[name])[:MAX_TERMS]
+            if largest:
+                words = [f"{n.removeprefix(prefix)} {form.format(values[n])}" for n in largest]
+                return [Text.assemble(("drawn  ", "dim"), "   ".join(words))]
+        return []
 
     def _time_split(self) -> Text:
         """Draw the parts of a step as one bar, and say how long each took."""
@@ -141,10 +184,15 @@ class RunView:
 class LiveView(TrainerCallback):  # type: ignore[misc]
     """Keeps a `RunView` on the terminal while training runs; whatever is printed goes above it."""
 
-    def __init__(self, title: str, clock: Any = None, console: Console | None = None) -> None:
-        """Show nothing until training begins; then what the trainer's `StepClock` says, too."""
+    def __init__(
+        self, title: str, clock: Any = None, console: Console | None = None, watch: Any = None
+    ) -> None:
+        """Show nothing until training begins.
+
+        Then what the trainer's `StepClock` and `HackWatch` say, too, where they are given.
+        """
         self._title = title
-        self._clock = clock
+        self._clock, self._watch = clock, watch
         self._console = console or Console(stderr=True)
         self._open = contextlib.ExitStack()
         self._view: RunView | None = None
@@ -208,6 +256,8 @@ class LiveView(TrainerCallback):  # type: ignore[misc]
         view.seconds_done = time.perf_counter() - self._started
         if self._clock is not None:
             view.doing = _DOING.get(self._clock.part, self._clock.part)
+        if self._watch is not None:
+            view.alarms = [alarm.text for alarm in self._watch.active]
         return view
 
 
@@ -252,7 +302,9 @@ def show_progress(trainer: Any, title: str) -> LiveView | SuccessProgress:
         trainer.remove_callback(callback)
     console = Console(stderr=True)
     can_redraw = console.is_terminal and not console.is_dumb_terminal
-    progress = LiveView(title, trainer.clock, console) if can_redraw else SuccessProgress()
+    progress = (
+        LiveView(title, trainer.clock, console, trainer.watch) if can_redraw else SuccessProgress()
+    )
     trainer.add_callback(progress)
     return progress
 

@@ -11,6 +11,7 @@ import jinja2
 
 from agent_envs.data.files import atomic_path, write_text
 from agent_trainers.batching.rows import Row
+from agent_trainers.monitoring.env_statistics import SuccessCurve
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
 MAX_TOKENS_SHOWN: Final = 600
@@ -18,16 +19,28 @@ MAX_TOKENS_SHOWN: Final = 600
 
 
 def write_trajectory_page(
-    path: str | Path, samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str
+    path: str | Path,
+    samples: Sequence[TrajectorySample],
+    *,
+    tokenizer: Any,
+    title: str,
+    curves: Sequence[SuccessCurve] = (),
 ) -> None:
     """Write `trajectory_page` to a file."""
-    write_text(path, trajectory_page(samples, tokenizer=tokenizer, title=title))
+    write_text(path, trajectory_page(samples, tokenizer=tokenizer, title=title, curves=curves))
 
 
-def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str) -> str:
+def trajectory_page(
+    samples: Sequence[TrajectorySample],
+    *,
+    tokenizer: Any,
+    title: str,
+    curves: Sequence[SuccessCurve] = (),
+) -> str:
     """Return one self-contained HTML page: every step, how the state changed, tokens, rows.
 
-    Of `tokenizer`, ``decode`` alone is used.
+    Of `tokenizer`, ``decode`` alone is used. Of `curves` those of evaluations stand above, as a
+    table.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -35,6 +48,8 @@ def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, titl
     environment.filters["decode"] = tokenizer.decode
     page = environment.from_string(source.read_text(encoding="utf-8")).render(
         title=title,
+        evaluated=(evaluated := [curve for curve in curves if curve.is_evaluated]),
+        evaluated_steps=sorted({step for curve in evaluated for step, _ in curve.points}),
         samples=samples,
         state_change=state_change,
         stretches=_stretches,
@@ -49,10 +64,12 @@ def plot_learning_curve(
     *,
     before: float | None,
     after: float | None,
+    curves: Sequence[SuccessCurve] = (),
 ) -> None:
     """Write `learning_curve_png` to a file."""
     with atomic_path(path) as temporary:
-        temporary.write_bytes(learning_curve_png(history, before=before, after=after))
+        picture = learning_curve_png(history, before=before, after=after, curves=curves)
+        temporary.write_bytes(picture)
 
 
 def learning_curve_png(
@@ -60,17 +77,19 @@ def learning_curve_png(
     *,
     before: float | None = None,
     after: float | None = None,
+    curves: Sequence[SuccessCurve] = (),
 ) -> bytes:
-    """Draw success and return against optimiser steps.
+    """Draw success and return against optimiser steps; below, what a curriculum drew, if any did.
 
     `history` is the trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-    `before` and `after` are the success in evaluation, if measured.
+    `before` and `after` are the success in evaluation, if measured. `curves` are those of several
+    environments.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
     entries = [entry for entry in history if "reward" in entry]
+    axes = _with_curriculum(figure, entries)
     for name, label, colour in (
         ("success", "success in training", "#2563eb"),
         ("reward", "mean return", "#d97706"),
@@ -89,15 +108,51 @@ def learning_curve_png(
             offset = (0, -18) if value > 0.5 else (0, 8)
             axes.annotate(f"{value:.1%}", (step, value), offset, textcoords="offset points",
                           ha="center", color="#15803d")  # fmt: skip
-    axes.set(xlabel="optimiser step", ylabel="success, return")
+    _plot_environments(axes, curves)
+    axes.set(ylabel="success, return")
+    figure.axes[-1].set(xlabel="optimiser step")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if entries or measured:
-        axes.legend(frameon=False, loc="best")
+        axes.legend(frameon=False, loc="best", fontsize="x-small" if curves else None)
     picture = io.BytesIO()
     figure.savefig(picture)
     return picture.getvalue()
+
+
+def _with_curriculum(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the axes of the curves; below them draw the shares of what a curriculum drew."""
+    prefixes = ("curriculum/share/", "curriculum/tasks/")
+    names = dict.fromkeys(name for e in entries for name in e if name.startswith(prefixes))
+    if not names:
+        return figure.add_subplot()
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+    totals = [sum(entry.get(name, 0.0) for name in names) or 1.0 for entry in entries]
+    shares = [
+        [entry.get(name, 0.0) / total for entry, total in zip(entries, totals, strict=True)]
+        for name in names
+    ]
+    labels = [name.split("/", 2)[2] for name in names]
+    below.stackplot([entry["step"] for entry in entries], shares, labels=labels, alpha=0.7)
+    below.set(ylabel="share", ylim=(0.0, 1.0))
+    below.legend(frameon=False, fontsize="x-small", ncols=3, loc="upper left")
+    return axes
+
+
+def _plot_environments(axes: Any, curves: Sequence[SuccessCurve]) -> None:
+    """Draw training thin, evaluations of what is trained in solid, of what never is dashed."""
+    names = [*dict.fromkeys(curve.name for curve in curves)]
+    for curve in curves:
+        steps, values = zip(*curve.points, strict=True)
+        colour = f"C{names.index(curve.name) % 10}"
+        if not curve.is_evaluated:
+            axes.plot(steps, _smooth(values), color=colour, alpha=0.5, linewidth=1,
+                      label=f"{curve.name}, in training")  # fmt: skip
+            continue
+        of_what = "in evaluation" if curve.is_trained else "never trained in"
+        axes.plot(steps, values, "o-" if curve.is_trained else "s--", color=colour, markersize=4,
+                  linewidth=1.5, label=f"{curve.name}, {of_what}")  # fmt: skip
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,6 +16,7 @@ from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.batch_record import BatchRecord, StepTokens, step_tokens
+from agent_trainers.monitoring.hack_signs import Mark, find_marks
 from agent_trainers.trajectory import Trajectory, Transition
 
 
@@ -33,6 +34,8 @@ class TrajectorySample:
     """How its steps were trained, shape (S,); None where nothing was trained on it."""
     rows: Sequence[Row] = ()
     """Its training rows; none where nothing was trained on it."""
+    marks: Sequence[Mark] = ()
+    """Signs of reward hacking in it."""
 
 
 class StateChange(NamedTuple):
@@ -68,6 +71,7 @@ def trained_samples(
     label: str,
     optimiser_step: int,
     new_logprobs: npt.NDArray[Any] | None = None,
+    find_marks: Callable[[Trajectory], Sequence[Mark]] = find_marks,
 ) -> list[TrajectorySample]:
     """Return the trajectories of a training batch that have the numbers `chosen`, as samples.
 
@@ -76,12 +80,13 @@ def trained_samples(
     played = record.trajectories
     return [
         TrajectorySample(
-            label=label,
+            label=f"{label}, {played[i].env}" if played[i].env else label,
             trajectory=played[i],
             optimiser_step=optimiser_step,
             # A trajectory that cannot be scored was not trained on.
             steps=step_tokens(record, i, new_logprobs) if played[i].is_scorable else None,
             rows=[row for row in record.rows if row.episode == i],
+            marks=find_marks(played[i]),
         )
         for i in chosen
     ]
@@ -124,7 +129,7 @@ def _key(message: Message) -> str:
 # Text goes to Parquet as UTF-8, which has no lone surrogates: those become question marks.
 _TEXT: Final = ("task_id", "group_id", "stop_reason", "fork_reason", "context", "error_code",
                 "added", "dropped", "action", "tool_result", "reward_terms", "metrics",
-                "error")  # fmt: skip
+                "error", "signs")  # fmt: skip
 _INTEGERS: Final = ("optimiser_step", "sample", "turn", "row", "prompt_tokens")
 _REALS: Final = ("reward", "return", "seconds")
 _TOKEN_REALS: Final = ("logprobs", "advantages", "values", "ratios")
@@ -136,10 +141,10 @@ def save_samples(path: str | Path, samples: Iterable[TrajectorySample], tokenize
     Columns: ``optimiser_step``, ``sample``, ``turn`` (from 1), ``task_id``, ``group_id``; ``added``
     and ``dropped``, how the state changed, ``action``, ``tool_result``; ``reward``,
     ``reward_terms`` (JSON), ``return``, ``success``, ``metrics`` (JSON), ``stop_reason``,
-    ``error``; ``error_code`` and ``context`` of the step; ``row``, ``fork_reason``,
-    ``prompt_tokens``, ``seconds``; and per token of the action ``tokens``, ``token_ids``,
-    ``logprobs``, ``is_trained``, ``advantages``, ``values``, ``ratios``. Null is what was not
-    measured or not trained.
+    ``error``; ``error_code``, ``context`` and ``signs`` (of reward hacking) of the step; ``row``,
+    ``fork_reason``, ``prompt_tokens``, ``seconds``; and per token of the action ``tokens``,
+    ``token_ids``, ``logprobs``, ``is_trained``, ``advantages``, ``values``, ``ratios``. Null
+    is what was not measured or not trained.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -187,6 +192,7 @@ def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) ->
         "stop_reason": trajectory.stop_reason.value,
         "error": trajectory.error,
         "error_code": action.get("error"),
+        "signs": _as_words(mark.sign for mark in sample.marks if mark.step in (turn, None)),
         "context": (transition.info.get("context") or {}).get("reason"),
         "prompt_tokens": len(transition.prompt_ids),
         "seconds": dict(enumerate(trajectory.step_seconds)).get(turn),
@@ -206,6 +212,10 @@ def _as_text(messages: Sequence[Message]) -> str | None:
     if not messages:
         return None
     return "\n".join(f"[{message['role']}] {message.get('content', '')}" for message in messages)
+
+
+def _as_words(names: Iterable[str]) -> str | None:
+    return ", ".join(dict.fromkeys(names)) or None
 
 
 def _clean(value: Any) -> str:

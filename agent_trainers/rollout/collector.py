@@ -7,8 +7,8 @@ hangs ends its own episode, with the error recorded, and is replaced.
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import gymnasium as gym
@@ -58,7 +58,7 @@ class Rollout:
 
     def __init__(
         self,
-        make_env: Callable[[], TextEnv],
+        make_env: Callable[[], TextEnv] | Mapping[str, Callable[[], TextEnv]],
         policy: Policy,
         *,
         step_timeout: float = 300.0,
@@ -69,7 +69,8 @@ class Rollout:
         """Play `policy` in environments made by `make_env`.
 
         Args:
-            make_env: Makes one environment; called as often as episodes run at once.
+            make_env: Makes one environment; called as often as episodes run at once. Or, by name,
+                what makes each of several, of which `EpisodeSpec.env` chooses.
             policy: Who acts.
             step_timeout: Seconds that a reset or a step may take. A last resort against an
                 environment that hangs; tools have timeouts of their own.
@@ -85,7 +86,7 @@ class Rollout:
         self._episode_timeout = episode_timeout
         self._group_quorum = group_quorum
         self._is_any_active = is_any_active or bool
-        self._idle_envs: list[TextEnv] = []
+        self._idle_envs: defaultdict[str, list[TextEnv]] = defaultdict(list)
 
     def collect(
         self,
@@ -96,7 +97,7 @@ class Rollout:
 
         `on_end` is told of each as it ends, in no particular order.
         """
-        episodes = [Episode(i, spec, self._take_env()) for i, spec in enumerate(specs)]
+        episodes = [Episode(i, spec, self._take_env(spec.env)) for i, spec in enumerate(specs)]
         stream = self._policy.open_stream()
         try:
             _Collection(self, episodes, stream, on_end).play(self._is_any_active)
@@ -105,23 +106,26 @@ class Rollout:
         for episode in episodes:
             self._note_final_state(episode)
         # An environment that failed or hangs may be in any state: the next episode gets a new one.
-        self._idle_envs += [e.env for e in episodes if e.stop_reason not in _BROKEN]
+        for episode in episodes:
+            if episode.stop_reason not in _BROKEN:
+                self._idle_envs[episode.spec.env].append(episode.env)
         return [episode.trajectory() for episode in episodes]
 
     def close(self) -> None:
         """Close the environments."""
-        for env in self._idle_envs:
+        for env in [env for envs in self._idle_envs.values() for env in envs]:
             try:
                 env.close()
             except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
                 _log.warning("An environment failed to close.", exc_info=True)
         self._idle_envs.clear()
 
-    def _take_env(self) -> TextEnv:
-        if self._idle_envs:
-            return self._idle_envs.pop()
+    def _take_env(self, name: str) -> TextEnv:
+        if idle := self._idle_envs[name]:
+            return idle.pop()
+        make_env = self._make_env if callable(self._make_env) else self._make_env[name]
         try:
-            env = self._make_env()
+            env = make_env()
             if not isinstance(env, gym.Env):
                 raise TypeError(
                     f"make_env returned a {type(env).__name__}; it must return a Gymnasium "

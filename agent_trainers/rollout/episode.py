@@ -14,6 +14,8 @@ from agent_trainers.rollout.answers import read_reset, read_step
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 TextEnv = gym.Env[str, str]
+MAX_ACTION_CHARS: Final = 2_000
+"""Of an action at which an environment failed, in the error that is kept."""
 _KNOWN_WRAPPERS: Final = ("gymnasium.", "agent_envs.")
 
 
@@ -29,6 +31,8 @@ class EpisodeSpec:
     """Episodes with the same id are compared with each other."""
     rng: np.random.Generator
     """The policy's draws; another generator for each member of a group."""
+    env: str = ""
+    """The name of the environment, where several are played."""
 
 
 @dataclass(slots=True)
@@ -116,11 +120,14 @@ class Episode:
             self.transitions[-1] = replace(self.transitions[-1], truncated=True)
 
     def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
-        """End because of an error; it is kept."""
+        """End because of an error; it is kept, and the action that the environment failed at."""
+        text = "".join(traceback.format_exception(error))
         if reason is None:
             is_timeout = isinstance(error, TimeoutError)
             reason = StopReason.TIMEOUT if is_timeout else StopReason.ENVIRONMENT_ERROR
-        self.stop(reason, "".join(traceback.format_exception(error)))
+        if self.generation is not None and reason is not StopReason.POLICY_ERROR:
+            text = f"At the action {self.generation.text[:MAX_ACTION_CHARS]!r}:\n{text}"
+        self.stop(reason, text)
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         """End."""
@@ -143,6 +150,7 @@ class Episode:
             usage=asdict(self.usage),
             final_prompt_ids=list(self.final_prompt_ids),
             step_seconds=self.step_seconds[1 : 1 + len(self.transitions)],
+            env=self.spec.env,
         )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.algorithms.episodes import Array
+from agent_trainers.algorithms.episodes import Array, apart
 from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
@@ -105,10 +105,14 @@ class BatchBuilder:
         return BuiltBatch(record, [episode for episode, _ in everyone], credit)
 
     def _compare(self, _: BatchRecord, episodes: Sequence[EpisodeSummary], __: int) -> Credit:
-        """Estimate over all processes: groups may be spread, and statistics are the batch's."""
+        """Estimate over all processes: groups may be spread, and statistics are the batch's.
+
+        Each environment by itself: what one pays says nothing of what another does.
+        """
         settings = self._args.estimator_settings
         compare = functools.partial(estimate, self._args.advantage_estimator, **settings)
-        return Credit(estimate_by_role(compare, episodes))
+        by_role = functools.partial(estimate_by_role, compare)
+        return Credit(apart(by_role, episodes, [episode.env for episode in episodes]))
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []

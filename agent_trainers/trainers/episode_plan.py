@@ -16,6 +16,7 @@ from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import Schemas
 from agent_trainers.rollout.collector import Collector, Rollout
 from agent_trainers.rollout.episode import EpisodeSpec, TextEnv, template_tools
+from agent_trainers.rollout.task_draws import TaskDraws
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trajectory import Trajectory
@@ -109,13 +110,6 @@ class _Probed(NamedTuple):
     outcome_terms: frozenset[str]
 
 
-def task_source(env: str | MakeEnv | TaskSource) -> TaskSource:
-    """Return what is played: `env` itself if it is that, else the tasks of an environment."""
-    if isinstance(env, TaskSource):
-        return env
-    return EnvironmentTasks(env)
-
-
 class EpisodePlayer:
     """Plays this process's episodes."""
 
@@ -125,10 +119,23 @@ class EpisodePlayer:
         processes: ProcessGroup,
         group_sizes: Mapping[str, int],
         rollouts: Mapping[str, Collector],
+        *,
+        draws: TaskDraws | None = None,
+        env_names: Sequence[str] = (),
     ) -> None:
-        """Play groups of the given sizes in the given rollouts, both by mode."""
+        """Play groups of the given sizes in the given rollouts, both by mode.
+
+        With `draws` they say which tasks are trained on, instead of the rows of the dataset.
+        `env_names` are the names of all environments, where rows name them.
+        """
         self._args, self._processes, self._group_sizes = args, processes, group_sizes
         self.rollouts = dict(rollouts)
+        self.draws, self._env_names = draws, list(env_names)
+
+    @property
+    def group_size(self) -> int:
+        """Episodes of a group in training."""
+        return self._group_sizes["train"]
 
     def play(
         self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
@@ -145,13 +152,26 @@ class EpisodePlayer:
         self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
     ) -> list[EpisodeSpec]:
         """Return what to play; collective."""
+        counts = self._processes.all_gather(len(inputs))
+        first, group_size = sum(counts[: self._processes.index]), self._group_sizes[mode]
+        if mode == "train" and self.draws is not None:
+            drawn = self.draws.draw(-(-sum(counts) // group_size))
+            own = [drawn[i // group_size] for i in range(first, first + len(inputs))]
+            inputs = [{"env": each.env, "task": each.task} for each in own]
+        return self.plan(inputs, mode, step, first)
+
+    def plan(
+        self, rows: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int], first: int
+    ) -> list[EpisodeSpec]:
+        """Return what `plan_episodes` says of rows."""
         return plan_episodes(
-            inputs,
+            rows,
             mode=mode,
-            first=self._processes.num_before(len(inputs)),
+            first=first,
             group_size=self._group_sizes[mode],
             seed=self._args.seed,
             step=step,
+            env_names=self._env_names,
         )
 
 
@@ -163,6 +183,7 @@ def plan_episodes(
     group_size: int,
     seed: int,
     step: tuple[int, int],
+    env_names: Sequence[str] = (),
 ) -> list[EpisodeSpec]:
     """Say what to play: one group per run of `group_size` episodes over all processes.
 
@@ -170,27 +191,37 @@ def plan_episodes(
     same episodes, and a resumed run those that it would have played.
 
     Args:
-        rows: This process's rows of the dataset, one per episode.
+        rows: This process's rows of the dataset, one per episode: ``task``, and the name ``env``
+            where several environments are played.
         mode: ``"train"`` or ``"eval"``.
         first: How many episodes the processes before this one play.
         group_size: Episodes of a group.
         seed: The seed of the run.
         step: Optimiser step, and micro-batch in it.
+        env_names: The names of all environments, where there are several.
     """
     is_training = mode == "train"
     place = step if is_training else (0, 0)
     specs = []
     for i, row in enumerate(rows, start=first):
-        task = int(row["task"])
+        task, env = int(row["task"]), row.get("env", "")
         group, member = divmod(i, group_size)
         # In training a task may come twice in a batch; in evaluation every task is new.
-        group_place = (group if is_training else task, member)
+        number = group if is_training else task
+        # The first environment plays as it would alone.
+        others = (place_of,) if env and (place_of := env_names.index(env)) else ()
+        group_id = (
+            f"{mode}-{place[0]}-{place[1]}-{number}-{env}"
+            if env
+            else (f"{mode}-{place[0]}-{place[1]}-{group}")
+        )
         specs.append(
             EpisodeSpec(
                 task=task,
-                seed=_seed(seed, is_training, *place, task),
-                group_id=f"{mode}-{place[0]}-{place[1]}-{group}",
-                rng=np.random.default_rng([seed, is_training, *place, *group_place]),
+                seed=_seed(seed, is_training, *place, task, *others),
+                group_id=group_id,
+                rng=np.random.default_rng([seed, is_training, *place, number, member, *others]),
+                env=env,
             )
         )
     return specs

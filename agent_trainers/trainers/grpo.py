@@ -8,6 +8,8 @@ overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches w
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,25 +23,37 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.faults import FaultWatch
+from agent_trainers.monitoring.hack_watch import HackWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.notebook import show_in_notebook
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
 from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.rollout.curriculum import CurriculumDraws
+from agent_trainers.rollout.env_members import Member
+from agent_trainers.rollout.task_draws import TaskDraws
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
 from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
+from agent_trainers.trainers.dynamic_sampling import ResultFollower
+from agent_trainers.trainers.env_mixture import (
+    EnvMixture,
+    Played,
+    measured_rows,
+    measured_source,
+    task_source,
+    training_draws,
+    training_rows,
+    with_levels,
+)
 from agent_trainers.trainers.episode_plan import (
     EpisodePlayer,
-    MakeEnv,
     TaskSource,
-    all_tasks,
     check_schedules,
-    check_tasks,
     environment_reward,
-    task_source,
 )
 from agent_trainers.trainers.generation import sampler_of
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -58,6 +72,11 @@ def _is_true_here(record: logging.LogRecord) -> bool:
     return "set `loss_type='grpo'`" not in record.getMessage()
 
 
+def _names(source: TaskSource | None) -> Sequence[str]:
+    """Return the names of the environments of a source; none where it is one alone."""
+    return source.names if isinstance(source, EnvMixture) else ()
+
+
 class StepGRPOTrainer(ResumableTrainer):
     """Trains a language model by GRPO; each environment step is one transition."""
 
@@ -66,11 +85,12 @@ class StepGRPOTrainer(ResumableTrainer):
     def __init__(
         self,
         model: Any,
-        env: str | MakeEnv | TaskSource,
+        env: Played,
         args: StepGRPOConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        eval_env: str | MakeEnv | TaskSource | None = None,
+        eval_env: Played | None = None,
+        eval_envs: Sequence[Member] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
@@ -82,12 +102,17 @@ class StepGRPOTrainer(ResumableTrainer):
         Args:
             model: A causal language model, or its name or path.
             env: A Gymnasium id, or a function that makes an environment; called once for each
-                episode that runs at the same time. Or `ProgramTasks`: a program and its tasks.
+                episode that runs at the same time. Or `ProgramTasks`: a program and its tasks. Or a
+                list of environments that are trained in together, each an id or ``{"id": ...,
+                "weight": ..., "kwargs": ..., "name": ..., "tasks": ...}``; see `EnvMember`.
             args: Settings.
             train_dataset: Rows with a column ``task``, the index of a task of `env`. All tasks of
                 `env` if not given; of an endless family, as many as ``max_steps`` needs.
-            eval_dataset: The same for evaluation.
+            eval_dataset: The same for evaluation; of several environments with a column ``env``,
+                too, the name of the environment.
             eval_env: Where to evaluate, if not in `env`.
+            eval_envs: Environments that are evaluated as well and never trained in, as in a list of
+                `env`: what was learned is to be of use there, too.
             processing_class: The tokenizer; the model's own if not given.
             callbacks: As in TRL.
             optimizers: As in TRL.
@@ -98,11 +123,14 @@ class StepGRPOTrainer(ResumableTrainer):
             ConfigurationError: If something is not supported; the message names it.
         """
         args = args or StepGRPOConfig("step-grpo")
-        source = task_source(env)
-        if train_dataset is None:
-            train_dataset = all_tasks(source.num_tasks, args)
-        train_dataset = check_tasks("train_dataset", train_dataset)
-        check_tasks("eval_dataset", eval_dataset)
+        played, train_dataset = with_levels(env, train_dataset, args.parsed_curriculum)
+        if played is not env and eval_env is None:
+            eval_env = env
+        source = task_source(played)
+        eval_source = measured_source(played, eval_env, eval_envs)
+        draws = training_draws(source, train_dataset, args)
+        train_dataset = training_rows(source, train_dataset, args)
+        eval_dataset = measured_rows(eval_source or source, eval_dataset)
         _TRL_LOGGER.addFilter(_is_true_here)
         super().__init__(
             model=model,
@@ -121,7 +149,7 @@ class StepGRPOTrainer(ResumableTrainer):
         if args.disable_dropout:
             disable_attention_dropout(self.model)
         check_schedules(args, source)
-        self._compose(source, None if eval_env is None else task_source(eval_env))
+        self._compose(source, eval_source, draws)
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self._last_evaluated_step: int | None = None
@@ -129,7 +157,9 @@ class StepGRPOTrainer(ResumableTrainer):
         self._trained_beside: tuple[torch.nn.Module, ...] = ()
         """Models that are trained beside the policy."""
 
-    def _compose(self, source: TaskSource, eval_source: TaskSource | None) -> None:
+    def _compose(
+        self, source: TaskSource, eval_source: TaskSource | None, draws: TaskDraws | None
+    ) -> None:
         """Make the objects that play, score, build and report."""
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.accelerator)
@@ -148,7 +178,13 @@ class StepGRPOTrainer(ResumableTrainer):
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
             {"train": train, "eval": evaluate},
+            draws=draws,
+            env_names=[*dict.fromkeys([*_names(source), *_names(eval_source)])],
         )
+        self.follower: ResultFollower | None = None
+        if self.args.max_extra_groups or isinstance(draws, CurriculumDraws):
+            budget = self.args.max_extra_groups
+            self.follower = ResultFollower(self.player, self.processes, budget)
         self.scorer = Scorer(
             args=self.args,
             processes=self.processes,
@@ -171,6 +207,8 @@ class StepGRPOTrainer(ResumableTrainer):
                 max_tokens=context_length(self.sampler.model),
             )
         self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id, teacher)
+        self.watch = HackWatch()
+        self.keeping_state = {"watch": self.watch}
         self.training_log = TrainingLog(
             means=self.means,
             processes=self.processes,
@@ -178,6 +216,13 @@ class StepGRPOTrainer(ResumableTrainer):
             texts=self._logs if self.log_completions else None,
             outcome_terms=source.outcome_terms,
             faults=FaultWatch(self.args.max_fault_share),
+            watch=self.watch,
+            env_names=_names(source),
+            evaluated=EvaluatedEnvironments(
+                measured.names, measured.variants, self.num_generations_eval
+            )
+            if isinstance(measured := eval_source or source, EnvMixture)
+            else None,
             max_drift=self.sampler.max_drift,
         )
         self.clock = StepClock(self._metrics["train"])
@@ -222,8 +267,8 @@ class StepGRPOTrainer(ResumableTrainer):
                 self.player.close()
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the column `task`. Relies on: TRL's own are the columns that a row may have."""
-        self._signature_columns = ["task"]
+        """Keep task and environment. Relies on: TRL's own are the columns that a row may have."""
+        self._signature_columns = ["task", "env"]
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
@@ -264,14 +309,18 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         mode = "train" if self.model.training else "eval"
         step = (self.state.global_step, self._step % self.args.gradient_accumulation_steps)
+        factors = {}
+        if mode == "train":
+            progress = self.state.global_step / max(1, self.state.max_steps)
+            factors = reward_factors(self.args.schedules, progress, self.state.log_history)
         with self.clock.measure("rollout"):
-            trajectories = self.player.play(inputs, mode, step)
-        self.clock.note_generation(sum(t.timings["generate_seconds"] for t in trajectories))
+            if mode == "train" and self.follower is not None:
+                trajectories, followed, seconds = self.follower.play(inputs, step, factors)
+            else:
+                trajectories, followed = self.player.play(inputs, mode, step), {}
+                seconds = sum(t.timings["generate_seconds"] for t in trajectories)
+        self.clock.note_generation(seconds)
         with self.clock.measure("score"):
-            factors = {}
-            if mode == "train":
-                progress = self.state.global_step / max(1, self.state.max_steps)
-                factors = reward_factors(self.args.schedules, progress, self.state.log_history)
             batch = self.builder.build(self.model, trajectories, factors)
             if mode == "train":
                 self.last_batch = batch.record
@@ -280,7 +329,9 @@ class StepGRPOTrainer(ResumableTrainer):
                 self.forget_trajectories(mode)
             self.trajectories[mode] += trajectories
             num_tokens_seen = self.state.num_input_tokens_seen
-            self.training_log.add_batch(mode, batch, factors, num_tokens_seen)
+            self.training_log.add_batch(mode, step[0] + 1, batch, factors, num_tokens_seen)
+            for name, value in followed.items():
+                self._metrics[mode][name].append(value)
         return dict(batch.record.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -300,6 +351,17 @@ class StepGRPOTrainer(ResumableTrainer):
             loss = loss + self._micro_batch_loss(model, micro_batch)
         self.training_log.write_means("train" if is_training else "eval")
         return loss
+
+    def _own_state(self) -> dict[str, Any]:
+        """Save which tasks were drawn. Relies on: called for each checkpoint."""
+        draws = self.player.draws
+        return super()._own_state() | ({} if draws is None else {"draws": draws.state()})
+
+    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
+        """Go on with the tasks that come after. Relies on: given what `_own_state` returned."""
+        super()._restore(state, path)
+        if self.player.draws is not None:
+            self.player.draws.restore(state.get("draws", {}))
 
     # The loss
 

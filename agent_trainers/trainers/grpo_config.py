@@ -26,6 +26,7 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
+from agent_trainers.rollout.curriculum import parse_curriculum
 from agent_trainers.rollout.skills import GROUP
 from agent_trainers.trainers.machine import follow_the_machine
 
@@ -88,6 +89,7 @@ _RANGES: Final[Ranges] = {
         ("gamma", "lam", "token_gamma", "token_lam", "skill_weight"),
     ),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
+    "0 or more": (lambda x: x >= 0, ("max_extra_groups",)),
     "1 or more": (
         lambda x: x >= 1,
         ("max_prompt_length", "max_tokens_per_micro_batch", "max_completion_length"),
@@ -201,6 +203,18 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         '{"kind": "linear", "start": 1, "end": 0}}\'. Kinds: constant, linear, cosine, adaptive '
         "(start until 'metric' reaches 'target', then end).",
     )
+    curriculum: str | None = HfArg(
+        default=None,
+        help="Which task comes next, by what was solved so far: 'levels' (environments easy to "
+        "hard; the next begins when the newest is solved), 'learning_progress' (environments whose "
+        "success moves are played more), 'pools' (tasks that are solved at times are played more), "
+        'or JSON: \'{"kind": "levels", "arguments": {"hops": [1, 2, 3]}, "target": 0.8}\'.',
+    )
+    max_extra_groups: int = HfArg(
+        default=0,
+        help="Dynamic sampling (DAPO, arXiv 2503.14476): groups whose episodes all earned the same "
+        "are played anew with other tasks, at most so many of them for a batch; 0 for none.",
+    )
     merge_steps: bool = HfArg(
         default=True,
         help="Train steps that extend each other as one row. The gradient is the same, the work "
@@ -282,6 +296,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"{option}={refused!r} needs whole trajectories in a row; set merge_steps=True."
                 )
         self.schedules = parse_schedules(self.reward_schedules)
+        self.parsed_curriculum = parse_curriculum(self.curriculum)
 
     @property
     def estimator_settings(self) -> dict[str, Any]:
@@ -331,6 +346,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for option, default in (("skills", GROUP), ("skill_teacher", "policy")):
             if (given := getattr(self, option)) != default and self.skill_weight == 0.0:
                 raise ConfigurationError(f"{option}={given!r} does nothing with skill_weight=0.")
+        if self.max_extra_groups and needs_values(estimator):
+            raise ConfigurationError(
+                f"max_extra_groups={self.max_extra_groups} plays groups anew that have nothing to "
+                f"compare, and advantage_estimator={estimator!r} compares no groups. Leave it out, "
+                "or choose an estimator such as 'grpo'."
+            )
         if self.skill_teacher == "reference" and self.beta == 0.0:
             raise ConfigurationError(
                 "skill_teacher='reference' needs a reference, and with beta=0 there is none: set "

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate, estimator_options
-from agent_trainers.algorithms.episodes import Array, whiten
+from agent_trainers.algorithms.episodes import Array, apart, whiten
 from agent_trainers.algorithms.losses import value_loss
 from agent_trainers.batching.collate import collate, pad_like
 from agent_trainers.batching.micro_batch import MicroBatch
@@ -100,7 +100,7 @@ class StepPPOTrainer(StepGRPOTrainer):
     def _assign_credit(
         self, batch: BatchRecord, everyone: Sequence[EpisodeSummary], first: int
     ) -> Credit:
-        """Estimate from this process's values; whiten over all processes."""
+        """Estimate from this process's values; whiten over all processes, by environment."""
         rows, tokens = batch.rows, batch.tensors["completion_ids"]
         episodes = everyone[first : first + len(batch.trajectories)]
         num_steps = [len(episode.rewards) for episode in episodes]
@@ -119,7 +119,7 @@ class StepPPOTrainer(StepGRPOTrainer):
             "value_weights": self.processes.normalise(pad_like(has_value, tokens)),
         }
         return Credit(
-            whiten(self.processes.all_gather_objects(raw)),
+            apart(whiten, self.processes.all_gather_objects(raw), [e.env for e in everyone]),
             tensors,
             self.explained_variance(**tensors),
         )

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
@@ -29,8 +29,21 @@ REFERENCE_FILE: Final = "reference.safetensors"
 _log = logging.getLogger(__name__)
 
 
+class KeepsState(Protocol):
+    """Something that a run goes on from."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return its state in plain types, the same in every process."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     """Writes checkpoints whole or not at all, and goes on from them as if nothing had happened."""
+
+    keeping_state: Mapping[str, KeepsState] = {}
+    """What else checkpoints hold, by name."""
 
     model_card: str | None = None
     """What ``README.md`` beside the model is to say; TRL's words where it is not given."""
@@ -299,6 +312,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             "last_logged": self._globalstep_last_logged,
             "initial_step": self._initial_global_step,
             "seconds": self.training_seconds,
+            "kept": {name: part.state_dict() for name, part in self.keeping_state.items()},
         }
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
@@ -326,6 +340,9 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._globalstep_last_logged = state["last_logged"]
         self._initial_global_step = state["initial_step"]
         self._seconds_before = state["seconds"]
+        for name, kept in state.get("kept", {}).items():
+            if name in self.keeping_state:
+                self.keeping_state[name].load_state_dict(kept)
 
 
 def _pass_epochs(dataloader: Any, num_epochs: int) -> None:

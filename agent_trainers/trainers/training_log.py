@@ -8,8 +8,10 @@ import numpy as np
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
+from agent_trainers.monitoring.hack_watch import HackWatch, counters, tally
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.distributed import ProcessGroup
@@ -33,20 +35,43 @@ class TrainingLog:
     """Reward terms that are outcomes."""
     faults: FaultWatch
     """What ends a run in which most episodes fail."""
+    watch: HackWatch
+    """What looks for reward hacking."""
+    env_names: Sequence[str]
+    """The environments that are trained in, where they are several."""
+    evaluated: EvaluatedEnvironments | None
+    """Those that are evaluated, where they are several."""
     max_drift: float | None
     """Largest mean difference of log-probabilities that is accepted, in nats per token."""
 
     def add_batch(
-        self, mode: str, batch: BuiltBatch, factors: Mapping[str, float], num_tokens_seen: float
+        self,
+        mode: str,
+        step: int,
+        batch: BuiltBatch,
+        factors: Mapping[str, float],
+        num_tokens_seen: float,
     ) -> None:
         """Log the statistics of a whole batch, and the factors of its reward terms; collective.
+
+        `step` is the optimiser step that the batch is played for.
 
         Raises:
             RolloutError: If most episodes fail.
         """
         trajectories, advantages = batch.record.trajectories, batch.credit.advantages
-        metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
+        if mode == "eval" and self.evaluated is not None:
+            self._add_evaluated(self.evaluated, batch)
+            metrics = {}
+        else:
+            metrics = trainer_metrics(batch.episodes, advantages, self.outcome_terms)
+        if mode == "train":
+            metrics |= env_metrics(batch.episodes, advantages, self.env_names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
+        if mode == "train":
+            metrics |= self.watch.add(step, batch.episodes)
+        else:
+            metrics |= counters([tally(batch.episodes)])
         faults = self.processes.all_gather_objects([count_faults(trajectories)])
         metrics |= {f"faults/{name}": sum(counts[name] for counts in faults) for name in faults[0]}
         for name, value in {**metrics, **batch.credit.metrics}.items():
@@ -94,6 +119,14 @@ class TrainingLog:
             "tokenizer and the precision of both, and whether the server has the newest weights. "
             "To train nonetheless, raise max_logprob_drift."
         )
+
+    def _add_evaluated(self, evaluated: EvaluatedEnvironments, batch: BuiltBatch) -> None:
+        """Log the statistics of all that was evaluated so far, not a mean over batches."""
+        own = self.metrics["eval"]
+        if not own:  # TRL has logged the last evaluation
+            evaluated.clear()
+        metrics = evaluated.add(batch.episodes, batch.credit.advantages, self.outcome_terms)
+        own.update({name: [value] for name, value in metrics.items()})
 
     def _add_texts(self, texts: Mapping[str, Any], batch: BuiltBatch) -> None:
         own = [_as_conversation(t) for t in batch.record.trajectories]

@@ -18,6 +18,7 @@ from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.collect import CollectArguments
+from agent_trainers.cli.env_lists import gather_lists
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.skills import SkillArguments
@@ -140,6 +141,7 @@ def check_command(words):
     if arguments[:1] == ["-m"] and arguments[1] in OPTIONS_OF:
         program, *arguments = arguments[1:]
     if program == "agent-r1-train":
+        arguments = gather_lists(arguments)
         make_parser(arguments).check(arguments, unknown_to_accelerate)
     elif program == "agent-r1-sft":
         sft.make_parser(arguments).check(arguments)

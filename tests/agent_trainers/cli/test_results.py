@@ -9,6 +9,7 @@ from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.results import SampleCollector
 from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.hack_watch import HackWatch
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -39,7 +40,8 @@ def collector(tmp_path):
         tensors = collate(rows, 0) | {"advantages": torch.full((len(rows), 1), 0.5)}
         trainer = SimpleNamespace(
             trajectories={"eval": played},
-            state=SimpleNamespace(global_step=3),
+            state=SimpleNamespace(global_step=3, log_history=[]),
+            watch=HackWatch(),
             last_batch=BatchRecord(trajectories=played, rows=rows, tensors=tensors),
             current_logprobs=lambda: np.full((len(rows), 1), np.log(2.0)),
             accelerator=SimpleNamespace(is_main_process=True),

@@ -46,6 +46,30 @@ def test_the_view_shows_step_curves_terms_time_and_failures():
     assert "invalid" not in shown  # its codes are there
 
 
+def test_the_view_shows_what_a_curriculum_draws_and_the_extra_groups():
+    view = RunView("a run", 10)
+    shares = {"curriculum/share/hops=1": 0.2, "curriculum/share/hops=2": 0.8,
+              "curriculum/share/hops=3": 0.0}  # fmt: skip
+    view.add({**LOGS, **shares, "curriculum/level": 2.0, "groups/extra": 3.0})
+    shown = draw(view)
+    for part in ("drawn  hops=2 80%   hops=1 20%", "level 2", "extra groups 3"):
+        assert part in shown
+    assert "hops=3" not in shown
+    assert "drawn" not in draw(RunView("a run", 10))
+
+
+def test_the_view_shows_what_the_watch_says_while_it_does():
+    terminal = io.StringIO()
+    watch = SimpleNamespace(active=[SimpleNamespace(text="length: 90 tokens a turn. Look there.")])
+    view = LiveView("a run", None, Console(file=terminal, force_terminal=False, width=90), watch)
+    view.on_train_begin(None, state(0), None)
+    view.on_log(None, state(0), None, LOGS)
+    assert "alarm: length: 90 tokens a turn. Look there." in draw(view._current())
+    watch.active.clear()
+    assert "alarm" not in draw(view._current())
+    view.close()
+
+
 def test_the_view_is_drawn_before_anything_is_known_and_in_a_narrow_terminal():
     assert "step 0/3" in draw(RunView("a run", 3))
     view = RunView("a run", 3)
@@ -141,6 +165,7 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
     callbacks = []
     trainer = SimpleNamespace(
         clock=None,
+        watch=None,
         remove_callback=lambda kind: None,
         add_callback=callbacks.append,
         callback_handler=SimpleNamespace(callbacks=callbacks),
@@ -159,3 +184,16 @@ def test_the_plain_bar_shows_success_and_can_be_closed_twice(capsys):
     bar.close()
     bar.on_train_end(None, state(4), None)
     assert "success=0.25" in capsys.readouterr().err
+
+
+def test_the_view_shows_each_of_several_environments_in_training_and_in_evaluation():
+    view = RunView("a run", 3)
+    for success in (0.0, 0.5):
+        view.add({**LOGS, "env/hop/success": success, "env/hop/metrics/success": 0.9})
+        view.add({"eval_success": 0.75, "eval_env/three/success": success / 2})
+    lines = {line.strip("│ ").split("  ")[0].strip(): line for line in draw(view).splitlines()}
+    assert "50.0%" in lines["hop"]
+    assert "▁█" in lines["hop"]
+    assert "75.0%" in lines["evaluated"]
+    assert "25.0%" in lines["evaluated three"]
+    assert "90.0%" not in draw(view)

@@ -2,11 +2,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.batch_record import StepTokens
+from agent_trainers.monitoring.hack_signs import Mark
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
+    _with_curriculum,
+    learning_curve_png,
     plot_learning_curve,
     write_trajectory_page,
 )
@@ -145,3 +149,30 @@ def test_the_learning_curve_is_a_picture(tmp_path, history):
     path = tmp_path / "curve.png"
     plot_learning_curve(path, history, before=0.05, after=0.97)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_signs_of_reward_hacking_are_marked_on_episode_and_step(page):
+    marks = [
+        Mark(sign="format_farming", step=None, seen=f"'talk' paid {HOSTILE}"),
+        Mark(sign="empty_thoughts", step=1, seen="a thought without content"),
+    ]
+    html = page(sample(marks=marks))
+    assert "format_farming: &#39;talk&#39; paid" in html
+    assert html.index("Step 2") < html.index("empty_thoughts: a thought without content")
+    assert html.index("a sign of reward hacking") < html.index("Step 1")
+    assert "<script>" not in html
+    assert "a sign of reward hacking" not in page(sample())
+
+
+def test_the_curve_shows_what_a_curriculum_drew():
+    figure = Figure()
+    entries = [{"step": i, "reward": 0.0, "curriculum/tasks/new": 6.0 - 3 * i,
+                "curriculum/tasks/easy": 3.0 * i} for i in (0, 1, 2)]  # fmt: skip
+    axes = _with_curriculum(figure, entries)
+    assert figure.axes[0] is axes
+    assert figure.axes[1].get_legend_handles_labels()[1] == ["new", "easy"]
+    (new, _) = figure.axes[1].collections
+    heights = {tuple(point) for point in new.get_paths()[0].vertices.tolist()}
+    assert {(0.0, 1.0), (1.0, 0.5), (2.0, 0.0)} <= heights
+    assert learning_curve_png(entries) != learning_curve_png([{"step": 0, "reward": 0.0}])
+    assert len(_with_curriculum(Figure(), [{"step": 1, "reward": 0.0}]).figure.axes) == 1

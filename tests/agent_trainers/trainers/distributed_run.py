@@ -21,26 +21,35 @@ def main(output, cases, settings):
         torch.save(results, output)
 
 
-def train(output, algorithm, context, settings, changes=None):
-    """What came of it, on the main process."""
+def make_trainer(output, algorithm, context, settings, changes=None, envs=None):
     config = config_class(algorithm)(
-        f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
+        f"{output}-run", **{"max_steps": 3, "save_strategy": "no"} | (changes or {}),
+        num_generations=4, max_completion_length=24,
         learning_rate=0.3, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
-        dataloader_pin_memory=False, logging_steps=1, save_strategy="no", report_to="none",
-        disable_tqdm=True,
-        **PRESETS[algorithm], **settings, **(changes or {}),
+        dataloader_pin_memory=False, logging_steps=1, report_to="none", disable_tqdm=True,
+        **PRESETS[algorithm], **settings,
     )  # fmt: skip
-    trainer = trainer_class(algorithm)(
-        str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0", context=context), config,
+
+    def make_env(**kwargs):
+        return gym.make("AgentR1/SyntheticMultiHop-v0", context=context, **kwargs)
+
+    return trainer_class(algorithm)(
+        str(TINY_POLICY), envs or make_env, config,
         processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),
     )  # fmt: skip
+
+
+def train(output, **case):
+    """What came of it, on the main process."""
+    trainer = make_trainer(output, **case)
     trainer.train()
-    lengths = [len(t.transitions) for t in trainer.trajectories["train"]]
-    everything = [None] * trainer.accelerator.num_processes
-    if trainer.accelerator.num_processes > 1:
-        torch.distributed.all_gather_object(everything, lengths)
-    else:
-        everything = [lengths]
+    everything = gathered(trainer, [len(t.transitions) for t in trainer.trajectories["train"]])
+    played = gathered(trainer, [(t.env, t.task_id) for t in trainer.trajectories["train"]])
+    resumed = None
+    if trainer.args.save_strategy != "no":
+        again = make_trainer(output, **case)
+        again.train(resume_from_checkpoint=f"{output}-run/checkpoint-2")
+        resumed = gathered(again, [(t.env, t.task_id) for t in again.trajectories["train"]])
     if not trainer.accelerator.is_main_process:
         return None
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -49,7 +58,17 @@ def train(output, algorithm, context, settings, changes=None):
     if hasattr(trainer, "critic"):
         critic = trainer.accelerator.unwrap_model(trainer.critic)
         weights |= {f"critic.{name}": v for name, v in critic.state_dict().items()}
-    return {"weights": weights, "lengths": everything, "log": log}
+    return {"weights": weights, "lengths": everything, "log": log, "played": played,
+            "resumed": resumed}  # fmt: skip
+
+
+def gathered(trainer, own):
+    """What each process has, in order."""
+    everything = [own]
+    if trainer.accelerator.num_processes > 1:
+        everything = [None] * trainer.accelerator.num_processes
+        torch.distributed.all_gather_object(everything, own)
+    return everything
 
 
 def gloo_threads():

@@ -13,14 +13,37 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.trainers.presets import PRESETS
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"
+ID = "AgentR1/SyntheticMultiHop-v0"
 WINDOW = {"name": "window", "turns": 1}
 CASES = {
     **{algorithm: {"algorithm": algorithm, "context": "full"} for algorithm in PRESETS},
     # states that do not extend the last: ranks with different numbers of rows
     "gigpo-window": {"algorithm": "gigpo", "context": WINDOW},
     "ppo-window": {"algorithm": "ppo", "context": WINDOW},
+    "mixture": {
+        "algorithm": "reinforce_pp",
+        "context": "full",
+        "envs": [
+            {"id": ID, "name": "two", "weight": 2},
+            {"id": ID, "name": "one", "kwargs": {"hops": 1}, "tasks": list(range(5))},
+        ],
+        "changes": {"save_strategy": "steps", "save_steps": 1},
+    },
     # a group in both processes: one shows the other what succeeded
     "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"skill_weight": 0.5}},
+    # what comes next follows the results of both
+    "resampled": {
+        "algorithm": "grpo",
+        "context": "full",
+        "changes": {
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "max_extra_groups": 3,
+            "curriculum": json.dumps(
+                {"kind": "levels", "arguments": {"hops": [2, 1]}, "groups": 2, "target": 0.01}
+            ),
+        },
+    },
 }
 
 
@@ -62,6 +85,15 @@ def test_two_processes_give_the_result_of_one_with_the_same_global_batch(trained
         assert torch.allclose(weight, two["weights"][name], atol=1e-6), name
 
 
+def test_any_number_of_processes_plays_the_same_tasks_of_a_mixture_also_resumed(trained):
+    one, two = (results["mixture"] for results in trained)
+    assert one["played"][0] == [*two["played"][0], *two["played"][1]]
+    assert {env for env, _ in one["played"][0]} == {"one", "two"}
+    assert one["log"][-1]["env/two/reward"] == pytest.approx(two["log"][-1]["env/two/reward"])
+    for results in (one, two):
+        assert results["resumed"] == results["played"]
+
+
 def test_some_were_taught(trained):
     assert max(entry["skill/share"] for entry in trained[1]["skills"]["log"]) > 0.1
 
@@ -69,3 +101,13 @@ def test_some_were_taught(trained):
 def test_ranks_had_different_numbers_of_rows(trained):
     lengths = trained[1]["gigpo-window"]["lengths"]
     assert sum(lengths[0]) != sum(lengths[1])
+
+
+def test_groups_were_played_anew_and_levels_followed(trained):
+    one, two = (results["resampled"]["log"] for results in trained)
+    names = ("groups/extra", "groups/played_success", "curriculum/level")
+    assert [[e[n] for n in names] for e in one] == [[e[n] for n in names] for e in two]
+    assert max(entry["groups/extra"] for entry in one) > 0
+    assert [one[0]["curriculum/level"], one[-1]["curriculum/level"]] == [1.0, 2.0]
+    for results in trained:
+        assert results["resampled"]["resumed"] == results["resampled"]["played"]

@@ -13,6 +13,7 @@ from peft import LoraConfig
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.batching.micro_batch import select_rows
+from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.trainers import scorer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
@@ -561,3 +562,25 @@ def test_a_saved_checkpoint_loads_with_transformers_alone(make_trainer, tmp_path
 def test_an_environment_in_place_of_a_function_that_makes_it_is_refused(make_trainer):
     with pytest.raises(ConfigurationError, match=r"pass its id, or a function that makes it"):
         make_trainer(env=gym.make(ID))
+
+
+def test_a_reward_that_pays_for_any_answer_raises_an_alarm_that_outlives_a_resume(make_trainer):
+    def env():
+        answered = (lambda env, event: float(event.action.kind == "answer"), 1.0)
+        return gym.make(ID, rewards={"answered": answered})
+
+    settings = {"max_steps": 7, "per_device_train_batch_size": 16, "save_strategy": "steps",
+                "save_steps": 6}  # fmt: skip
+    trainer = make_trainer(env, **settings)
+    trainer.train()
+    (alarm,) = trainer.watch.alarms
+    assert alarm.sign == "paid_failures"
+    assert (alarm.first_step, alarm.last_step) == (5, 7)
+    logged = read_metrics(trainer.args.output_dir)
+    assert [entry["hacking/alarms"] for entry in logged if "reward" in entry][3] == 0
+    assert logged[6]["hacking/alarm/paid_failures"] == 1.0
+    assert logged[6]["hacking/paid_failures"] > 0.1
+
+    resumed = make_trainer(env, **settings)
+    resumed.train(str(Path(resumed.args.output_dir) / "checkpoint-6"))
+    assert resumed.watch.state_dict() == trainer.watch.state_dict()
