@@ -95,7 +95,7 @@ STUDIES: Final = (
     Study(
         name="long_horizon",
         title="Long horizon",
-        methods=_trained("grpo", "grpo_step", "gigpo"),
+        methods=_trained("grpo", "grpo_step", "gigpo", "vine", "tree"),
         is_long_horizon=True,
     ),
 )  # fmt: skip

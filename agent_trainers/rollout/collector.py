@@ -88,14 +88,14 @@ class Rollout:
             is_any_active: Told whether this process has something to do, says whether any process
                 has. For a policy whose generation is collective; None where it is not.
             keeps_states: Whether snapshots of environments are kept as episodes are played, so that
-                `branch` needs no replay; at most `MAX_STATE_BYTES` of them, the newest.
+                `branch` needs no replay; those of the last `collect`, `MAX_STATE_BYTES` at most.
         """
         self._policy = policy
         self._step_timeout = step_timeout
         self._episode_timeout = episode_timeout
         self._group_quorum = group_quorum
         self._is_any_active = is_any_active or bool
-        self._keeps_states = keeps_states
+        self.keeps_states = keeps_states
         self._envs, self._branch_envs = EnvPool(make_env), EnvPool(make_env)
         self._states = StateStore()
 
@@ -108,8 +108,9 @@ class Rollout:
 
         `on_end` is told of each as it ends, in no particular order.
         """
+        self._states.clear()
         episodes = [
-            Episode(i, spec, keeps_states=self._keeps_states) for i, spec in enumerate(specs)
+            Episode(i, spec, keeps_states=self.keeps_states) for i, spec in enumerate(specs)
         ]
         self._play(episodes, self._envs, self._policy.open_stream(), on_end, self._group_quorum)
         return [episode.trajectory() for episode in episodes]

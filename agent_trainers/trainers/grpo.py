@@ -281,6 +281,9 @@ class StepGRPOTrainer(ResumableTrainer):
             self.trajectories[mode] += trajectories
             num_tokens_seen = self.state.num_input_tokens_seen
             self.training_log.add_batch(mode, batch, factors, num_tokens_seen)
+            if mode == "train" and self.player.branches is not None:
+                replayed = self.player.branches.replayed_steps
+                self._metrics[mode]["branches/replayed_steps"].append(replayed)
         return dict(batch.record.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
+    BRANCHING,
     estimator_options,
     find_estimator,
     needs_values,
@@ -87,6 +88,7 @@ _RANGES: Final[Ranges] = {
         lambda x: 0 <= x <= 1,
         ("gamma", "lam", "token_gamma", "token_lam", "skill_weight"),
     ),
+    "a number, 0 or more": (lambda x: 0 <= x < math.inf, ("branch_budget",)),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
     "1 or more": (
         lambda x: x >= 1,
@@ -147,6 +149,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     step_advantage_weight: float | None = HfArg(
         default=None, help="gigpo: weight of the step's part of the advantage. Default: 1."
+    )
+    branch_budget: float | None = HfArg(
+        default=None,
+        help="vine, tree: environment steps that the branches of a batch may take, for each step "
+        "of its episodes, as far as can be foreseen. Default: 1.",
     )
     loss_denominator: str = HfArg(
         default="token",
@@ -276,6 +283,13 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"Set {option}={allowed}."
                 )
         self._refuse_what_would_do_nothing()
+        if self.kl_placement == "reward" and self.branch_steps > 0 and not self.trains_branches:
+            raise ConfigurationError(
+                f"kl_placement='reward' does not go with advantage_estimator="
+                f"{self.advantage_estimator!r}, whose branches only measure: their rewards would "
+                "lack what is taken off the others'. Use kl_placement='loss', or "
+                "advantage_estimator='tree'."
+            )
         for option, refused in _NEED_MERGED_ROWS.items():
             if not self.merge_steps and getattr(self, option) == refused:
                 raise ConfigurationError(
@@ -290,6 +304,18 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         given = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS}
         given["scale"] = self.scale_rewards
         return {name: value for name, value in given.items() if name in known and value is not None}
+
+    @property
+    def branch_steps(self) -> float:
+        """Environment steps of branches for each step of a batch's episodes; 0 for no branches."""
+        if self.branch_budget is not None:
+            return self.branch_budget
+        return 1.0 if self.advantage_estimator in BRANCHING else 0.0
+
+    @property
+    def trains_branches(self) -> bool:
+        """Whether the policy learns from branches, too."""
+        return BRANCHING.get(self.advantage_estimator, False)
 
     def _check_functions(self) -> None:
         """Make sure that estimator and loss are there and take what they are given."""
@@ -321,6 +347,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         is_own = estimator not in ADVANTAGE_ESTIMATORS
         if not self.advantage_mask and estimator != "gae_token" and not is_own:
             unused.append("advantage_mask")
+        if self.branch_budget is not None and estimator not in BRANCHING and not is_own:
+            unused.append("branch_budget")
         if unused:
             raise ConfigurationError(
                 f"{unused[0]} does nothing with advantage_estimator={estimator!r}. Leave it out, "
