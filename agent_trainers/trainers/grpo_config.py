@@ -153,7 +153,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     branch_budget: float | None = HfArg(
         default=None,
         help="vine, tree: environment steps that the branches of a batch may take, for each step "
-        "of its episodes, as far as can be foreseen. Default: 1.",
+        "of its episodes, as far as can be foreseen. Default: a third.",
     )
     loss_denominator: str = HfArg(
         default="token",
@@ -310,7 +310,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         """Environment steps of branches for each step of a batch's episodes; 0 for no branches."""
         if self.branch_budget is not None:
             return self.branch_budget
-        return 1.0 if self.advantage_estimator in BRANCHING else 0.0
+        return 1 / 3 if self.advantage_estimator in BRANCHING else 0.0
 
     @property
     def trains_branches(self) -> bool:

@@ -53,7 +53,7 @@ def test_branches_are_played_within_their_budget_beside_the_same_episodes(make_t
 
 @pytest.mark.parametrize("estimator", ["vine", "tree"])
 def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
-    trainer = make_trainer(estimator, max_steps=1, logging_steps=1)
+    trainer = make_trainer(estimator, max_steps=1, logging_steps=1, branch_budget=1.0)
     trainer.train()
     batch = trainer.last_batch
     trained = {(row.episode, step) for row in batch.rows for step in row.steps}

@@ -23,6 +23,8 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     def make(algorithm, env=ID, **changes):
         # several passes over a batch, so that the policy that trains is not the one that sampled
         settings = {"num_iterations": 2, **PRESETS[algorithm], **changes}
+        if algorithm in BRANCHING:
+            settings["branch_budget"] = 1.0
         config = make_config(**settings, _kind=config_class(algorithm))
         return trainer_class(algorithm)(tiny_policy, env, config, processing_class=tokenizer)
 
