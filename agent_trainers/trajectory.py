@@ -132,6 +132,14 @@ class Trajectory:
     """Seconds that the environment took for each step, shape (S,); empty where not measured."""
     env: str = ""
     """The name of the environment, where several are played."""
+    task: int | None = None
+    """The task's index in the environment, with which the episode began; None: drawn by `seed`."""
+    seed: int | None = None
+    """The seed with which it began: its actions, taken again, lead to the same states. None where
+    it was not played in an environment."""
+    start: int = 0
+    """The first step that was played here: an episode that branched off another shares the steps
+    before with that one. `usage` and `timings` are without them."""
 
     @property
     def rewards(self) -> list[float]:

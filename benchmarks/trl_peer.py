@@ -69,7 +69,13 @@ def make_trl_trainer(
 
 
 def played_by_ours(trainer: StepGRPOTrainer) -> tuple[int, float]:
-    """Return how many environment steps the last batch had, and what share of it succeeded."""
+    """Return how many environment steps the last batch took, and what share of it succeeded.
+
+    The steps of branches count, their success does not: they begin where others have got to.
+    """
     batch = trainer.trajectories["train"]
-    num_steps = sum(len(trajectory.transitions) for trajectory in batch)
-    return num_steps, sum(trajectory.success for trajectory in batch) / len(batch)
+    num_steps = sum(len(trajectory.transitions) - trajectory.start for trajectory in batch)
+    if trainer.player.branches is not None:
+        num_steps += trainer.player.branches.replayed_steps
+    successes = [trajectory.success for trajectory in batch if not trajectory.start]
+    return num_steps, sum(successes) / len(successes)

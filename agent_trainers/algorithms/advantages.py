@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.branch_estimators import tree, vine
 from agent_trainers.algorithms.episodes import Array, Episode
 from agent_trainers.algorithms.gae import gae_bilevel, gae_step, gae_token
 from agent_trainers.algorithms.group_estimators import (
@@ -24,6 +25,8 @@ from agent_trainers.algorithms.group_estimators import (
     rloo,
 )
 
+BRANCHING: Final[Mapping[str, bool]] = {"vine": False, "tree": True}
+"""Estimators that look at branches of the batch's episodes, and whether branches are trained."""
 Estimator = Callable[..., Sequence[Array]]
 
 ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
@@ -34,6 +37,8 @@ ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "gigpo": gigpo,
+    "vine": vine,
+    "tree": tree,
     "gae_token": gae_token,
     "gae_step": gae_step,
     "gae_bilevel": gae_bilevel,

@@ -94,6 +94,23 @@ def discount(values: Iterable[float], factor: float) -> Floats:
     return sums
 
 
+def returns_to_go(episodes: Sequence[Episode], gamma: float) -> list[Floats]:
+    """Return ``G_t = r_t + gamma * G_{t+1}`` of each episode, (S,); (0,) if not scorable."""
+    return [
+        discount(episode.rewards, gamma) if episode.is_scorable else np.zeros(0)
+        for episode in episodes
+    ]
+
+
+def groups(episodes: Sequence[Episode]) -> dict[str, list[int]]:
+    """Return the numbers of the episodes of each group that can be scored."""
+    members: dict[str, list[int]] = {}
+    for i, episode in enumerate(episodes):
+        if episode.is_scorable and len(episode.rewards):
+            members.setdefault(episode.group_id, []).append(i)
+    return members
+
+
 def join(arrays: Sequence[Floats]) -> Floats:
     """Return the values of all arrays, one after the other."""
     return np.concatenate(arrays) if len(arrays) else np.zeros(0)

@@ -5,7 +5,14 @@ from typing import Final, Literal
 
 import numpy as np
 
-from agent_trainers.algorithms.episodes import Array, Episode, Floats, discount, whiten
+from agent_trainers.algorithms.episodes import (
+    Array,
+    Episode,
+    Floats,
+    groups,
+    returns_to_go,
+    whiten,
+)
 
 Scale = Literal["group", "batch", "none"]
 
@@ -20,7 +27,7 @@ def grpo(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "gro
     2402.03300, section 4.1.2), with ``R_i`` the discounted return of the episode. `scale` divides
     by the deviation of the ``group``, of the ``batch``, or not at all (``none``).
     """
-    totals = [values[:1] for values in _returns(episodes, gamma)]
+    totals = [values[:1] for values in returns_to_go(episodes, gamma)]
     advantages = _normalise(episodes, totals, scale)
     return [np.repeat(a, len(e.rewards)) for e, a in zip(episodes, advantages, strict=True)]
 
@@ -35,7 +42,7 @@ def grpo_step(
     whatever its length, so that neither long episodes nor a step's number shift the baseline. Where
     all reward comes at the end and ``gamma`` is 1, this is `grpo`.
     """
-    return _normalise(episodes, _returns(episodes, gamma), scale)
+    return _normalise(episodes, returns_to_go(episodes, gamma), scale)
 
 
 def dr_grpo(episodes: Sequence[Episode], *, gamma: float = 1.0) -> list[Array]:
@@ -53,7 +60,7 @@ def rloo(episodes: Sequence[Episode], *, gamma: float = 1.0) -> list[Array]:
     2402.14740); 0 where there are no others.
     """
     advantages = dr_grpo(episodes, gamma=gamma)
-    for members in _groups(episodes).values():
+    for members in groups(episodes).values():
         for i in members:
             advantages[i] *= len(members) / max(1, len(members) - 1)
     return advantages
@@ -64,7 +71,7 @@ def reinforce_pp(episodes: Sequence[Episode], *, gamma: float = 1.0) -> list[Arr
 
     REINFORCE++ (Hu, 2025, arXiv 2501.03262): global instead of group statistics.
     """
-    returns = [values.astype(np.float32) for values in _returns(episodes, gamma)]
+    returns = [values.astype(np.float32) for values in returns_to_go(episodes, gamma)]
     return whiten(returns, _token_weights(episodes))
 
 
@@ -91,8 +98,8 @@ def gigpo(
     observation was seen once, so with observations that are all different this is `grpo`.
     """
     advantages = grpo(episodes, scale=scale)
-    returns = _returns(episodes, gamma)
-    for members in _groups(episodes).values():
+    returns = returns_to_go(episodes, gamma)
+    for members in groups(episodes).values():
         places: dict[Hashable, list[tuple[int, int]]] = {}
         for i in members:
             for t, anchor in enumerate(episodes[i].anchors):
@@ -107,28 +114,12 @@ def gigpo(
     return advantages
 
 
-def _returns(episodes: Sequence[Episode], gamma: float) -> list[Floats]:
-    """Return ``G_t = r_t + gamma * G_{t+1}`` of each episode, (S,); (0,) if not scorable."""
-    return [
-        discount(episode.rewards, gamma) if episode.is_scorable else np.zeros(0)
-        for episode in episodes
-    ]
-
-
-def _groups(episodes: Sequence[Episode]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for i, episode in enumerate(episodes):
-        if episode.is_scorable and len(episode.rewards):
-            groups.setdefault(episode.group_id, []).append(i)
-    return groups
-
-
 def _normalise(episodes: Sequence[Episode], values: Sequence[Floats], scale: Scale) -> list[Array]:
     """Subtract the group's mean from each episode's values and divide by the standard deviation."""
-    groups = _groups(episodes)
-    batch = [i for members in groups.values() for i in members]
+    grouped = groups(episodes)
+    batch = [i for members in grouped.values() for i in members]
     advantages = [np.zeros(0, np.float32) for _ in episodes]
-    for members in groups.values():
+    for members in grouped.values():
         mean = np.mean([values[i].mean() for i in members])
         divisor = 1.0
         if scale != "none":

@@ -14,6 +14,7 @@ from typing import Any, Final
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 UNMERGED: Final = "merge_steps is off"
+BRANCHED: Final = "it branches off another episode here"
 CHANGED: Final = "the environment or the chat template wrote the past anew"
 
 
@@ -74,6 +75,8 @@ def make_rows(
 ) -> list[Row]:
     """Turn one trajectory into rows; steps of roles that are not trained are in none.
 
+    Nor are those that a branch shares with the episode it branched off.
+
     Args:
         trajectory: A trajectory that could be scored.
         episode: Its number in the batch.
@@ -84,13 +87,15 @@ def make_rows(
     """
     rows: list[Row] = []
     for step, transition in enumerate(trajectory.transitions):
-        if transition.is_frozen:
+        if transition.is_frozen or step < trajectory.start:
             continue
         if not (merge and rows and rows[-1].is_extended_by(transition)):
             rows.append(Row(episode, list(transition.prompt_ids)))
             if step > 0:
                 before = trajectory.transitions[step - 1].info
                 rows[-1].fork_reason = fork_reason(before) if merge else UNMERGED
+            if 0 < step == trajectory.start:
+                rows[-1].fork_reason = BRANCHED
         is_cut = (
             transition is trajectory.transitions[-1]
             and trajectory.stop_reason is StopReason.TOKEN_LIMIT

@@ -54,6 +54,8 @@ class EpisodeSummary:
     """Reward terms that paid in most of its steps."""
     timings: dict[str, float]
     """Seconds by kind of work."""
+    start: int = 0
+    """The first step that it does not share with the episode it branched off."""
     roles: tuple[str, ...] = ()
     """Who acted in each step; ``""`` where there are no roles."""
     reward_owners: tuple[str | None, ...] = ()
@@ -118,6 +120,7 @@ def summarise(
         signs=Counter(mark.sign for mark in find_marks(trajectory)),
         farmed_terms=tuple(farmed_terms(trajectory)),
         timings=dict(trajectory.timings),
+        start=trajectory.start,
         roles=tuple(t.role for t in trajectory.transitions),
         reward_owners=tuple(
             t.role if t.info.get("owns_reward") else None for t in trajectory.transitions
@@ -157,10 +160,14 @@ def trainer_metrics(
     ``groups/without_variance``, the share of groups whose members all earned the same;
     ``completions/…`` in tokens; ``roles/<role>/…``, of the episodes in which the role acted: its
     return, turns and tokens; ``time/…`` in seconds of the batch (generation is shared out,
-    environments add up).
+    environments add up). Of branches, ``branches/…`` alone: how many, their steps and tokens.
     """
+    metrics = _branches([episode for episode in episodes if episode.start])
+    pairs = zip(episodes, advantages, strict=True)
+    own = [(episode, values) for episode, values in pairs if not episode.start]
+    episodes, advantages = [e for e, _ in own], [values for _, values in own]
     scored = [episode for episode in episodes if episode.is_scorable]
-    metrics = _endings(episodes, len(scored))
+    metrics |= _endings(episodes, len(scored))
     if not scored:
         return metrics
     returns = [sum(episode.rewards) for episode in scored]
@@ -190,6 +197,18 @@ def trainer_metrics(
     metrics["episodes/mean_turns"] = float(np.mean([e.num_steps for e in scored]))
     metrics["episodes/max_turns"] = float(max(e.num_steps for e in scored))
     return metrics
+
+
+def _branches(branches: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Return what branches were played, and what they took; nothing where there are none."""
+    if not branches:
+        return {}
+    return {
+        "branches/count": float(len(branches)),
+        "branches/unscorable": sum(not b.is_scorable for b in branches) / len(branches),
+        "branches/environment_steps": float(sum(b.num_steps - b.start for b in branches)),
+        "branches/completion_tokens": float(sum(sum(b.lengths[b.start :]) for b in branches)),
+    }
 
 
 def _endings(episodes: Sequence[EpisodeSummary], num_scored: int) -> dict[str, float]:

@@ -4,37 +4,45 @@ While some episodes wait for their tools, others get their actions. An environme
 hangs ends its own episode, with the error recorded, and is replaced.
 """
 
-import logging
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-import gymnasium as gym
+import numpy as np
 
 from agent_envs.core.deadline import CallSession, Outcome, outcome_of
-from agent_envs.errors import AgentEnvsError, ServerError
-from agent_envs.wrappers.awaited import awaited
-from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.streams import GenerationStream
+from agent_trainers.policies.streams import GenerationStream, WaveStream
+from agent_trainers.rollout.branches import (
+    BranchEpisode,
+    Branches,
+    RecordedState,
+    Rngs,
+    Walk,
+    plan_branches,
+    plan_walks,
+)
+from agent_trainers.rollout.env_pool import EnvPool
 from agent_trainers.rollout.episode import (
     Episode,
     EpisodeSpec,
     TextEnv,
-    UnmadeEnv,
     is_immediate,
+    lend_tokenizer,
     template_tools,
 )
+from agent_trainers.rollout.saved_states import SavedState, StateStore, can_be_saved, state_key
 from agent_trainers.trajectory import StopReason, Trajectory
 
 GATHER_SECONDS: Final = 0.02
 """How long a batch waits for more states that may be about to come."""
+MAX_BRANCHES_AT_ONCE: Final = 64
+"""So many branches are under way at once; a call may ask for thousands."""
 IDLE_SECONDS: Final = 0.05
 """How long to wait for environments before looking after deadlines, and other processes."""
-
-_log = logging.getLogger(__name__)
 
 __all__ = ["Collector", "EpisodeSpec", "Rollout", "TextEnv", "template_tools"]
 
@@ -65,6 +73,7 @@ class Rollout:
         episode_timeout: float | None = None,
         group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
+        keeps_states: bool = False,
     ) -> None:
         """Play `policy` in environments made by `make_env`.
 
@@ -79,14 +88,18 @@ class Rollout:
                 failure: as soon as all groups have it, the rest is left out.
             is_any_active: Told whether this process has something to do, says whether any process
                 has. For a policy whose generation is collective; None where it is not.
+            keeps_states: Whether snapshots of environments are kept as episodes are played, so that
+                `branch` needs no replay; those of the last `collect`, and of branches since then,
+                `MAX_STATE_BYTES` at most.
         """
-        self._make_env = make_env
         self._policy = policy
         self._step_timeout = step_timeout
         self._episode_timeout = episode_timeout
         self._group_quorum = group_quorum
         self._is_any_active = is_any_active or bool
-        self._idle_envs: defaultdict[str, list[TextEnv]] = defaultdict(list)
+        self.keeps_states = keeps_states
+        self._envs, self._branch_envs = EnvPool(make_env), EnvPool(make_env)
+        self._states = StateStore()
 
     def collect(
         self,
@@ -97,47 +110,98 @@ class Rollout:
 
         `on_end` is told of each as it ends, in no particular order.
         """
-        episodes = [Episode(i, spec, self._take_env(spec.env)) for i, spec in enumerate(specs)]
-        stream = self._policy.open_stream()
+        self._states.clear()
+        episodes = [
+            Episode(i, spec, keeps_states=self.keeps_states) for i, spec in enumerate(specs)
+        ]
+        self._play(episodes, self._envs, self._policy.open_stream(), on_end, self._group_quorum)
+        return [episode.trajectory() for episode in episodes]
+
+    def branch(
+        self, trajectory: Trajectory, step: int, k: int, *, rng: np.random.Generator
+    ) -> Branches:
+        """Go back to the state before `step` of a recorded episode and play `k` other endings.
+
+        See `branch_many`.
+        """
+        return self.branch_many([(trajectory, step)], k, rng=rng)
+
+    def branch_many(
+        self, states: Sequence[RecordedState], k: int | Sequence[int], *, rng: Rngs
+    ) -> Branches:
+        """Go on from recorded states, all at once, with the policy of this rollout.
+
+        The states are those of episodes in environments made as this rollout makes them: of its
+        own, of another policy's, of a file. They are reached from snapshots, in environments that
+        only branches are played in; the run that is looked at stays as it was, bit for bit. Where
+        an environment offers no snapshot, the recorded actions are taken again for each branch.
+
+        Args:
+            states: Episodes and steps; the state before the step is where branches begin.
+            k: How many branches each state gets, or how many all get.
+            rng: What branches draw from, one generator for each state, or one for all.
+
+        Raises:
+            ConfigurationError: If a state cannot be branched, as its trajectory does not say how it
+                began.
+            SnapshotError: If no state can be reached, since the environment comes to others.
+        """
+        planned = plan_branches(
+            states,
+            k,
+            rng=rng,
+            store=self._states,
+            policy=self._policy,
+            keeps_states=self.keeps_states,
+        )
+        branches = [branch for same in planned for branch in same]
+        walks = self._plan_walks(branches)
+        self._play(walks, self._branch_envs, WaveStream(lambda _: []), is_local=True)
+        self._play(branches, self._branch_envs, self._policy.open_stream())
+        refusals = [branch.refusal for branch in branches if branch.refusal is not None]
+        if refusals and len(refusals) == len(branches):
+            raise refusals[0]
+        return Branches(
+            continuations=[[branch.trajectory() for branch in same] for same in planned],
+            environment_steps=sum(len(b.transitions) - b.start for b in branches),
+            replayed_steps=sum(episode.replayed_steps for episode in [*walks, *branches]),
+            usage=sum((branch.usage for branch in branches), Usage()),
+        )
+
+    def close(self) -> None:
+        """Close the environments, and forget their states."""
+        self._envs.close()
+        self._branch_envs.close()
+        self._states.clear()
+
+    def _plan_walks(self, branches: Sequence[BranchEpisode]) -> list[Walk]:
+        walks = plan_walks(branches)
+        can_be_saved_in = {}
+        for name in {walk.spec.env for walk in walks}:
+            env = self._branch_envs.take(name)
+            self._branch_envs.give_back(env, name)
+            can_be_saved_in[name] = can_be_saved(env)
+        return [walk for walk in walks if can_be_saved_in[walk.spec.env]]
+
+    def _play(
+        self,
+        episodes: Sequence[Episode],
+        envs: EnvPool,
+        stream: GenerationStream,
+        on_end: Callable[[Trajectory], None] | None = None,
+        group_quorum: float = 1.0,
+        *,
+        is_local: bool = False,
+    ) -> None:
+        """Play episodes to their end; `is_local` if the policy of all processes is not asked."""
+        max_active = MAX_BRANCHES_AT_ONCE if envs is self._branch_envs else len(episodes)
+        collection = _Collection(self, episodes, envs, stream, on_end, group_quorum, max_active)
         try:
-            _Collection(self, episodes, stream, on_end).play(self._is_any_active)
+            collection.play(bool if is_local else self._is_any_active)
         finally:
             stream.close()
         for episode in episodes:
             self._note_final_state(episode)
-        # An environment that failed or hangs may be in any state: the next episode gets a new one.
-        for episode in episodes:
-            if episode.stop_reason not in _BROKEN:
-                self._idle_envs[episode.spec.env].append(episode.env)
-        return [episode.trajectory() for episode in episodes]
-
-    def close(self) -> None:
-        """Close the environments."""
-        for env in [env for envs in self._idle_envs.values() for env in envs]:
-            try:
-                env.close()
-            except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
-                _log.warning("An environment failed to close.", exc_info=True)
-        self._idle_envs.clear()
-
-    def _take_env(self, name: str) -> TextEnv:
-        if idle := self._idle_envs[name]:
-            return idle.pop()
-        make_env = self._make_env if callable(self._make_env) else self._make_env[name]
-        try:
-            env = make_env()
-            if not isinstance(env, gym.Env):
-                raise TypeError(
-                    f"make_env returned a {type(env).__name__}; it must return a Gymnasium "
-                    "environment."
-                )
-            return awaited(env)
-        except ServerError as error:
-            return UnmadeEnv(error)  # servers of environments come back
-        except AgentEnvsError:
-            raise  # wrong settings or data: no episode would ever work
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
-            return UnmadeEnv(error)
 
     def _note_final_state(self, episode: Episode) -> None:
         """Note the state in which an episode was cut off."""
@@ -160,32 +224,46 @@ class _Collection:
         self,
         rollout: Rollout,
         episodes: Sequence[Episode],
+        envs: EnvPool,
         stream: GenerationStream,
         on_end: Callable[[Trajectory], None] | None,
+        group_quorum: float,
+        max_active: int,
     ) -> None:
         self._policy = rollout._policy
         self._step_timeout = rollout._step_timeout
         self._episode_timeout = rollout._episode_timeout
+        self._states = rollout._states
         self._session = CallSession()
-        self._episodes = episodes
+        self._episodes, self._envs = episodes, envs
         self._stream = stream
         self._on_end = on_end
-        self._active = dict(enumerate(episodes))
+        self._waiting = deque(enumerate(episodes))
+        self._active: dict[int, Episode] = {}
+        self._max_active = max_active
         self._generating: set[int] = set()
         sizes = Counter(episode.spec.group_id for episode in episodes)
         # How many episodes of each group still have to end well
-        self._missing = {g: math.ceil(n * rollout._group_quorum) for g, n in sizes.items()}
+        self._missing = {g: math.ceil(n * group_quorum) for g, n in sizes.items()}
 
     def play(self, is_any_active: Callable[[bool], bool]) -> None:
         """Play all episodes to their end."""
-        for key, episode in enumerate(self._episodes):
-            self._call(key, episode.reset)
+        self._begin_episodes()
         while is_any_active(bool(self._active)):
             is_busy = is_any_active(self._stream.has_requests)
             self._drain(is_busy=is_busy)
             if is_busy:
                 self._generate()
             self._close_late_ones()
+            self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        """Begin as many episodes as may be under way at once."""
+        while self._waiting and len(self._active) < self._max_active:
+            key, episode = self._waiting.popleft()
+            episode.env, episode.started = self._envs.take(episode.spec.env), time.monotonic()
+            self._active[key] = episode
+            self._call(key, episode.reset)
 
     def _drain(self, *, is_busy: bool) -> None:
         """Take in what environments have said; wait for it where nothing else is to be done."""
@@ -224,9 +302,10 @@ class _Collection:
 
     def _call(self, key: int, function: Callable[..., Any]) -> None:
         """Run a reset or a step: at once if it only computes, else in another thread."""
-        if not is_immediate(self._episodes[key].env):
-            timeout = self._step_timeout
-            self._session.submit(key, lambda: function(timeout), timeout)
+        episode, timeout = self._episodes[key], self._step_timeout
+        if not is_immediate(episode.env):
+            num_calls = episode.num_first_calls if episode.generation is None else 1
+            self._session.submit(key, lambda: function(timeout), timeout * num_calls)
             return
         # Ctrl-C is the user's; whatever else foreign code raises is recorded
         self._take_in([outcome_of(key, function, caught=(Exception, SystemExit))])
@@ -250,10 +329,13 @@ class _Collection:
         try:
             if episode.generation is None:
                 episode.begin(outcome.value)
-                self._lend_tokenizer(episode)
+                lend_tokenizer(self._policy, episode.env, episode.info)
             else:
                 episode.advance(outcome.value)
-            return episode.request() if episode.stop_reason is None else None
+            if episode.stop_reason is not None:
+                return None
+            self._keep_state(episode)
+            return episode.request()
         except Exception as error:  # noqa: BLE001 - what foreign code returned; it is recorded
             episode.fail(error, StopReason.ENVIRONMENT_ERROR)
             return None
@@ -278,14 +360,20 @@ class _Collection:
         self._generating.discard(key)
         self._session.abandon(key)
         self._stream.drop(key)
-        trajectory = self._episodes[key].trajectory()
+        episode = self._episodes[key]
+        # An environment that failed or hangs may be in any state: the next episode gets a new one.
+        if episode.stop_reason not in _BROKEN:
+            self._envs.give_back(episode.env, episode.spec.env)
+        trajectory = episode.trajectory()
         self._missing[trajectory.group_id] -= trajectory.is_scorable
         if self._on_end is not None:
             self._on_end(trajectory)
 
-    def _lend_tokenizer(self, episode: Episode) -> None:
-        """Let the context policy count in the policy's own tokens."""
-        env = episode.env.unwrapped
-        if hasattr(env, "set_token_counter"):
-            tools = template_tools(episode.info)
-            env.set_token_counter(lambda messages: self._policy.count_tokens(messages, tools))
+    def _keep_state(self, episode: Episode) -> None:
+        """Keep the state that an episode is in, if it was saved."""
+        if episode.saved is None:
+            return
+        actions = [transition.action for transition in episode.transitions]
+        spec, messages = episode.spec, episode.info["messages"]
+        key = state_key(spec.task, spec.seed, actions, messages)
+        self._states.put(key, SavedState(environment=episode.saved, info=episode.info))

@@ -1,6 +1,5 @@
 """One episode under way: what is to be played, and what was played so far."""
 
-import time
 import traceback
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -10,7 +9,9 @@ import numpy as np
 
 from agent_envs.core.event_loop import resolve
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
+from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.answers import read_reset, read_step
+from agent_trainers.rollout.saved_states import can_be_saved, save_environment
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 TextEnv = gym.Env[str, str]
@@ -42,7 +43,10 @@ class Episode:
     number: int
     """Its place among the episodes of one `collect`."""
     spec: EpisodeSpec
-    env: TextEnv
+    env: TextEnv = field(init=False, repr=False)
+    """Where it is played; given to it when it begins."""
+    keeps_states: bool = False
+    """Whether its states are saved on the way."""
     info: dict[str, Any] = field(default_factory=dict)
     transitions: list[Transition] = field(default_factory=list)
     stop_reason: StopReason | None = None
@@ -55,7 +59,13 @@ class Episode:
     generate_seconds: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
     """How long the environment took: the reset, then each step."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    num_first_calls: int = 1
+    """How many resets and steps it takes to begin: so often the time limit of one."""
+    start: int = 0
+    """Its first step that is played here."""
+    saved: bytes | None = None
+    """The environment as it is now, where it is saved."""
 
     def reset(self, timeout: float | None = None) -> Any:
         """Begin; called where it may take its time.
@@ -64,12 +74,25 @@ class Episode:
         """
         task = self.spec.task
         options = None if task is None else {"task": task}
-        return resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
+        answer = resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
+        self._save()
+        return answer
 
     def step(self, timeout: float | None = None) -> Any:
         """Carry the action out; called where it may take its time, as `reset`."""
         assert self.generation is not None
-        return resolve(self.env.step(self.generation.text), timeout)
+        answer = resolve(self.env.step(self.generation.text), timeout)
+        self._save()
+        return answer
+
+    def _save(self) -> None:
+        """Save the environment as it is now, if it is wanted and can be."""
+        self.saved = None
+        if self.keeps_states and can_be_saved(self.env):
+            try:
+                self.saved = save_environment(self.env)
+            except Exception:  # noqa: BLE001 - foreign code; the state is reached by replay then
+                self.keeps_states = False
 
     def request(self) -> GenerationRequest:
         """Ask for an action in the present state."""
@@ -151,25 +174,24 @@ class Episode:
             final_prompt_ids=list(self.final_prompt_ids),
             step_seconds=self.step_seconds[1 : 1 + len(self.transitions)],
             env=self.spec.env,
+            task=self.spec.task,
+            seed=self.spec.seed,
+            start=self.start,
         )
-
-
-class UnmadeEnv(gym.Env[str, str]):
-    """Stands in for an environment that could not be made; its first reset says why."""
-
-    def __init__(self, error: BaseException) -> None:
-        """Keep the error."""
-        self._error = error
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Raise what making the environment raised."""
-        raise self._error
 
 
 def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools that the chat template is to describe; None where the state does."""
     tools: list[dict[str, Any]] = info.get("tools") or []
     return tools if info.get("is_native_format", True) else None
+
+
+def lend_tokenizer(policy: Policy, env: TextEnv, info: dict[str, Any]) -> None:
+    """Let the context policy of an environment count in the policy's own tokens."""
+    inner = env.unwrapped
+    if hasattr(inner, "set_token_counter"):
+        tools = template_tools(info)
+        inner.set_token_counter(lambda messages: policy.count_tokens(messages, tools))
 
 
 def is_immediate(env: TextEnv) -> bool:

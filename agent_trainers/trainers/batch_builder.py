@@ -117,7 +117,8 @@ class BatchBuilder:
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []
         for i, trajectory in enumerate(trajectories):
-            if not trajectory.is_scorable:
+            is_measure = trajectory.start > 0 and not self._args.trains_branches
+            if not trajectory.is_scorable or is_measure:
                 continue
             own = make_rows(
                 trajectory,

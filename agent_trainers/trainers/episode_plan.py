@@ -17,6 +17,7 @@ from agent_trainers.policies.rendering import Schemas
 from agent_trainers.rollout.collector import Collector, Rollout
 from agent_trainers.rollout.episode import EpisodeSpec, TextEnv, template_tools
 from agent_trainers.rollout.task_draws import TaskDraws
+from agent_trainers.trainers.branch_player import BranchPlayer
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trajectory import Trajectory
@@ -131,6 +132,9 @@ class EpisodePlayer:
         self._args, self._processes, self._group_sizes = args, processes, group_sizes
         self.rollouts = dict(rollouts)
         self.draws, self._env_names = draws, list(env_names)
+        self.branches: BranchPlayer | None = None
+        if args.branch_steps > 0:
+            self.branches = BranchPlayer(args, processes, rollouts["train"])
 
     @property
     def group_size(self) -> int:
@@ -140,8 +144,14 @@ class EpisodePlayer:
     def play(
         self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
     ) -> list[Trajectory]:
-        """Play one episode per row of the dataset; see `plan_episodes`."""
-        return self.rollouts[mode].collect(self.specs(inputs, mode, step))
+        """Play one episode per row of the dataset; see `plan_episodes`.
+
+        In training by an estimator that looks at branches, each is followed by its branches.
+        """
+        specs = self.specs(inputs, mode, step)
+        if mode == "train" and self.branches is not None:
+            return self.branches.play(specs, step)
+        return self.rollouts[mode].collect(specs)
 
     def close(self) -> None:
         """Close the environments that wait for the next episodes."""

@@ -332,6 +332,9 @@ class StepGRPOTrainer(ResumableTrainer):
             self.training_log.add_batch(mode, step[0] + 1, batch, factors, num_tokens_seen)
             for name, value in followed.items():
                 self._metrics[mode][name].append(value)
+            if mode == "train" and self.player.branches is not None:
+                replayed = self.player.branches.replayed_steps
+                self._metrics[mode]["branches/replayed_steps"].append(replayed)
         return dict(batch.record.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

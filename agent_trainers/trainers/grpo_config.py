@@ -14,6 +14,7 @@ from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
+    BRANCHING,
     estimator_options,
     find_estimator,
     needs_values,
@@ -88,6 +89,7 @@ _RANGES: Final[Ranges] = {
         lambda x: 0 <= x <= 1,
         ("gamma", "lam", "token_gamma", "token_lam", "skill_weight"),
     ),
+    "a number, 0 or more": (lambda x: 0 <= x < math.inf, ("branch_budget",)),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
     "0 or more": (lambda x: x >= 0, ("max_extra_groups",)),
     "1 or more": (
@@ -149,6 +151,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     step_advantage_weight: float | None = HfArg(
         default=None, help="gigpo: weight of the step's part of the advantage. Default: 1."
+    )
+    branch_budget: float | None = HfArg(
+        default=None,
+        help="vine, tree: environment steps that the branches of a batch may take, for each step "
+        "of its episodes, as far as can be foreseen. Default: a third.",
     )
     loss_denominator: str = HfArg(
         default="token",
@@ -290,6 +297,13 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"Set {option}={allowed}."
                 )
         self._refuse_what_would_do_nothing()
+        if self.kl_placement == "reward" and self.branch_steps > 0 and not self.trains_branches:
+            raise ConfigurationError(
+                f"kl_placement='reward' does not go with advantage_estimator="
+                f"{self.advantage_estimator!r}, whose branches only measure: their rewards would "
+                "lack what is taken off the others'. Use kl_placement='loss', or "
+                "advantage_estimator='tree'."
+            )
         for option, refused in _NEED_MERGED_ROWS.items():
             if not self.merge_steps and getattr(self, option) == refused:
                 raise ConfigurationError(
@@ -305,6 +319,18 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         given = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS}
         given["scale"] = self.scale_rewards
         return {name: value for name, value in given.items() if name in known and value is not None}
+
+    @property
+    def branch_steps(self) -> float:
+        """Environment steps of branches for each step of a batch's episodes; 0 for no branches."""
+        if self.branch_budget is not None:
+            return self.branch_budget
+        return 1 / 3 if self.advantage_estimator in BRANCHING else 0.0
+
+    @property
+    def trains_branches(self) -> bool:
+        """Whether the policy learns from branches, too."""
+        return BRANCHING.get(self.advantage_estimator, False)
 
     def _check_functions(self) -> None:
         """Make sure that estimator and loss are there and take what they are given."""
@@ -326,7 +352,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         given = (*ESTIMATOR_OPTIONS, "scale", "values", "bootstrap_values", "whiten")
         _check_arguments("advantage_estimator", estimator, given)
 
-    def _refuse_what_would_do_nothing(self) -> None:
+    def _unused_by_estimator(self) -> list[str]:
+        """Return the options given that the estimator does not take."""
         estimator = self.advantage_estimator
         known = estimator_options(estimator)
         given = [name for name in ESTIMATOR_OPTIONS if getattr(self, name) is not None]
@@ -336,7 +363,13 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         is_own = estimator not in ADVANTAGE_ESTIMATORS
         if not self.advantage_mask and estimator != "gae_token" and not is_own:
             unused.append("advantage_mask")
-        if unused:
+        if self.branch_budget is not None and estimator not in BRANCHING and not is_own:
+            unused.append("branch_budget")
+        return unused
+
+    def _refuse_what_would_do_nothing(self) -> None:
+        estimator = self.advantage_estimator
+        if unused := self._unused_by_estimator():
             raise ConfigurationError(
                 f"{unused[0]} does nothing with advantage_estimator={estimator!r}. Leave it out, "
                 "or choose an estimator that has it."
@@ -346,11 +379,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for option, default in (("skills", GROUP), ("skill_teacher", "policy")):
             if (given := getattr(self, option)) != default and self.skill_weight == 0.0:
                 raise ConfigurationError(f"{option}={given!r} does nothing with skill_weight=0.")
-        if self.max_extra_groups and needs_values(estimator):
+        if self.max_extra_groups and (needs_values(estimator) or self.branch_steps > 0):
             raise ConfigurationError(
                 f"max_extra_groups={self.max_extra_groups} plays groups anew that have nothing to "
-                f"compare, and advantage_estimator={estimator!r} compares no groups. Leave it out, "
-                "or choose an estimator such as 'grpo'."
+                f"compare, and advantage_estimator={estimator!r} compares more than groups. Leave "
+                "it out, or choose an estimator such as 'grpo'."
             )
         if self.skill_teacher == "reference" and self.beta == 0.0:
             raise ConfigurationError(

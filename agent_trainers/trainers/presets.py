@@ -25,6 +25,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "reinforce++": {"advantage_estimator": "reinforce_pp"},
     "reinforce++-baseline": {"advantage_estimator": "reinforce_pp_baseline"},
     "gigpo": {"advantage_estimator": "gigpo"},
+    "vine": {"advantage_estimator": "vine"},
+    "tree": {"advantage_estimator": "tree"},
     "ppo": {"advantage_estimator": "gae_token"},
     "step_ppo": {
         "advantage_estimator": "gae_step",

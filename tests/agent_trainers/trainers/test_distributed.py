@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_trainers import TINY_POLICY
+from agent_trainers.algorithms.advantages import BRANCHING
 from agent_trainers.trainers.presets import PRESETS
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"
@@ -17,6 +18,10 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 WINDOW = {"name": "window", "turns": 1}
 CASES = {
     **{algorithm: {"algorithm": algorithm, "context": "full"} for algorithm in PRESETS},
+    **{
+        name: {"algorithm": name, "context": "full", "changes": {"branch_budget": 1.0}}
+        for name in BRANCHING
+    },
     # states that do not extend the last: ranks with different numbers of rows
     "gigpo-window": {"algorithm": "gigpo", "context": WINDOW},
     "ppo-window": {"algorithm": "ppo", "context": WINDOW},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agent_envs import ConfigurationError
+from agent_trainers.algorithms.advantages import BRANCHING
 from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
 from tests.agent_trainers.gradients import gradient, micro_batches
 
@@ -22,6 +23,8 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     def make(algorithm, env=ID, **changes):
         # several passes over a batch, so that the policy that trains is not the one that sampled
         settings = {"num_iterations": 2, **PRESETS[algorithm], **changes}
+        if algorithm in BRANCHING:
+            settings["branch_budget"] = 1.0
         config = make_config(**settings, _kind=config_class(algorithm))
         return trainer_class(algorithm)(tiny_policy, env, config, processing_class=tokenizer)
 
@@ -29,8 +32,10 @@ def make_trainer(tiny_policy, tokenizer, make_config):
 
 
 @pytest.fixture
-def played(make_trainer):
-    trainer = make_trainer("grpo")
+def played(make_trainer, request):
+    """Eight episodes, with branches of them for what looks at branches."""
+    algorithm = request.node.callspec.params["algorithm"]
+    trainer = make_trainer(algorithm if algorithm in BRANCHING else "grpo")
     trainer.model.train()
     return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
 
@@ -61,8 +66,9 @@ def gradient_of(trainer, trajectories, **changes):
 def test_neither_merging_nor_padding_nor_micro_batches_change_the_gradient(
     make_trainer, played, algorithm
 ):
+    assert (len(played) > 8) == (algorithm in BRANCHING)
     # the last episode trains nothing, so 7 rows or fewer fill 4 micro-batches of 2
-    trajectories = [*played[:7], dataclasses.replace(played[7], transitions=[])]
+    trajectories = [*played[:-1], dataclasses.replace(played[-1], transitions=[])]
     whole = make_trainer(algorithm)
     expected = gradient_of(whole, trajectories)
     assert expected.abs().max() > 1e-3

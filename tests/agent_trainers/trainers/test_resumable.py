@@ -32,6 +32,8 @@ CASES = {
         "reward_schedules": '{"new_gold_passage": {"kind": "adaptive", "target": 0.01}}',
     },
     "a teacher that knows skills": {"skill_weight": 0.5, **BUFFER},
+    "branches that only measure": {"advantage_estimator": "vine", "branch_budget": 1.0},
+    "branches that are trained": {"advantage_estimator": "tree", "branch_budget": 1.0, **BUFFER},
     "a critic": {"kind": StepPPOTrainer, "critic_warmup_steps": 2, **BUFFER},
 }  # fmt: skip
 

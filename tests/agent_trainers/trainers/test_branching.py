@@ -1,0 +1,93 @@
+"""Training with branches: what is played beside the episodes, and what is learned from it."""
+
+import dataclasses
+
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_trainers.programs.tasks import ProgramTasks
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+ROWS = [{"task": i // 4} for i in range(8)]
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(estimator, env=ID, **changes):
+        config = make_config(advantage_estimator=estimator, **changes)
+        return StepGRPOTrainer(tiny_policy, env, config, processing_class=tokenizer)
+
+    return make
+
+
+def played(trainer, step=(0, 0)):
+    trainer.model.train()
+    trajectories = trainer.player.play(ROWS, "train", step)
+    return [dataclasses.replace(t, timings={}, step_seconds=[]) for t in trajectories]
+
+
+def num_steps(trajectories):
+    return sum(len(t.transitions) - t.start for t in trajectories)
+
+
+@pytest.mark.parametrize("estimator", ["vine", "tree"])
+def test_branches_are_played_within_their_budget_beside_the_same_episodes(make_trainer, estimator):
+    plain = played(make_trainer("grpo"))
+    trainer = make_trainer(estimator, branch_budget=2.0)
+    with_branches = played(trainer)
+    assert [t for t in with_branches if not t.start] == plain
+    branches = [t for t in with_branches if t.start]
+    assert 0.3 * num_steps(plain) < num_steps(branches) < 3 * num_steps(plain)
+    assert trainer.player.branches.replayed_steps == 0  # from snapshots
+    assert played(trainer) == with_branches  # the same step of the run draws the same again
+    assert played(trainer, (1, 0)) != with_branches
+    # each branch follows what it shares its first steps with
+    for i, branch in enumerate(with_branches):
+        if branch.start:
+            shared = branch.transitions[: branch.start]
+            assert any(t.transitions[: branch.start] == shared for t in with_branches[:i])
+    evaluated = trainer.player.play(ROWS, "eval", (0, 0))
+    assert [t.start for t in evaluated] == [0] * 8
+
+
+@pytest.mark.parametrize("estimator", ["vine", "tree"])
+def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
+    trainer = make_trainer(estimator, max_steps=1, logging_steps=1, branch_budget=1.0)
+    trainer.train()
+    batch = trainer.last_batch
+    trained = {(row.episode, step) for row in batch.rows for step in row.steps}
+    expected = {
+        (i, step)
+        for i, t in enumerate(batch.trajectories)
+        if not t.start or estimator == "tree"
+        for step in range(t.start, len(t.transitions))
+    }
+    assert trained == expected
+    branches = [t for t in batch.trajectories if t.start]
+    own = [t for t in batch.trajectories if not t.start]
+    log = trainer.state.log_history[0]
+    assert log["branches/count"] == len(branches) > 0
+    assert log["branches/environment_steps"] == num_steps(branches)
+    assert log["branches/completion_tokens"] == sum(t.usage["completion_tokens"] for t in branches)
+    assert log["branches/replayed_steps"] == 0
+    assert log["success"] == pytest.approx(sum(t.success for t in own) / len(own))
+
+
+def test_without_a_budget_there_are_no_branches(make_trainer):
+    trainer = make_trainer("vine", branch_budget=0.0)
+    assert trainer.player.branches is None
+    assert not any(t.start for t in played(trainer))
+
+
+def test_what_does_not_go_with_branches_is_refused_by_name(make_trainer, make_config):
+    with pytest.raises(ConfigurationError, match=r"branch_budget does nothing with.*'grpo'"):
+        make_config(advantage_estimator="grpo", branch_budget=1.0)
+    with pytest.raises(ConfigurationError, match="branch_budget must be a number, 0 or more"):
+        make_config(advantage_estimator="vine", branch_budget=-1.0)
+    with pytest.raises(ConfigurationError, match=r"kl_placement='reward' does not go with.*'vine'"):
+        make_config(advantage_estimator="vine", kl_placement="reward", beta=0.1)
+    make_config(advantage_estimator="tree", kl_placement="reward", beta=0.1)
+    program = ProgramTasks(lambda session, task: 1.0, [{"question": "?"}] * 8)
+    with pytest.raises(ConfigurationError, match="'vine' goes back to states of an environment"):
+        make_trainer("vine", env=program)
