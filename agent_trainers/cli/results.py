@@ -197,8 +197,10 @@ def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str |
         tags=["agent-r1", "reinforcement-learning", "trl", results["algorithm"]],
     )
     name = hub_model_id or output_dir
-    played, options = _describe_played(results)
-    command = ["agent-r1-eval", "--model", name, *options]
+    played, evaluations = _describe_played(results)
+    commands = "\n".join(
+        shlex.join(["agent-r1-eval", "--model", name, *own]) for own in evaluations
+    )
     facts = {
         "base model": model,
         **played,
@@ -232,43 +234,37 @@ Trained with:
 Evaluate it with:
 
 ```
-{shlex.join(command)}
+{commands}
 ```
 """
 
 
-def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return facts of what was trained in, and the options by which it is measured again."""
+def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[list[str]]]:
+    """Return facts of what was trained in, and the options by which each is measured again."""
     if (program := results.get("program")) is not None:
         tasks, reward = results["tasks"], results["reward"]
         eval_tasks = results["eval_tasks"] or tasks
         facts = {"program": program, "its tasks": tasks, "its reward": reward or "its own"}
         options = ["--program", program, "--tasks", eval_tasks]
-        return facts, [*options, "--reward", reward] if reward else options
+        return facts, [[*options, "--reward", reward] if reward else options]
     if (members := results.get("envs")) is not None:
         facts = {
             f"environment {m['name']}": f"{m['id']}, weight {m['weight']:g}, "
             f"arguments {json.dumps(m['kwargs'])}"
             for m in members
         }
-        options = [
-            part
-            for m in members
-            for part in ("--env", _as_option(m, {**m["kwargs"], **m.get("eval_kwargs", {})}))
-        ]
-        return facts, options
+        return facts, [_options(m["id"], m["kwargs"] | m.get("eval_kwargs", {})) for m in members]
     eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
     facts = {
         "environment": results["env"],
         "its arguments in training": json.dumps(results["env_kwargs"]),
         "its arguments in evaluation": json.dumps(eval_kwargs),
     }
-    options = ["--env", results["env"]]
-    return facts, [*options, "--env_kwargs", json.dumps(eval_kwargs)] if eval_kwargs else options
+    return facts, [_options(results["env"], eval_kwargs)]
 
 
-def _as_option(member: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
-    return json.dumps({"id": member["id"], "name": member["name"], "kwargs": kwargs})
+def _options(env_id: str, kwargs: Mapping[str, Any]) -> list[str]:
+    return ["--env", env_id, *(["--env_kwargs", json.dumps(kwargs)] if kwargs else [])]
 
 
 def _variant_facts(results: Mapping[str, Any]) -> dict[str, str]:
@@ -285,14 +281,12 @@ def _percent(share: float | None) -> str:
     return "not measured" if share is None else f"{share:.1%}"
 
 
-def add_environments(table: Table, figures: Mapping[str, Mapping[str, Any]]) -> None:
+def _add_environments(table: Table, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Add to a table of before and after the success in each of several environments.
 
-    A variant, never trained in, gets a third column: its success over that in-domain.
+    A variant, never trained in, has a third figure: its success over that in-domain.
     """
     variants = [name for name in figures if not figures[name]["is_trained"]]
-    if variants:
-        table.add_column("of in-domain", justify="right")
     for name in [*(name for name in figures if name not in variants), *variants]:
         own = figures[name]
         values = [own["success_before"], own["success_after"]]
@@ -321,14 +315,18 @@ def write_results(
 
 
 def _print_table(results: Mapping[str, Any], folder: Path) -> None:
-    columns = [Column(name, justify="right") for name in ("before", "after")]
+    figures = results.get("by_environment", {})
+    names = ["before", "after"]
+    if any(not own["is_trained"] for own in figures.values()):
+        names.append("of in-domain")
+    columns = [Column(name, justify="right") for name in names]
     members = results.get("envs", ())
     played = results.get("program") or results.get("env") or f"{len(members)} environments"
     table = Table("", *columns, title=f"{results['algorithm']} on {played}", min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
-    add_environments(table, results.get("by_environment", {}))
+    _add_environments(table, figures)
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
         f"{results['steps']} optimiser steps "

@@ -26,7 +26,7 @@ CASES = {
     "gigpo-window": {"algorithm": "gigpo", "context": WINDOW},
     "ppo-window": {"algorithm": "ppo", "context": WINDOW},
     "mixture": {
-        "algorithm": "reinforce_pp",
+        "algorithm": "reinforce++",
         "context": "full",
         "envs": [
             {"id": ID, "name": "two", "weight": 2},
