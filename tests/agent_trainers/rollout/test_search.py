@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import functools
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -192,6 +193,34 @@ def test_what_is_found_depends_neither_on_other_episodes_nor_on_the_time_steps_t
     together = search("best_first", played=specs(4))
     alone = search("best_first", played=specs(4)[2:3])
     assert actions(together)[2] == actions(alone)[0]
+
+
+def test_a_policy_that_answers_in_any_order_finds_the_same():
+    class Served(ScriptedPolicy):
+        max_concurrency = 3
+
+        def generate(self, requests):
+            assert len(requests) == 1
+            time.sleep(0.002 * int(requests[0].episode_id % 3))
+            return super().generate(requests)
+
+    plan = SEARCHES["best_first"].make_plan(SearchSettings())
+    rollout = SearchRollout(limited, Served(draw), plan, Budget(steps=60), value=Judge())
+    assert actions(rollout.collect(specs())) == actions(search("best_first"))
+
+
+def test_a_policy_that_fails_ends_the_search_as_a_fault():
+    def act(request):
+        if request.messages[0]["content"] == "1":
+            raise OSError("no server")
+        return draw(request)
+
+    policy = ScriptedPolicy(act)
+    policy.max_concurrency = 3
+    plan = SEARCHES["best_first"].make_plan(SearchSettings())
+    found = SearchRollout(limited, policy, plan, Budget(steps=9), value=Judge()).collect(specs())
+    assert [t.is_scorable for t in found] == [True, False, True]
+    assert found[1].stop_reason is StopReason.POLICY_ERROR
 
 
 def test_a_fault_ends_the_search_of_its_episode_alone():
