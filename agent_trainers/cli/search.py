@@ -134,10 +134,9 @@ def compare(
 
 def print_comparison(measured: dict[str, Evaluation], title: str) -> None:
     """Show what each search came to, and what it took."""
-    columns = [Column(name, justify="right") for name in
+    columns = [Column(name, justify="right", no_wrap=True) for name in
                ("success", "95 %", "return", "steps", "turns", "tokens")]  # fmt: skip
-    names = [Column(name, no_wrap=True) for name in ("search", "needs")]
-    table = Table(*names, *columns, title=title, box=box.SIMPLE)
+    table = Table(Column("search", no_wrap=True), "needs", *columns, title=title, box=box.SIMPLE)
     for name, evaluation in measured.items():
         kind, num_episodes = SEARCHES[name], len(evaluation.trajectories)
         low, high = wilson_interval(evaluation.success_of_all, num_episodes)
