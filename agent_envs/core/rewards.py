@@ -36,6 +36,8 @@ class StepEvent:
     """Whether the episode ends here: an answer, or the last step the turn limit allows."""
     calls: Sequence[Call] = ()
     """Every call of the turn with its result, in order: pairs of action and result."""
+    text: str = ""
+    """The whole turn as the model wrote it."""
 
 
 MAX_COUNTED_MISTAKES: Final = 10

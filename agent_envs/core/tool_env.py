@@ -207,7 +207,7 @@ class ToolEnv(TaskFamily):
         self._is_over = said is None or self.is_finished()
         is_last = self._is_over or self._turn_limit.is_last()
         result = next((call.result for call in calls if call.result is not None), None)
-        event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls)
+        event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls, text=action)
         terms = earned(self, event, self._terms)
         observation = self._continue(action, said)
         info = self._info() | describe_step(parsed, calls, terms, self.metrics())
@@ -237,6 +237,17 @@ class ToolEnv(TaskFamily):
         if self._task is None:
             raise gym.error.ResetNeeded("There is no task yet; call reset() first.")
         return self._task
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `info` holds of the current state: its messages, its tools and the task's id.
+
+        In a reward term it is the state before the step.
+
+        Raises:
+            ResetNeeded: Before the first reset.
+        """
+        return self._info()
 
     @property
     def tools(self) -> Mapping[str, Tool]:

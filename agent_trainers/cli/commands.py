@@ -30,6 +30,11 @@ def skills() -> None:
     run("agent-r1-skills", "agent_trainers.cli.skills")
 
 
+def value() -> None:
+    """Run ``agent-r1-value``."""
+    run("agent-r1-value", "agent_trainers.cli.value")
+
+
 def run(command: str, module: str) -> None:
     """Call a module's ``main``; exit with code 2 and one line if a library is missing.
 

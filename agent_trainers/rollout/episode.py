@@ -138,7 +138,11 @@ class Episode:
 
     def overflow(self) -> None:
         """End because the state does not fit the policy; what was played counts."""
-        self.stop(StopReason.CONTEXT_OVERFLOW)
+        self.cut_off(StopReason.CONTEXT_OVERFLOW)
+
+    def cut_off(self, reason: StopReason) -> None:
+        """End here although the task is not over; what was played counts."""
+        self.stop(reason)
         if self.transitions:
             self.transitions[-1] = replace(self.transitions[-1], truncated=True)
 

@@ -5,14 +5,21 @@ model stands when it is about to write the token, as the token's log-probability
 """
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
+from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.shared_prefix import align
+
+CRITIC_FILE: Final = "critic.safetensors"
+"""Weights of a critic: those of a `ValueHead`, or of a `CriticModel`."""
 
 
 class ValueHead(nn.Module):
@@ -37,22 +44,41 @@ class CriticModel(nn.Module):
     def __init__(self, name: str) -> None:
         """Load the body of a model on the hub, or in a folder.
 
+        A folder that holds a critic, as ``agent-r1-value`` and a run with a critic leave one, gives
+        that: the head with the body that stands beside it, or with a body of its own. Otherwise all
+        values are 0 at first.
+
         Raises:
             ConfigurationError: If it cannot be loaded.
         """
         super().__init__()
+        path = Path(name) / CRITIC_FILE
         try:
-            self.body = AutoModel.from_pretrained(name, dtype=torch.float32)
-        except (OSError, ValueError) as error:
+            weights = load_file(path) if path.exists() else {}
+            has_body = any(key.startswith("body.") for key in weights)
+            self.body = (
+                AutoModel.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+                if has_body
+                else AutoModel.from_pretrained(name, dtype=torch.float32)
+            )
+            self.head = ValueHead(self.body.config.get_text_config().hidden_size)
+            if weights:
+                (self if has_body else self.head).load_state_dict(weights)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise ConfigurationError(
-                f"critic_model={name}: could not be loaded ({error}). Pass a name on the hub or a "
-                "folder that save_pretrained wrote."
+                f"critic_model={name}: could not be loaded ({error}). Pass a name on the hub, a "
+                "folder that save_pretrained wrote, or one of agent-r1-value."
             ) from error
-        self.head = ValueHead(self.body.config.get_text_config().hidden_size)
 
     def forward(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the value before each completion token of rows, (B, T)."""
         return before_tokens(self.head(body_states(self.body, rows)), rows)
+
+
+def save_critic(critic: nn.Module, folder: Path) -> None:
+    """Write a critic's weights to a folder; the file appears whole."""
+    with atomic_path(folder / CRITIC_FILE) as path:
+        save_file({name: v.contiguous() for name, v in critic.state_dict().items()}, path)
 
 
 def body_states(body: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -6,15 +6,14 @@ PEFT is the policy alone. It shares the optimiser, as a group of its own.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import TrainerCallback
 
-from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate, estimator_options
 from agent_trainers.algorithms.episodes import Array, apart, whiten
@@ -31,14 +30,19 @@ from agent_trainers.batching.rows import state_row
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.trainers.batch_builder import Credit
-from agent_trainers.trainers.critic import CriticModel, ValueHead, before_tokens, body_states
+from agent_trainers.trainers.critic import (
+    CRITIC_FILE,
+    CriticModel,
+    ValueHead,
+    before_tokens,
+    body_states,
+    save_critic,
+)
 from agent_trainers.trainers.dropout import without_dropout
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trainers.scorer import body_of
 from agent_trainers.trajectory import Trajectory
-
-CRITIC_FILE: Final = "critic.safetensors"
 
 
 class StepPPOTrainer(StepGRPOTrainer):
@@ -196,8 +200,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         """Save the critic beside the policy. Relies on: called wherever the policy is saved."""
         super()._save(output_dir, state_dict)
         critic = self.accelerator.unwrap_model(self.critic)
-        with atomic_path(Path(output_dir or self.args.output_dir) / CRITIC_FILE) as path:
-            save_file({name: v.contiguous() for name, v in critic.state_dict().items()}, path)
+        save_critic(critic, Path(output_dir or self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the critic with the policy. Relies on: called when a run is resumed."""

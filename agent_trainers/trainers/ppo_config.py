@@ -27,7 +27,9 @@ class StepPPOConfig(StepGRPOConfig):
     )
     critic_model: str | None = HfArg(
         default=None,
-        help="Name or folder of the critic's model. Default: a value head on the policy.",
+        help="Name or folder of the critic's model; a folder that holds a critic, of "
+        "agent-r1-value or of a run with one, begins with that. Default: a value head on the "
+        "policy.",
     )
     critic_learning_rate: float | None = HfArg(
         default=None,

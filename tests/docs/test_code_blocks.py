@@ -23,6 +23,7 @@ from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.skills import SkillArguments
 from agent_trainers.cli.train_options import make_parser
+from agent_trainers.cli.value import ValueArguments
 from benchmarks.papers_real.cells import PapersRealArguments
 from tests.optional_libraries import missing_libraries
 
@@ -132,6 +133,7 @@ OPTIONS_OF = {
     "agent-r1-eval": EvaluateArguments,
     "agent-r1-collect": CollectArguments,
     "agent-r1-skills": SkillArguments,
+    "agent-r1-value": ValueArguments,
     "benchmarks.papers_real": PapersRealArguments,
 }
 

@@ -16,6 +16,7 @@ from agent_leaderboard.agents.agent import AGENTS
 from agent_trainers import StepGRPOConfig
 from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from agent_trainers.cli.train import main
+from agent_trainers.rollout.searches import SEARCHES
 from agent_trainers.trainers.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf
 REWARD_TERMS = {name for spec in ENVIRONMENTS for name in gym.envs.registration.load_env_creator(
     spec.entry_point).reward_functions}  # fmt: skip
 NAMES = [*CONTEXTS, *TOOL_FORMATS, *sorted(REWARD_TERMS), *VARIANTS, *RETRIEVERS, *AGENTS]
-NAMES += [*ADVANTAGE_ESTIMATORS, *PRESETS]
+NAMES += [*ADVANTAGE_ESTIMATORS, *PRESETS, *SEARCHES]
 
 
 def test_the_readme_is_short():

@@ -1,6 +1,5 @@
 """Agents that play a task several times: Reflexion, and the majority of several samples."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -8,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from agent_envs.errors import ServerError
-from agent_envs.scoring.answers import normalize_answer
 from agent_leaderboard.agents.agent import PlayedEpisode
 from agent_trainers.policies import GenerationRequest, Policy, PolicyWrapper, Usage
 from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.rollout.voting import choose_by_majority
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_OBSERVATION_CHARS: Final = 1_000
@@ -85,23 +84,6 @@ def play_best_of(
 def total_usage(attempts: Sequence[Trajectory]) -> Usage:
     """Return what the actions of some attempts took together."""
     return sum((Usage(**attempt.usage) for attempt in attempts), Usage())
-
-
-def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
-    """Return which attempt counts: the first with the answers given most often.
-
-    An attempt that a fault ended is returned before all: then the vote is not complete.
-    """
-    for k, attempt in enumerate(attempts):
-        if attempt.error is not None:
-            return k
-    answers = [_answers(attempt) for attempt in attempts]
-    votes = Counter(answer for answer in answers if answer)
-    if not votes:
-        return 0
-    # most_common keeps the order of the first vote where counts are equal
-    (winner, _), *_ = votes.most_common(1)
-    return answers.index(winner)
 
 
 @dataclass(slots=True)
@@ -199,9 +181,3 @@ def _not_begun(before: Trajectory, error: str) -> Trajectory:
         usage={},
         final_prompt_ids=[],
     )
-
-
-def _answers(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return what was answered, in the form in which answers are compared."""
-    actions = (step.info.get("action", {}) for step in trajectory.transitions)
-    return tuple(normalize_answer(a["answer"]) for a in actions if a.get("kind") == "answer")
