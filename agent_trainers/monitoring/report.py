@@ -27,15 +27,16 @@ def write_trajectory_page(
 def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str) -> str:
     """Return one self-contained HTML page: every step, how the state changed, tokens, rows.
 
-    Of `tokenizer`, ``decode`` alone is used.
+    Of `tokenizer`, ``decode`` alone is used; without one, actions are shown as they are.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shade"] = _shade
-    environment.filters["decode"] = tokenizer.decode
+    environment.filters["decode"] = str if tokenizer is None else tokenizer.decode
     page = environment.from_string(source.read_text(encoding="utf-8")).render(
         title=title,
         samples=samples,
+        has_tokens=tokenizer is not None,
         state_change=state_change,
         stretches=_stretches,
         max_tokens=MAX_TOKENS_SHOWN,

@@ -16,6 +16,7 @@ from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.batch_record import BatchRecord, StepTokens, step_tokens
+from agent_trainers.rollout.diagnosis import Diagnosis
 from agent_trainers.trajectory import Trajectory, Transition
 
 
@@ -33,6 +34,8 @@ class TrajectorySample:
     """How its steps were trained, shape (S,); None where nothing was trained on it."""
     rows: Sequence[Row] = ()
     """Its training rows; none where nothing was trained on it."""
+    diagnosis: Diagnosis | None = None
+    """Which step lost it, where that was looked into."""
 
 
 class StateChange(NamedTuple):
