@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     path = _check(options)
     rows = _read_failed(path, options)
-    diagnoses = _diagnose(options, [trajectory for _, trajectory in rows])
+    diagnoses = _diagnose(options, path, rows)
     beside = path.with_name(path.name.partition(".")[0] + _SUFFIX)
     output = Path(options.output or f"{beside}.json")
     page = Path(options.page or f"{beside}.html")
@@ -159,6 +159,8 @@ def _read_failed(path: Path, options: DiagnoseArguments) -> list[tuple[int, Traj
     rows = list(enumerate(load_trajectories(path), start=1))
     if not rows:
         raise DataError(f"{path}: holds no episodes.")
+    for number, trajectory in rows:
+        _check_fields(trajectory, f"{path}, row {number}")
     scored = [(number, t) for number, t in rows if t.is_scorable]
     for number, trajectory in scored:
         if "success" not in trajectory.metrics:
@@ -176,11 +178,38 @@ def _read_failed(path: Path, options: DiagnoseArguments) -> list[tuple[int, Traj
     return failed[: options.num_episodes]
 
 
-def _diagnose(options: DiagnoseArguments, failed: Sequence[Trajectory]) -> list[Diagnosis]:
-    make_env = _find_environment(options, failed[0])
+def _check_fields(trajectory: Trajectory, place: str) -> None:
+    """Refuse an episode whose fields hold what nobody can go back to."""
+    is_right: dict[str, bool] = {
+        "metrics": isinstance(trajectory.metrics, dict),
+        "task": isinstance(trajectory.task, int | None),
+        "seed": isinstance(trajectory.seed, int | None),
+        "start": isinstance(trajectory.start, int),
+    }
+    for transition in trajectory.transitions:
+        messages = transition.messages
+        is_list = isinstance(messages, list) and bool(messages)
+        is_right |= {
+            "messages": is_list and all(isinstance(m, dict) and "content" in m for m in messages),
+            "action": isinstance(transition.action, str),
+            "reward": isinstance(transition.reward, int | float),
+            "info": isinstance(transition.info, dict),
+        }
+        if not all(is_right.values()):
+            break
+    if wrong := [name for name, each in is_right.items() if not each]:
+        raise DataError(
+            f"{place}: field {wrong[0]!r} is not what agent-r1-eval --trajectories writes there."
+        )
+
+
+def _diagnose(
+    options: DiagnoseArguments, path: Path, rows: Sequence[tuple[int, Trajectory]]
+) -> list[Diagnosis]:
+    make_env = _find_environment(options, rows[0][1])
     env = make_env()
     try:
-        failed = [find_start(env, trajectory) for trajectory in failed]
+        failed = [_with_start(env, trajectory, f"{path}, row {n}") for n, trajectory in rows]
     finally:
         env.close()
     if options.by == ORACLE:
@@ -189,6 +218,13 @@ def _diagnose(options: DiagnoseArguments, failed: Sequence[Trajectory]) -> list[
     with open_policy(options, venue) as policy:
         rng = np.random.default_rng(options.seed)
         return diagnose_by_policy(venue.make_env, policy, failed, k=options.k, rng=rng)
+
+
+def _with_start(env: Any, trajectory: Trajectory, place: str) -> Trajectory:
+    try:
+        return find_start(env, trajectory)
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from None
 
 
 def _find_environment(options: DiagnoseArguments, played: Trajectory) -> Callable[[], Any]:

@@ -23,6 +23,8 @@ from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_TASKS_SEARCHED: Final = 20_000
 """Of an environment, where a file does not say which task an episode is of."""
+MAX_PLANS: Final = 32
+"""That the oracle tries at a state: those that begin nearest to what was done in order so far."""
 NEVER_SOLVED: Final = (
     "no continuation succeeds, not even from the first state: whoever goes on cannot solve this "
     "task, so no step can be said to have lost it"
@@ -225,7 +227,7 @@ def _plans(env: TextEnv, trajectory: Trajectory) -> list[list[list[str]]]:
         except NotImplementedError:  # this one task has none
             reference = []
         starts = sorted(range(len(reference)), key=lambda i: abs(i - num_done))
-        plans.append([reference[i:] for i in starts])
+        plans.append([reference[i:] for i in starts[:MAX_PLANS]])
         num_done += num_done < len(reference) and reference[num_done] == transition.action
         _, _, terminated, truncated, _ = resolve(env.step(transition.action))
         if terminated or truncated:

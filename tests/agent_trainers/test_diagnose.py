@@ -81,6 +81,23 @@ def test_a_bad_file_is_named_with_its_row(lost, capsys, content, message):
     assert message in refusal(capsys, "bad.jsonl", *ENV)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("metrics", None), ("seed", "7"), ("messages", None), ("action", 3)]
+)
+def test_a_field_of_the_wrong_kind_is_named_with_its_row(lost, capsys, field, value):
+    rows = [json.loads(line) for line in (lost / "lost.jsonl").read_text().splitlines()]
+    place = rows[1] if field in rows[1] else rows[1]["transitions"][2]
+    place[field] = value
+    (lost / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert f"bad.jsonl, row 2: field {field!r} is not what" in refusal(capsys, "bad.jsonl", *ENV)
+
+
+def test_an_episode_of_an_unknown_task_is_named_with_its_row(lost, capsys):
+    save_trajectories("old.jsonl", [replace(play(["pit"] * 6), seed=None, task_id="of another")])
+    message = refusal(capsys, "old.jsonl", *ENV)
+    assert "old.jsonl, row 1: task 'of another': the file does not say" in message
+
+
 def test_files_that_say_nothing_of_failures_are_refused(lost, capsys):
     won = replace(play(["pit"] * 6), metrics={"success": 1.0})
     save_trajectories("won.jsonl", [won])

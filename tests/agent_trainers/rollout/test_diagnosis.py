@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import gymnasium as gym
@@ -188,8 +189,6 @@ def test_another_environment_than_the_one_that_was_played_is_refused():
 
 
 def test_a_file_without_seeds_is_matched_by_the_id_and_the_first_state_of_its_task():
-    import dataclasses
-
     played = play(["pit"] * 6, task=17)
     old = dataclasses.replace(played, seed=None, task=None, group_id="of my own")
     found = find_start(Corridor(), old)
