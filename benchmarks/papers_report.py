@@ -25,7 +25,14 @@ _COMPARED: Final = {
         ("grpo, window of 1 turn", "grpo, full"),
         ("grpo, budget of 90 tokens", "grpo, full"),
     ),
-    "long_horizon": (("grpo_step", "grpo"), ("gigpo", "grpo")),
+    "long_horizon": (
+        ("grpo_step", "grpo"),
+        ("gigpo", "grpo"),
+        ("vine", "grpo_step"),
+        ("vine", "gigpo"),
+        ("tree", "grpo_step"),
+        ("tree", "gigpo"),
+    ),
 }
 """Which methods of a table are set beside each other: the one meant to be better first."""
 
@@ -108,7 +115,8 @@ def _markdown(
         f"Success in % of {facts['num_tasks']} held-out tasks per column, sampled at temperature "
         f"1: mean and standard deviation over seeds {', '.join(map(str, facts['seeds']))}. Each "
         f"run trains for {facts['budget']:,} environment steps (over the long horizon "
-        f"{facts['long_budget']:,}) in batches of 128 episodes; the learning rate falls to 0 over "
+        f"{facts['long_budget']:,}) in batches of 128 episodes, *vine* and *tree* of 64 and their "
+        "branches; the learning rate falls to 0 over "
         "them. In-domain: *clean facts* and *outdated facts*, half of the training worlds each. "
         "Out of domain: *three questions* in a row, which only the runs of the last table train. "
         "Half-way: success in the training batches around half of the environment steps.",

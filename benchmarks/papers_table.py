@@ -58,6 +58,8 @@ def _trained(*names: str) -> tuple[Method, ...]:
 
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
+_HALF_BATCH: Final = ("--per_device_train_batch_size", "64")
+"""Branches take as many environment steps again, so batches cost as much as the others'."""
 STUDIES: Final = (
     Study(
         name="rows",
@@ -95,7 +97,11 @@ STUDIES: Final = (
     Study(
         name="long_horizon",
         title="Long horizon",
-        methods=_trained("grpo", "grpo_step", "gigpo", "vine", "tree"),
+        methods=(
+            *_trained("grpo", "grpo_step", "gigpo"),
+            Method(name="vine", method="vine", options=_HALF_BATCH),
+            Method(name="tree", method="tree", options=_HALF_BATCH),
+        ),
         is_long_horizon=True,
     ),
 )  # fmt: skip

@@ -199,8 +199,8 @@ def _root_mean_square(
     episodes: Sequence[Episode], advantages: Sequence[Floats], members: Sequence[int]
 ) -> float:
     """Return that of the steps that episodes do not share, each episode weighing the same."""
-    own = (advantages[i][start_of(episodes[i]) :] for i in members)
-    squares = [float(np.mean(values**2)) for values in own]
+    own = [advantages[i][start_of(episodes[i]) :] for i in members]
+    squares = [float(np.mean(values**2)) for values in own if len(values)]
     return float(np.sqrt(np.mean(squares))) if squares else 0.0
 
 

@@ -95,7 +95,9 @@ class BranchEpisode(Episode):
                 restore_environment(self.env, state.environment)
             except SnapshotError:  # made otherwise than the one that was saved: take the long way
                 state = None
-        return self._replay(timeout) if state is None else ("", state.info)
+        answer = self._replay(timeout) if state is None else ("", state.info)
+        self.saved = None  # the state is kept already, or reached as soon again
+        return answer
 
     def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
         """End because of an error; it is kept."""
@@ -165,8 +167,11 @@ def plan_branches(
     rng: Rngs,
     store: StateStore,
     policy: Policy,
+    keeps_states: bool,
 ) -> list[list[BranchEpisode]]:
     """Return the branches of each state, which are to be played.
+
+    With `keeps_states` the states they come to are saved in `store`, where they are looked for.
 
     Raises:
         ConfigurationError: If a state cannot be branched; says which, and why.
@@ -185,11 +190,11 @@ def plan_branches(
         branches = []
         for draws in own.spawn(count):
             spec = _spec(trajectory, draws)
-            branches.append(
-                BranchEpisode(
-                    number, spec, start=step, recorded=trajectory, states=store, policy=policy
-                )
+            branch = BranchEpisode(
+                number, spec, start=step, recorded=trajectory, states=store, policy=policy
             )
+            branch.keeps_states = keeps_states
+            branches.append(branch)
             number += 1
         planned.append(branches)
     return planned

@@ -88,7 +88,8 @@ class Rollout:
             is_any_active: Told whether this process has something to do, says whether any process
                 has. For a policy whose generation is collective; None where it is not.
             keeps_states: Whether snapshots of environments are kept as episodes are played, so that
-                `branch` needs no replay; those of the last `collect`, `MAX_STATE_BYTES` at most.
+                `branch` needs no replay; those of the last `collect`, and of branches since then,
+                `MAX_STATE_BYTES` at most.
         """
         self._policy = policy
         self._step_timeout = step_timeout
@@ -144,7 +145,14 @@ class Rollout:
                 began.
             SnapshotError: If no state can be reached, since the environment comes to others.
         """
-        planned = plan_branches(states, k, rng=rng, store=self._states, policy=self._policy)
+        planned = plan_branches(
+            states,
+            k,
+            rng=rng,
+            store=self._states,
+            policy=self._policy,
+            keeps_states=self.keeps_states,
+        )
         branches = [branch for same in planned for branch in same]
         walks = self._plan_walks(branches)
         self._play(walks, self._branch_envs, WaveStream(lambda _: []), is_local=True)

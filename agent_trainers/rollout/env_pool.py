@@ -46,8 +46,9 @@ class EnvPool:
             return _UnmadeEnv(error)
 
     def give_back(self, env: TextEnv) -> None:
-        """Keep an environment for the next episode."""
-        self._idle.append(env)
+        """Keep an environment for the next episode; one that could not be made is made anew."""
+        if not isinstance(env, _UnmadeEnv):
+            self._idle.append(env)
 
     def close(self) -> None:
         """Close the environments that wait."""

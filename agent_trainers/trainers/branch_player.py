@@ -6,7 +6,6 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.algorithms.advantages import BRANCHING
 from agent_trainers.algorithms.branch_estimators import allocate_branches
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.rollout.branches import RecordedState
@@ -38,6 +37,7 @@ class BranchPlayer:
                 "environment, or choose another estimator, such as grpo_step."
             )
         self._args, self._processes = args, processes
+        self._from_branches = args.trains_branches
         self._rollout: Any = rollout
         self.replayed_steps = 0
         """Recorded steps that all processes took again to reach the last batch's states."""
@@ -50,9 +50,10 @@ class BranchPlayer:
         """
         self._rollout.keeps_states = True
         families = [[trajectory] for trajectory in self._rollout.collect(specs)]
-        self._rollout.keeps_states = False
         self.replayed_steps = 0
         for number in range(NUM_ROUNDS):
+            is_last = number == NUM_ROUNDS - 1
+            self._rollout.keeps_states = self._from_branches and not is_last
             self._add_branches(families, step, number)
         self.replayed_steps = sum(self._processes.all_gather(self.replayed_steps))
         return [trajectory for family in families for trajectory in family]
@@ -71,7 +72,7 @@ class BranchPlayer:
             everyone,
             self._args.branch_steps * played * (number + 1) / NUM_ROUNDS - spent,
             gamma=self._args.gamma,
-            from_branches=BRANCHING.get(self._args.advantage_estimator, False),
+            from_branches=self._from_branches,
         )[first : first + len(own)]
         states: list[RecordedState] = []
         rngs, ks, owners = [], [], []

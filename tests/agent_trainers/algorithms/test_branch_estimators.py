@@ -119,7 +119,7 @@ BATCHES = st.lists(
 @given(BATCHES, st.sampled_from(list(BRANCHING)), st.randoms(use_true_random=False))
 def test_the_order_of_episodes_and_branches_does_not_matter(batch, name, random):
     episodes = [
-        Episode([float(r) for r, _ in steps], [a for _, a in steps], min(start, len(steps) - 1), g)
+        Episode([float(r) for r, _ in steps], [a for _, a in steps], min(start, len(steps)), g)
         for g, steps, start in batch
     ]
     order = list(range(len(episodes)))

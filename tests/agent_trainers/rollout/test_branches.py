@@ -196,6 +196,31 @@ class MoodyEnv(CounterEnv):
         return super()._info() | {"messages": messages}
 
 
+def test_states_that_branches_come_to_are_kept_too():
+    for make_env in (limited, MoodySavedEnv):
+        rollout = Rollout(make_env, ScriptedPolicy(draw), keeps_states=True)
+        (recorded,) = rollout.collect(specs(1))
+        (branch,) = rollout.branch(recorded, 1, 1, rng=np.random.default_rng(1)).continuations[0]
+        last = len(branch.transitions) - 1
+        assert last > 1  # a state of the branch's own
+        again = rollout.branch(branch, last, 4, rng=np.random.default_rng(2))
+        assert again.replayed_steps == 0
+        shared = [t.transitions[:last] for t in again.continuations[0]]
+        assert shared == [branch.transitions[:last]] * 4
+        assert all(t.is_scorable for t in again.continuations[0])
+
+
+def test_a_branch_that_was_replayed_keeps_no_state_of_its_beginning():
+    recording = Rollout(limited, ScriptedPolicy(draw))
+    (recorded,) = recording.collect(specs(1))
+    rollout = Rollout(limited, ScriptedPolicy(draw), keeps_states=True)
+    rollout.branch(recorded, 2, 1, rng=np.random.default_rng(1))  # by replay: it kept nothing
+    again = rollout.branch(recorded, 2, 1, rng=np.random.default_rng(1))
+    assert again.continuations[0][0].is_scorable
+    expected = recording.branch(recorded, 2, 1, rng=np.random.default_rng(1))
+    assert steps_of(again.continuations[0][0]) == steps_of(expected.continuations[0][0])
+
+
 def test_what_can_be_reached_neither_way_is_refused_by_name():
     rollout = Rollout(MoodyEnv, ScriptedPolicy(draw))
     (recorded,) = rollout.collect(specs(1))
