@@ -7,6 +7,7 @@ from agent_envs.scoring.answers import (
     normalize_answer,
     squad_f1,
 )
+from agent_envs.scoring.intervals import drop_interval, wilson_interval
 from agent_envs.scoring.musique import musique_group_scores
 from agent_envs.scoring.overlap import (
     Overlap,
@@ -21,6 +22,7 @@ __all__ = [
     "Overlap",
     "answer_overlap",
     "best_overlap",
+    "drop_interval",
     "exact_match",
     "f1",
     "joint_overlap",
@@ -31,4 +33,5 @@ __all__ = [
     "set_match",
     "set_overlap",
     "squad_f1",
+    "wilson_interval",
 ]

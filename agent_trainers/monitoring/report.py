@@ -39,18 +39,19 @@ def trajectory_page(
 ) -> str:
     """Return one self-contained HTML page: every step, how the state changed, tokens, rows.
 
-    Of `tokenizer`, ``decode`` alone is used. Of `curves` those of evaluations stand above, as a
-    table.
+    Of `tokenizer`, ``decode`` alone is used; without one, actions are shown as they are. Of `curves`
+    those of evaluations stand above, as a table.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shade"] = _shade
-    environment.filters["decode"] = tokenizer.decode
+    environment.filters["decode"] = str if tokenizer is None else tokenizer.decode
     page = environment.from_string(source.read_text(encoding="utf-8")).render(
         title=title,
         evaluated=(evaluated := [curve for curve in curves if curve.is_evaluated]),
         evaluated_steps=sorted({step for curve in evaluated for step, _ in curve.points}),
         samples=samples,
+        has_tokens=tokenizer is not None,
         state_change=state_change,
         stretches=_stretches,
         max_tokens=MAX_TOKENS_SHOWN,

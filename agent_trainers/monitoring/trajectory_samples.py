@@ -17,6 +17,7 @@ from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.batch_record import BatchRecord, StepTokens, step_tokens
 from agent_trainers.monitoring.hack_signs import Mark, find_marks
+from agent_trainers.rollout.diagnosis import Diagnosis
 from agent_trainers.trajectory import Trajectory, Transition
 
 
@@ -36,6 +37,8 @@ class TrajectorySample:
     """Its training rows; none where nothing was trained on it."""
     marks: Sequence[Mark] = ()
     """Signs of reward hacking in it."""
+    diagnosis: Diagnosis | None = None
+    """Which step lost it, where that was looked into."""
 
 
 class StateChange(NamedTuple):

@@ -8,14 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
-from agent_leaderboard.report.uncertainty import ALPHA, holm, sign_test
+from agent_envs.scoring import wilson_interval
+from agent_leaderboard.report.uncertainty import holm, sign_test
 from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.papers_real.cells import ROWS
 from benchmarks.papers_real.questions import TEST_SETS
 
 NOT_RUN: Final = "not run"
 _WARM_START: Final = "warm start"
-_Z: Final = statistics.NormalDist().inv_cdf(1 - ALPHA / 2)
 _METHOD: Final = (
     "Mean in %, and its 95 % interval: Wilson's score interval over the questions, for F1 too. A "
     "score between 0 and 1 with mean p varies at most as a share of p does, so for F1 the interval "
@@ -25,18 +25,6 @@ _METHOD: Final = (
 
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """What the cells of each row found, by seed; see `benchmarks.papers_real.work`."""
-
-
-def wilson_interval(mean: float, count: int) -> tuple[float, float]:
-    """Return Wilson's score interval (1927) of a mean of values in [0, 1].
-
-    Exact in form for shares. For other values in [0, 1] it is conservative: their variance is at
-    most ``mean * (1 - mean)``.
-    """
-    shift = _Z**2 / count
-    middle = (mean + shift / 2) / (1 + shift)
-    reach = _Z / (1 + shift) * (mean * (1 - mean) / count + shift / (4 * count)) ** 0.5
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def write_report(folder: Path, results: Results, facts: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.skills import SkillArguments
 from agent_trainers.cli.train_options import make_parser
 from agent_trainers.cli.value import ValueArguments
+from agent_trainers.diagnose import DiagnoseArguments, name_file
+from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments
 from tests.optional_libraries import missing_libraries
 
@@ -118,6 +120,8 @@ def test_the_commands_of_a_page_exist_with_their_options(page):
         "agent-r1-train --config hotpotqa_gripo",
         "agent-r1-eval --max_steps 1",
         "agent-r1-bench verify RUN --job 2",
+        "python -m agent_trainers.diagnose lost.jsonl --bye model",
+        "python -m benchmarks.credit --estimators mine:credit",
         "python -m agent_envs.plai",
         "make dem",
         "python examples/none.py",
@@ -134,6 +138,8 @@ OPTIONS_OF = {
     "agent-r1-collect": CollectArguments,
     "agent-r1-skills": SkillArguments,
     "agent-r1-value": ValueArguments,
+    "agent_trainers.diagnose": DiagnoseArguments,
+    "benchmarks.credit": CreditArguments,
     "benchmarks.papers_real": PapersRealArguments,
 }
 
@@ -148,6 +154,7 @@ def check_command(words):
     elif program == "agent-r1-sft":
         sft.make_parser(arguments).check(arguments)
     elif program in OPTIONS_OF:
+        arguments = name_file(arguments) if OPTIONS_OF[program] is DiagnoseArguments else arguments
         CommandParser((OPTIONS_OF[program],), program=program, description="").check(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]

@@ -1,0 +1,1 @@
+"""How right is credit? True advantages by branching, and every estimator scored against them."""

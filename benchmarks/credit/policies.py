@@ -1,0 +1,206 @@
+"""The policies that batches are of: one before training, and two on the way, for each seed.
+
+They come from runs that are part of the benchmark anyway: how well an estimator trains at equal
+environment steps. The run of `STAGES_OF` keeps its weights when its batches first solve enough.
+"""
+
+import functools
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from transformers import TrainerCallback
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.data.files import write_json
+from agent_trainers import TINY_POLICY
+from agent_trainers.cli.environments import count_tasks, environment_maker
+from agent_trainers.cli.train import make_trainer
+from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.make_tiny_policy import own
+from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons
+from agent_trainers.policies.local import TokenPolicy, local_policy
+from agent_trainers.policies.models import load_model, load_tokenizer
+from agent_trainers.recipes import MODEL_RECIPE
+from agent_trainers.rollout.evaluation import evaluate_policy
+from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, EnvironmentStepBudget
+from benchmarks.trl_peer import played_by_ours
+
+STAGES_OF: Final = "grpo_step"
+"""The algorithm whose run the stages are of."""
+STAGES: Final[Mapping[str, float]] = {"start": 0.0, "middle": 0.4, "late": 0.7}
+"""A stage is the policy after the first batch of which at least this share was solved; where none
+was, the last."""
+WARM_SUCCESS: Final = 0.3
+"""Of a policy that is made for an environment: what it may solve before reinforcement learning."""
+_NUM_EPISODES: Final = 128
+"""Per optimiser step, as in the default run."""
+
+
+class Environment(NamedTuple):
+    """An environment of the benchmark."""
+
+    env: str
+    kwargs: Mapping[str, Any] = {}
+    eval_kwargs: Mapping[str, Any] = {}
+    is_known: bool = False
+    """Whether the embedded policy knows its words."""
+
+
+ENVIRONMENTS: Final[Mapping[str, Environment]] = {
+    "multi-hop": Environment(MULTI_HOP, {}, {"split": "test"}, is_known=True),
+    "long horizon": Environment(LONG_HORIZON, {}, {"split": "test"}, is_known=True),
+    "arithmetic": Environment("AgentR1/SyntheticArithmetic-v0", {}, {"split": "test"}),
+    "tables": Environment("AgentR1/SyntheticTable-v0", {}, {"split": "test"}),
+}
+
+
+def find_environment(name: str) -> Environment:
+    """Return an environment by its name here, or by its Gymnasium id."""
+    return ENVIRONMENTS[name] if name in ENVIRONMENTS else Environment(name)
+
+
+def make_start(environment: Environment, folder: Path, seed: int) -> Path:
+    """Return the policy that training begins with; make it where there is none, and keep it."""
+    if environment.is_known:
+        return Path(TINY_POLICY)
+    if not (folder / MODEL_RECIPE).exists():
+        make_env = environment_maker(environment.env, environment.kwargs)
+        lessons = EnvironmentLessons(f"--env {environment.env}", make_env)
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        own.make(lessons, unfinished, seed=seed, success=WARM_SUCCESS)
+        unfinished.rename(folder)
+    return folder
+
+
+def train(
+    environment: Environment,
+    start: Path,
+    folder: Path,
+    *,
+    algorithm: str,
+    seed: int,
+    budget: int,
+    num_tasks: int,
+) -> None:
+    """Train for `budget` environment steps, keep what is asked for, and measure it.
+
+    Writes ``result.json`` last: success on held-out tasks, and the learning curve. The run of
+    `STAGES_OF` leaves a folder for each stage after the first.
+    """
+    started = time.perf_counter()
+    options = [
+        "--algorithm", algorithm,
+        "--env", environment.env,
+        "--env_kwargs", json.dumps(dict(environment.kwargs)),
+        "--max_steps", str(max(1, budget // _NUM_EPISODES)),
+        "--lr_scheduler_type", "constant",
+        "--warmup_steps", "0",
+        "--num_eval_tasks", "0",
+        "--save_strategy", "no",
+        "--seed", str(seed),
+        "--output_dir", str(folder / "trainer"),
+        "--disable_tqdm", "true",
+        *([] if environment.is_known else ["--model", str(start)]),
+    ]  # fmt: skip
+    settings, config = parse_arguments(options)
+    trainer, _ = make_trainer(settings, config)
+    played = functools.partial(played_by_ours, trainer)
+    steps = EnvironmentStepBudget(budget, played)
+    trainer.add_callback(steps)
+    stages = _KeepStages(trainer, folder, played) if algorithm == STAGES_OF else None
+    if stages is not None:
+        trainer.add_callback(stages)
+    trainer.train()
+    if stages is not None:
+        stages.keep_missing()
+    policy = local_policy(
+        trainer.model, trainer.processing_class, max_new_tokens=turn_length(start)
+    )
+    success = measure(environment, policy, num_tasks, seed)
+    shutil.rmtree(folder / "trainer", ignore_errors=True)
+    write_json(folder / "result.json", {
+        "algorithm": algorithm, "seed": seed, "budget": budget, "num_tasks": num_tasks,
+        "success": success, "curve": steps.curve,
+        "stages": stages.kept if stages is not None else {},
+        "seconds": round(time.perf_counter() - started, 1),
+    })  # fmt: skip
+
+
+def measure(environment: Environment, policy: TokenPolicy, num_tasks: int, seed: int) -> float:
+    """Return the share of held-out tasks that a policy solves."""
+    tasks: Sequence[int] = range(num_tasks)
+    kwargs = {**environment.kwargs, **environment.eval_kwargs}
+    make_env = environment_maker(environment.env, kwargs)
+    if not environment.eval_kwargs:
+        known = count_tasks(make_env)
+        last = ENDLESS if known is None else known
+        tasks = range(max(0, last - num_tasks), last)
+    return evaluate_policy(make_env, policy, tasks, seed=seed).metrics.get("success", 0.0)
+
+
+def load_stage(start: Path, runs: Path, stage: str, seed: int) -> tuple[Any, TokenPolicy]:
+    """Return the model and the policy of a stage."""
+    folder = start if stage == "start" else runs / f"{STAGES_OF}-{seed}" / stage
+    model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
+    return model, local_policy(model, tokenizer, max_new_tokens=turn_length(start))
+
+
+def turn_length(start: Path) -> int | None:
+    """Return the longest turn that a policy was made for; None for the default."""
+    import yaml
+
+    recipe = start / MODEL_RECIPE
+    if not recipe.exists():
+        return None
+    return int(yaml.safe_load(recipe.read_text(encoding="utf-8"))["max_completion_length"])
+
+
+def batch_maker(environment: Environment) -> Callable[[], gym.Env[str, str]]:
+    """Return what makes the environment in which batches are played."""
+    return environment_maker(environment.env, environment.kwargs)
+
+
+def draw_tasks(environment: Environment, num_tasks: int, seed: int) -> list[int]:
+    """Return tasks of the environment, drawn by `seed`."""
+    rng = np.random.default_rng([seed, 7])
+    count = count_tasks(batch_maker(environment)) or ENDLESS
+    drawn: list[int] = rng.choice(count, min(num_tasks, count), replace=False).tolist()
+    return drawn
+
+
+class _KeepStages(TrainerCallback):  # type: ignore[misc] # transformers is untyped
+    """Keeps the weights after the first batch that solved enough."""
+
+    def __init__(self, trainer: Any, folder: Path, played: Callable[[], tuple[int, float]]) -> None:
+        self._trainer, self._folder, self._played = trainer, folder, played
+        self.kept: dict[str, float] = {}
+        """Success of the batch by stage."""
+        self._success = 0.0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Keep the policy where its last batch solved enough for a stage that is missing."""
+        self._success = self._played()[1]
+        for stage, enough in STAGES.items():
+            if stage != "start" and stage not in self.kept and self._success >= enough:
+                self._keep(stage)
+
+    def keep_missing(self) -> None:
+        """Keep the last policy for the stages that were never reached."""
+        for stage in STAGES:
+            if stage != "start" and stage not in self.kept:
+                self._keep(stage)
+
+    def _keep(self, stage: str) -> None:
+        folder = self._folder / stage
+        shutil.rmtree(folder, ignore_errors=True)
+        self._trainer.model.save_pretrained(folder)
+        self._trainer.processing_class.save_pretrained(folder)
+        self.kept[stage] = self._success

@@ -1,0 +1,203 @@
+"""Is the step named that lost an episode? ``python -m benchmarks.planted_mistakes``.
+
+Episodes are played by reference actions, with harmless detours before and after, and one planted
+mistake that cannot be made good; the oracle then has to name it among all steps. What a mistake is,
+the plant says, not the diagnosis: a wrong answer among several, a file that is overwritten while it
+is still needed, a transfer to the wrong place, turns wasted until too few are left.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.data.files import write_json
+from agent_envs.scoring import wilson_interval
+from agent_leaderboard.report.visible_text import markdown_table
+from agent_trainers.policies.generation import GenerationRequest
+from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.diagnosis import diagnose_by_oracle
+from agent_trainers.trajectory import Trajectory, save_trajectories
+
+MAX_TRIES: Final = 40
+"""Tasks tried for each episode: not every task can be lost in the way that is planted."""
+Plant = Callable[[Any, np.random.Generator], tuple[list[str], int] | None]
+"""Of an environment that was reset: the actions to take, and which of them is the mistake; None
+where the task does not offer it."""
+
+
+class Planted(NamedTuple):
+    """An episode with a mistake in it."""
+
+    trajectory: Trajectory
+    step: int
+    """The mistake, from 0."""
+
+
+def wrong_answer(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
+    """Answer one of several questions wrong; the others right."""
+    reference = env.reference_actions()
+    answers = [i for i, action in enumerate(reference) if "<answer>" in action]
+    step = int(rng.choice(answers))
+    others = [reference[i] for i in answers if reference[i] != reference[step]]
+    wrong = str(rng.choice(others)) if others and rng.random() < 0.5 else env.write_answer("nobody")
+    actions = [*reference[:step], wrong, *reference[step + 1 :]]
+    return _with_detours(actions, step, [env.write_call("search", query="nothing")], 1, rng)
+
+
+def wasted_turns(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
+    """Search on and on, until fewer turns are left than the rest takes, from the next answer on."""
+    reference = env.reference_actions()
+    answers = [i for i, action in enumerate(reference) if "<answer>" in action]
+    num_answered = int(rng.integers(len(answers)))
+    start = answers[num_answered - 1] + 1 if num_answered else 0
+    step = env.max_turns - (len(reference) - answers[num_answered])  # a turn too few after it
+    wasted = [env.write_call("search", query=f"nothing {i}") for i in range(step + 1 - start)]
+    return [*reference[:start], *wasted, *reference[start:]], step
+
+
+def wrong_number(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
+    """Answer with another number than the last result."""
+    *calls, _ = env.reference_actions()
+    wrong = env.write_answer(str(int(env.task.answers[0]) + int(rng.integers(1, 20))))
+    return _with_detours([*calls, wrong], len(calls), calls, int(rng.integers(3)), rng)
+
+
+def lost_file(env: Any, rng: np.random.Generator) -> tuple[list[str], int] | None:
+    """Overwrite or delete a file that is still needed, between commands that do the task."""
+    reference = env.reference_actions()
+    needed = sorted({*env.task.data["task"].files} & {*env.task.data["task"].expected})
+    if not needed:
+        return None
+    name = str(rng.choice(needed))
+    command = rng.choice(["rm -f '{}'", "echo lost > '{}'", "mv '{}' /tmp/"]).format(name)
+    step = int(rng.integers(len(reference)))
+    actions = [*reference[:step], env.write_call("shell", command=command), *reference[step:]]
+    detours = [env.write_call("shell", command=c) for c in ("ls -R", "pwd", "wc -c *")]
+    spare = max(0, min(2, env.max_turns - len(actions)))
+    return _with_detours(actions, step, detours, spare, rng)
+
+
+def _with_detours(
+    actions: Sequence[str],
+    step: int,
+    detours: Sequence[str],
+    count: int,
+    rng: np.random.Generator,
+) -> tuple[list[str], int]:
+    """Put `count` harmless actions among others; return also where `step` is then."""
+    longer = list(actions)
+    for _ in range(count):
+        place = int(rng.integers(len(longer)))
+        longer.insert(place, str(rng.choice(list(detours))))
+        step += place <= step
+    return longer, step
+
+
+class Case(NamedTuple):
+    """An environment, and what is planted in it."""
+
+    env: str
+    kwargs: Mapping[str, Any]
+    plant: Plant
+    num_episodes: int
+    """Of 200 in all."""
+
+
+LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
+CASES: Final[Mapping[str, Case]] = {
+    "several questions, one answered wrong": Case(LONG_HORIZON, {}, wrong_answer, 60),
+    "several questions, turns wasted": Case(LONG_HORIZON, {}, wasted_turns, 30),
+    "arithmetic, wrong number": Case("AgentR1/SyntheticArithmetic-v0", {}, wrong_number, 30),
+    "command line, a file lost": Case("AgentR1/CommandLine-v0", {}, lost_file, 80),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plant, diagnose, and print how often the mistake is named."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=200, help="how many, over all cases")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/planted_mistakes"), help="folder of the episodes"
+    )
+    parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args(arguments)
+    named = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        count = round(case.num_episodes * options.episodes / 200)
+        rng = np.random.default_rng([options.seed, number])
+        planted = list(plant_all(case, count, rng))
+        options.work.mkdir(parents=True, exist_ok=True)
+        path = options.work / f"{name.replace(', ', '-').replace(' ', '_')}.jsonl.gz"
+        save_trajectories(path, [each.trajectory for each in planted])
+        make_env = functools.partial(gym.make, case.env, **case.kwargs)
+        found = diagnose_by_oracle(make_env, [each.trajectory for each in planted])
+        named[name] = [d.lost_step == p.step for d, p in zip(found, planted, strict=True)]
+    sys.stdout.write(report(named))
+    if options.output is not None:
+        write_json(options.output, {
+            "episodes": options.episodes, "seed": options.seed,
+            "cases": {n: {"env": CASES[n].env, "named": sum(v), "planted": len(v)}
+                      for n, v in named.items()},
+        })  # fmt: skip
+
+
+def plant_all(case: Case, count: int, rng: np.random.Generator) -> list[Planted]:
+    """Play `count` episodes with a mistake in each, that have failed.
+
+    Raises:
+        RuntimeError: If a task solved itself in spite of the mistake.
+    """
+    make_env = functools.partial(gym.make, case.env, **case.kwargs)
+    env = make_env()
+    plans: list[tuple[int, list[str], int]] = []
+    task = 0
+    while len(plans) < count and task < MAX_TRIES * count:
+        env.reset(seed=task, options={"task": task})
+        if (planned := case.plant(env.unwrapped, rng)) is not None:
+            plans.append((task, *planned))
+        task += 1
+    env.close()
+    taken = [0] * len(plans)
+
+    def act(request: GenerationRequest) -> str:
+        number = request.episode_id
+        taken[number] += 1
+        return plans[number][1][taken[number] - 1]
+
+    rollout = Rollout(make_env, ScriptedPolicy(act))
+    specs = [
+        EpisodeSpec(task=task, seed=task, group_id=str(task), rng=np.random.default_rng(task))
+        for task, _, _ in plans
+    ]
+    played = rollout.collect(specs)
+    rollout.close()
+    if solved := [t.task_id for t in played if t.success or not t.is_scorable]:
+        raise RuntimeError(f"{case.env}: not lost by the planted mistake: {solved}")
+    return [Planted(t, step) for t, (_, _, step) in zip(played, plans, strict=True)]
+
+
+def report(named: Mapping[str, Sequence[bool]]) -> str:
+    """Return the table: how many planted mistakes were named, with Wilson's interval."""
+    everything = [each for own in named.values() for each in own]
+    rows = []
+    for name, own in (*named.items(), ("**all**", everything)):
+        if own:
+            share = sum(own) / len(own)
+            low, high = wilson_interval(share, len(own))
+            rows.append([name, str(len(own)), str(sum(own)), f"{100 * share:.1f} %",
+                         f"{100 * low:.1f} to {100 * high:.1f} %"])  # fmt: skip
+    header = ["planted", "episodes", "named", "share", "95 % interval"]
+    return f"{markdown_table(header, rows)}\n"
+
+
+if __name__ == "__main__":
+    main()

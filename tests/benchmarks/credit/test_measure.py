@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from benchmarks.credit.measure import Measurement
+from tests.benchmarks.credit.coins import TRUE, Coins, tosser
+
+
+def measured(seed=0, target=0.95, max_branches=2000):
+    specs = [
+        EpisodeSpec(task=task, seed=task, group_id=str(task),
+                    rng=np.random.default_rng([seed, task, i]))
+        for task in range(2) for i in range(4)
+    ]  # fmt: skip
+    measurement = Measurement(Rollout(Coins, tosser), specs, seed)
+    measurement.go_on(target, max_branches)
+    return measurement
+
+
+def actions_of(measurement):
+    return [tuple(t.action for t in trajectory.transitions)
+            for trajectory in measurement.trajectories]  # fmt: skip
+
+
+def test_measured_advantages_are_the_true_ones():
+    measurement = measured()
+    batch = measurement.batch(environment="coins", stage="start", seed=0)
+    for episode, actions in zip(batch.episodes, actions_of(measurement), strict=True):
+        true = [TRUE[actions[: t + 1]] for t in range(2)]
+        # exact to 4 of its own standard errors; those are as small as was asked for
+        errors = np.array(episode.standard_errors)
+        assert np.all(np.abs(np.array(episode.advantages) - true) <= 4 * errors)
+        assert errors.max() < 0.1
+    assert batch.reliability > 0.9
+    assert batch.reliability_by_variance == pytest.approx(batch.reliability, abs=0.06)
+
+
+def test_branches_go_where_returns_vary():
+    measurement = measured()
+    counts = {
+        (state.place[0].transitions[state.place[1]].messages[0]["content"]): len(state.returns)
+        for state in measurement._states.values()
+    }
+    # after tails every return is 0; after heads it is 0 or 1, as at first (variance 1/4 and 3/16)
+    assert counts["coins: tails"] < counts["coins: heads"]
+    assert counts["coins: tails"] < counts["coins:"]
+
+
+def test_equal_states_are_measured_once():
+    measurement = measured(max_branches=2)
+    batch = measurement.batch(environment="coins", stage="start", seed=0)
+    states = {state for episode in batch.episodes for state in episode.states}
+    places = {(e.group_id, a[:t]) for e, a in zip(batch.episodes, actions_of(measurement),
+                                                  strict=True) for t in range(2)}  # fmt: skip
+    assert len(states) == len(places) <= 2 * 3
+    assert batch.costs["truth_branches"] == 2 * len(states)
+
+
+def test_the_same_seed_gives_the_same_truth():
+    first, second = (measured().batch(environment="c", stage="s", seed=0) for _ in range(2))
+    assert first.episodes == second.episodes
+
+
+def test_branches_that_estimators_see_cost_what_was_allowed_and_leave_the_episodes_alone():
+    measurement = measured(max_branches=2)
+    before = list(measurement.trajectories)
+    branches = measurement.play_seen_branches(1.0)
+    batch = measurement.batch(environment="coins", stage="start", seed=0, branches=branches)
+    assert branches
+    assert 0 < batch.costs["branch_steps"] <= batch.costs["episode_steps"] == 16
+    assert measurement.trajectories == before
+    assert [e.start for e in batch.episodes[8:]] == [b.start for b in branches]
+    assert not any(e.advantages for e in batch.episodes[8:])
