@@ -146,7 +146,8 @@ class Board:
     cells: Mapping[tuple[str, str], Cell]
     """Cells by environment and agent; those that were not played are missing."""
     overall: Mapping[str, Interval | None]
-    """Mean success over all environments, by agent; None for those that did not play all."""
+    """Mean success over all environments, those under attack aside, by agent; None for those that
+    did not play all."""
 
     def compare(self, environment: str, first: str, second: str) -> Comparison | None:
         """Compare two agents on the tasks of an environment that both played."""
@@ -201,7 +202,8 @@ def summarise(run: PlayedRun) -> Board:
         )
         for agent in played:
             cells[environment, agent] = _cell(run, environment, agent, ranks)
-    overall = {agent: _overall(run, environments, agent) for agent in agents}
+    plain = [record.slug for record in run.manifest.environments if record.attack_on is None]
+    overall = {agent: _overall(run, plain, agent) for agent in agents}
     return Board(run=run, environments=environments, agents=agents, cells=cells, overall=overall)
 
 
