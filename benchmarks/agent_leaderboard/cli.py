@@ -14,6 +14,7 @@ from typing import Any, Final
 import gymnasium as gym
 
 from agent_envs.core.lookup import lookup
+from agent_envs.data.files import write_text
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_leaderboard.play.config import EMBEDDED, PRESETS, AgentConfig, RunConfig, load_configs
 from agent_trainers.programs.runners import RUNNERS
@@ -21,6 +22,8 @@ from agent_trainers.programs.runners import RUNNERS
 DATA_VARIABLE: Final = "AGENT_R1_DATA"
 DATA_BESIDE: Final = Path(__file__).parents[3] / "shared" / "data"
 """Where a checkout has its data beside it, as the tests look for them."""
+IN_PART: Final = 3
+"""How ``verify`` ends where nothing is wrong, but not every episode could be played again."""
 CHECKPOINT_PLACEHOLDER: Final = "${checkpoint}"
 STOPPED_TEXT: Final = "Stopped. Give the same command again: it goes on where it was."
 NEXT_STEPS: Final = """\
@@ -41,10 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except (AgentEnvsError, gym.error.Error) as error:
+    except (AgentEnvsError, gym.error.Error, OSError) as error:
         sys.exit(f"agent-r1-bench: {error}")
-    except OSError as error:  # a full disk, a file where a folder is to be
-        sys.exit(f"agent-r1-bench: {error}. What is written whole is kept: the command goes on.")
     except KeyboardInterrupt:
         sys.stderr.write(f"\nagent-r1-bench: {STOPPED_TEXT}\n")
         sys.exit(130)
@@ -63,8 +64,14 @@ def _parser() -> argparse.ArgumentParser:
     check_entry = _add(commands, "check", _check, text, "config", data=True)
     check_entry.add_argument("--environments", nargs="+", default=[], help="only these, by name")
     _add_run(commands)
-    check = "check a run: replay every episode, score it again"
-    _add(commands, "verify", _verify, check, "run", data=True, jobs=2)
+    check = "check a run, or a bundle: replay every episode, score it again"
+    verify = _add(commands, "verify", _verify, check, "run", data=True, jobs=2)
+    text = "the run must measure as this file says; 'published' is the one that comes with it"
+    verify.add_argument("--reference", help=text)
+    text = "end after so many minutes; %(default)g if not given"
+    verify.add_argument("--max_minutes", type=float, default=60.0, help=text)
+    text = "write down what a run measures, for verify --reference"
+    _add(commands, "reference", _reference, text, "run", "file")
     text = "write leaderboard.md, .csv and .html"
     report = _add(commands, "report", _report, text, "run", data=True)
     report.add_argument(
@@ -235,12 +242,27 @@ def _with_checkpoint(config: RunConfig, checkpoint: str | None) -> RunConfig:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from agent_leaderboard.verify.verify import verify
+    from agent_leaderboard.records.reference import PUBLISHED
+    from agent_leaderboard.verify.contained import verify
 
-    verification = verify(options.run, options.data, jobs=options.jobs)
+    name = options.reference
+    verification = verify(
+        options.run,
+        options.data,
+        jobs=options.jobs,
+        reference=PUBLISHED if name == "published" else name and Path(name),
+        max_minutes=options.max_minutes,
+    )
     print(verification.summary())  # noqa: T201
-    if verification.problems:
-        sys.exit(1)
+    if not verification.is_whole:
+        sys.exit(1 if verification.problems else IN_PART)
+
+
+def _reference(options: argparse.Namespace) -> None:
+    from agent_leaderboard.records.reference import reference_text
+    from agent_leaderboard.records.run_folder import RunFolder
+
+    write_text(options.file, reference_text(RunFolder(options.run).read_manifest()))
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -262,7 +284,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _merge(options: argparse.Namespace) -> None:
-    from agent_leaderboard.verify.bundle import merge_bundles
+    from agent_leaderboard.verify.merge import merge_bundles
 
     merge_bundles(options.output, options.bundles, options.data, jobs=options.jobs)
     _write_and_print(options.output, options.data)

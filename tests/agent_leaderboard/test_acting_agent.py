@@ -5,7 +5,7 @@ import pytest
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
-from agent_leaderboard.verify.verify import verify
+from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.small_config import files_of, write_config
 
 CONFIG = """

@@ -184,7 +184,7 @@ def test_the_workflow_verifies_each_folder_that_is_added(tmp_path, checkout):
     done = verify_submission(tmp_path, folder, base)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split("/")[-1] for line in done.stdout.splitlines() if "asked" in line] == [
-        "fox --jobs 2", "owl --jobs 2",
+        "fox --reference published --jobs 2", "owl --reference published --jobs 2",
     ]  # fmt: skip
 
 

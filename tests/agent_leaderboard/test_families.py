@@ -8,7 +8,7 @@ from agent_leaderboard.play.run import run
 from agent_leaderboard.report.families import family_of, slices, under_attack
 from agent_leaderboard.report.summary import read_run, summarise
 from agent_leaderboard.report.tables import write_reports
-from agent_leaderboard.verify.verify import verify
+from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.small_config import write_config
 
 CONFIG = """

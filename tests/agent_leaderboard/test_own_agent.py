@@ -14,7 +14,7 @@ from agent_leaderboard.play.config import AgentConfig, load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.report.summary import read_run, summarise
 from agent_leaderboard.report.tables import make_markdown
-from agent_leaderboard.verify.verify import verify
+from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.outside.titles import FirstTitle
 from tests.agent_leaderboard.small_config import files_of, write_config
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from agent_leaderboard.verify.replay import Replayer
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
@@ -17,7 +18,6 @@ from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.verify.replay import Replayer
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
 

@@ -17,7 +17,7 @@ from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.verify import verify
+from agent_leaderboard.verify.contained import verify
 
 NUM_TASKS: Final = 5
 _MAX_CHARS: Final = 300

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from agent_leaderboard.play.config import (
     fill_in,
     texts_in,
 )
-from agent_leaderboard.play.episodes import environment_maker
+from agent_leaderboard.play.episodes import environment_maker, environment_seal
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.play.training import trained_model
 from agent_leaderboard.records.manifest import (
@@ -35,8 +36,8 @@ from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import TaskEntry, tasks_text
 from agent_trainers import TINY_POLICY
 
-_PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
-_MODEL_PACKAGES: Final = ("torch", "transformers")
+PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
+MODEL_PACKAGES: Final = ("torch", "transformers")
 _OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
 """Settings that are no part of the manifest; the model has a field of its own."""
 
@@ -90,9 +91,7 @@ def prepare(
 def _environment(
     config: EnvironmentConfig, seed: int, data: Path | None
 ) -> tuple[EnvironmentRecord, list[TaskEntry]]:
-    files = list(_data_files(config, data))
     env, max_turns = open_tool_env(environment_maker(config, None, data))
-    entries = list_tasks(env, draw_tasks(env, config.tasks, seed))
     is_public = config.is_text_public
     record = EnvironmentRecord(
         slug=config.slug,
@@ -101,17 +100,20 @@ def _environment(
         max_turns=max_turns,
         reward_terms=dict(env.reward_weights),
         outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
-        num_tasks=len(entries),
+        num_tasks=0,
         tasks_path=f"tasks/{config.slug}.json",
-        tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
-        data=files,
+        tasks_sha256="",
+        data=list(_data_files(config, data)),
         contamination=config.contamination,
         is_text_public=not config.reads_data if is_public is None else is_public,
         attack=config.attack,
         attack_on=config.attack_on,
     )
+    seal = environment_seal(record, data)
+    entries = list_tasks(env, draw_tasks(env, config.tasks, seed), seal)
     env.close()
-    return record, entries
+    digest = hashlib.sha256(tasks_text(entries).encode()).hexdigest()
+    return replace(record, num_tasks=len(entries), tasks_sha256=digest), entries
 
 
 def missing_data(config: EnvironmentConfig, data: Path | None) -> str:
@@ -135,7 +137,7 @@ def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFi
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
     kind = find_kind(config.kind_name)
     settings = {k: v for k, v in config.settings.items() if k not in _OF_THIS_MACHINE}
-    packages = _PACKAGES + (_MODEL_PACKAGES if kind.needs_model else ())
+    packages = PACKAGES + (MODEL_PACKAGES if kind.needs_model else ())
     folder = Path(model) if model is not None and Path(model).is_dir() else None
     weights = sorted(folder.glob("*.safetensors")) if folder else []
     return AgentRecord(

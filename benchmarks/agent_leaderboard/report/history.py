@@ -11,14 +11,14 @@ from rich.text import Text
 
 from agent_envs.errors import DataError
 from agent_leaderboard.records.manifest import AgentRecord
-from agent_leaderboard.report.summary import PlayedRun, named_generator, read_run, shown_name
+from agent_leaderboard.report.summary import PlayedRun, read_run, shown_name
 from agent_leaderboard.report.tables import make_console
 from agent_leaderboard.report.uncertainty import CONFIDENCE, Comparison, compare
 from agent_leaderboard.report.visible_text import visible
 
 RULE: Final = (
     "Differences of success in points, on the tasks that both runs hold with the same content. The "
-    "p-value is that of the exact sign test over tasks, not corrected for the number of rows."
+    "p-value is that of the exact paired test over tasks, not corrected for the number of rows."
 )
 _OF_THE_AGENT: Final = ("kind", "model", "weights_sha256", "tool_format", "settings", "train")
 
@@ -81,7 +81,7 @@ def compare_runs(
         shared = sorted(before.keys() & after.keys())
         one = {i: before[key] for i, key in enumerate(shared)}
         other = {i: after[key] for i, key in enumerate(shared)}
-        comparison = compare(other, one, named_generator("history", environment, agent))
+        comparison = compare(other, one)
         if comparison is not None:
             means = [sum(scores.values()) / len(scores) for scores in (one, other)]
             found[environment, agent] = (means[0], means[1], comparison)
@@ -112,6 +112,6 @@ def _table(title: str, old: PlayedRun, new: PlayedRun) -> Table:
             f"{100 * after:.1f}",
             Text(f"{100 * difference.mean:+.1f}", style="bold" if is_sure else ""),
             f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
-            f"{comparison.p_sign:.3f}",
+            f"{comparison.p_value:.3f}",
         )
     return table

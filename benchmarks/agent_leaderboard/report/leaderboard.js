@@ -237,11 +237,11 @@
     });
     byId("pair-table").replaceChildren(
       make("thead", {}, make("tr", {}, heading("environment"), heading("difference", true), heading("interval, −100 to 100"), heading("", true),
-        heading("better", true), heading("equal", true), heading("worse", true), heading("p, bootstrap", true), heading("p, sign test", true))),
+        heading("better", true), heading("equal", true), heading("worse", true), heading("p", true), heading("p, Holm", true))),
       make("tbody", {}, ...(rows.length ? rows : [make("tr", {}, make("td", { colspan: 9, class: "none" }, "Choose two agents that played the same tasks."))])));
   }
 
-  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pBootstrap, pSign }) {
+  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pValue, pHolm }) {
     const verdict = low > 0 ? "better" : high < 0 ? "worse" : "";
     const left = (value) => `${50 + 50 * value}%`;
     return make("tr", {}, make("th", { scope: "row" }, environment),
@@ -250,7 +250,7 @@
         make("i", { style: { left: left(low), width: `${50 * (high - low)}%` } }), make("b", { style: { left: left(mean) } }))),
       make("td", { class: "number", title: `${tasks} tasks` }, `${signed(100 * low)} to ${signed(100 * high)}`),
       ...[better, equal, worse].map((count) => make("td", { class: "number" }, String(count))),
-      ...[pBootstrap, pSign].map((value) => make("td", { class: "number" }, pValue(value))));
+      ...[pValue, pHolm].map((value) => make("td", { class: "number" }, pValue(value))));
   }
   ["pair-first", "pair-second"].forEach((id) => byId(id).addEventListener("change", drawPairs));
 
