@@ -36,7 +36,7 @@ def test_it_plays_and_others_can_replay_it_but_not_ask_it_again(own_run):
     assert (agent.kind, agent.settings) == (KIND, {"prefix": "the "})
     assert KIND not in AGENTS
     lines = own_run.read_results("hops", "mine")
-    assert all(line.actions[-1].startswith("<answer>the ") for line in lines)
+    assert all(line.actions[-1].startswith("<answer> the ") for line in lines)
     verification = verify(own_run.path)
     assert verification.problems == []
     assert verification.num_replayed == 3

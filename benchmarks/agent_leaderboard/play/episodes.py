@@ -23,6 +23,8 @@ from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
+OUTAGE_EPISODES: Final = 5
+"""So many faults in a row, and none scored between them, are an outage."""
 FAULTS: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 
@@ -103,9 +105,16 @@ def play_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
             spent = played[index][1] if index in played else Usage()
             played[index] = episode, spent + episode.usage
         waiting = [i for i in waiting if played[i][0].trajectory.stop_reason in FAULTS]
-        if not waiting:
+        if not waiting or _is_away([played[i][0] for i in waiting], len(played)):
             break
     return [played[index] for index in range(len(chunk.episodes))]
+
+
+def _is_away(failed: Sequence[PlayedEpisode], num_episodes: int) -> bool:
+    """Return whether the model's server is away, which has been asked again for each turn."""
+    reasons = {episode.trajectory.stop_reason for episode in failed}
+    is_outage = len(failed) == num_episodes >= OUTAGE_EPISODES
+    return is_outage and reasons == {StopReason.POLICY_ERROR}
 
 
 def environment_seal(environment: EnvironmentRecord, data: Path | None) -> Seal:

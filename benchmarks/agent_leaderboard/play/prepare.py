@@ -67,6 +67,10 @@ def prepare(
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
+        if environment.optional and (missing := missing_data(environment, data)):
+            reason = f"its data are not at hand: {missing}"
+            left_out.append(LeftOut(id=environment.id, reason=reason))
+            continue
         try:
             record, tasks[environment.slug] = _environment(environment, config.protocol.seed, data)
             environments.append(record)
@@ -102,12 +106,21 @@ def _environment(
         data=list(_data_files(config, data)),
         contamination=config.contamination,
         is_text_public=not config.reads_data if is_public is None else is_public,
+        attack=config.attack,
+        attack_on=config.attack_on,
     )
     seal = environment_seal(record, data)
     entries = list_tasks(env, draw_tasks(env, config.tasks, seed), seal)
     env.close()
     digest = hashlib.sha256(tasks_text(entries).encode()).hexdigest()
     return replace(record, num_tasks=len(entries), tasks_sha256=digest), entries
+
+
+def missing_data(config: EnvironmentConfig, data: Path | None) -> str:
+    """Return the first file of the data folder that is not there; empty if all are."""
+    named = [text for text in texts_in(config.kwargs) if DATA_PLACEHOLDER in text]
+    missing = (t for t in named if data is None or not Path(fill_in(t, data)).exists())
+    return next(missing, "").removeprefix(f"{DATA_PLACEHOLDER}/")
 
 
 def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFile]:
@@ -131,12 +144,15 @@ def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
         slug=config.slug,
         name=config.name,
         kind=config.kind_name,
-        model=folder.name if folder else model,
+        model=folder.name if folder else model or config.model,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),
         settings=settings,
         train=config.train,
         prices=config.prices,
+        organisation=config.organisation,
+        url=config.url,
+        licence=config.licence,
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     )

@@ -83,6 +83,10 @@ class EnvironmentRecord(Record):
     """Whether models may have seen the tasks."""
     is_text_public: bool
     """Whether questions and observations may be published: true of generated tasks."""
+    attack: str | None = None
+    """What is done to what the agent is shown, such as ``edits``; None for nothing."""
+    attack_on: Slug | None = None
+    """The environment of the same tasks without the attack."""
 
     def __post_init__(self) -> None:
         """Refuse a task list in another place."""
@@ -126,6 +130,12 @@ class AgentRecord(Record):
     train: dict[str, Any] | None = None
     """Arguments of ``agent-r1-train``, where the run trained the model itself."""
     prices: Prices | None = None
+    organisation: str | None = None
+    """Who entered it."""
+    url: str | None = None
+    """Where more is said about it: its code, a paper."""
+    licence: str | None = None
+    """The licence of its code and model."""
     packages: dict[str, str]
     """Versions it was run with."""
     not_played: list[str] = field(default_factory=list)

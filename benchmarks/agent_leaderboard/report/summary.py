@@ -147,7 +147,8 @@ class Board:
     cells: Mapping[tuple[str, str], Cell]
     """Cells by environment and agent; those that were not played are missing."""
     overall: Mapping[str, Interval | None]
-    """Mean success over all environments, by agent; None for those that did not play all."""
+    """Mean success over all environments, those under attack aside, by agent; None for those that
+    did not play all."""
     marks: Mapping[str, str]
     """What has to stand beside the scores of an environment; empty for those of the reference."""
     elsewhere: Mapping[str, Interval | None]
@@ -212,7 +213,8 @@ def summarise(run: PlayedRun) -> Board:
         )
         for agent in played:
             cells[environment, agent] = _cell(run, environment, agent, ranks)
-    single = {agent: _every_interval(cells, environments, agent) for agent in agents}
+    plain = [record.slug for record in run.manifest.environments if record.attack_on is None]
+    single = {agent: _every_interval(cells, plain, agent) for agent in agents}
     return Board(
         run=run,
         environments=environments,

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from agent_leaderboard.records.sealing import MARK
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
+from agent_leaderboard.report.families import slices, under_attack
 from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, shown_name
 from agent_leaderboard.report.uncertainty import (
     CONFIDENCE,
@@ -82,6 +83,8 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
         rank_rule=RANK_RULE,
         fault_rule=FAULT_RULE,
         confidence=f"{CONFIDENCE:.0%}",
+        slices=slices(board),
+        attacked=under_attack(board),
         is_upper_bound=is_upper_bound,
         shown=shown,
         style=style,
@@ -101,7 +104,12 @@ def _payload(board: Board) -> dict[str, Any]:
     manifest = board.run.manifest
     return {
         "environments": [
-            {"slug": record.slug, "id": record.id, "isTextPublic": record.is_text_public}
+            {
+                "slug": record.slug,
+                "id": record.id,
+                "isTextPublic": record.is_text_public,
+                "isAttacked": record.attack_on is not None,
+            }
             for record in manifest.environments
         ],
         "agents": [
@@ -114,6 +122,14 @@ def _payload(board: Board) -> dict[str, Any]:
             for record in manifest.agents
         ],
         "overall": {agent: _interval(one) for agent, one in board.overall.items()},
+        "tasks": {
+            environment: {line.task: visible(line.task_id) for line in lines}
+            for (environment, _), lines in board.run.lines.items()
+        },
+        "scores": {
+            "/".join(key): {t: _short(s) for t, s in board.run.task_scores(*key).items()}
+            for key in board.cells
+        },
         "cells": {"/".join(key): _cell(cell) for key, cell in board.cells.items()},
         "comparisons": {
             "/".join(key): _comparison(*one) for key, one in board.comparisons().items()

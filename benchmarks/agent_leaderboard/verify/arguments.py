@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from agent_envs.core.contexts import CONTEXTS
+from agent_envs.core.result_edits import ATTACKERS
 from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval.bm25 import RETRIEVERS
 from agent_leaderboard.play.config import DATA_PLACEHOLDER
@@ -74,6 +75,15 @@ def _context(value: Any) -> bool:
     return options.get("name") in CONTEXTS and _table(_plain)(plain)
 
 
+def _attack(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and value.keys() <= {"attacker", "budget"}
+        and value.get("attacker", "swap") in ATTACKERS
+        and _number(0, 1_000)(value.get("budget"))
+    )
+
+
 def _plain(value: Any) -> bool:
     return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
 
@@ -81,6 +91,7 @@ def _plain(value: Any) -> bool:
 _OF_ALL: Final[Mapping[str, Check]] = {
     "tool_format": _one_of(*TOOL_FORMATS),
     "context": _context,
+    "attack": _attack,
     "rewards": _table(_number(-100, 100)),
     "parallel_calls": _flag,
     "optional_tools": _some(_name),
