@@ -44,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except (AgentEnvsError, gym.error.Error, OSError) as error:
+    except (AgentEnvsError, gym.error.Error) as error:
         sys.exit(f"agent-r1-bench: {error}")
+    except OSError as error:  # a full disk, a file where a folder is to be
+        sys.exit(f"agent-r1-bench: {error}. What is written whole is kept: the command goes on.")
     except KeyboardInterrupt:
         sys.stderr.write(f"\nagent-r1-bench: {STOPPED_TEXT}\n")
         sys.exit(130)

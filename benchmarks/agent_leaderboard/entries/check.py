@@ -17,7 +17,7 @@ from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.contained import verify
+from agent_leaderboard.verify.verify import check_run
 
 NUM_TASKS: Final = 5
 _MAX_CHARS: Final = 300
@@ -39,7 +39,7 @@ def check_entry(config: RunConfig, data: Path | None, console: Console) -> bool:
         for line in lines:
             for text in _remarks(line):
                 console.print(Text(f"{line.agent} on {line.environment}: {visible(text)}"))
-        verification = verify(folder.path, data)
+        verification = check_run(folder.path, data)
         console.print(Text(verification.summary()))
         return not verification.problems and all(line.is_scored for line in lines)
 

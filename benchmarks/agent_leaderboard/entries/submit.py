@@ -13,7 +13,7 @@ from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.summary import Board, read_run, shown_name, summarise
 from agent_leaderboard.report.tables import percent
 from agent_leaderboard.report.visible_text import markdown_cell, markdown_table
-from agent_leaderboard.verify.contained import verify
+from agent_leaderboard.verify.verify import check_run
 
 PLACE: Final = "benchmarks/submissions"
 """Where a repository keeps them."""
@@ -49,7 +49,7 @@ def submit(run: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Subm
                 "agent's entry of the settings, and run it into a new folder; finished episodes "
                 "are not at risk: copy the folder first."
             )
-    verification = verify(run, data, jobs=jobs, reference=PUBLISHED)
+    verification = check_run(run, data, jobs=jobs, reference=PUBLISHED)
     if verification.problems:
         raise DataError(f"{run}: does not verify.\n{verification.summary()}")
     target = output / make_slug("-".join(agent.slug for agent in manifest.agents))

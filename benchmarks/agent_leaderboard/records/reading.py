@@ -2,12 +2,13 @@
 
 import functools
 import hashlib
+import io
 import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pydantic
 
@@ -26,7 +27,7 @@ class Record:
     )
 
 
-def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
+def open_plain(path: Path, *, follow: bool = True) -> io.BufferedReader:
     """Open a plain file: no pipe, which would block, no device, and on request no link.
 
     Raises:

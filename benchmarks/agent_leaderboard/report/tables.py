@@ -17,6 +17,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.records.manifest import EnvironmentRecord
+from agent_leaderboard.report.seeds import Trained, trained_agents
 from agent_leaderboard.report.summary import (
     Board,
     Cell,
@@ -174,6 +175,7 @@ def make_markdown(board: Board) -> str:
         f"{protocol.temperature:g}, seed {protocol.seed}. {RANK_RULE} An oracle knows the "
         f"answers: it is an upper bound and has no rank. {FAULT_RULE}",
         _matrix(board),
+        *_seeds(board),
         "## Costs",
         "Means over episodes. Seconds depend on the machine: they are in `leaderboard.html`.",
         _costs(board),
@@ -198,6 +200,32 @@ def make_csv(board: Board) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
+
+
+def _seeds(board: Board) -> list[str]:
+    """Return a table of the agents that were trained several times, where there are any."""
+    trained = trained_agents(board)
+    if not trained:
+        return []
+    rows = [
+        [f"`{environment}`", *(_over_seeds(one, environment) for one in trained)]
+        for environment in board.environments
+    ]
+    names = [markdown_cell(", ".join(one.agents)) for one in trained]
+    fewest = min(len(one.agents) for one in trained)
+    return [
+        "## Over seeds of training",
+        f"Mean success of trainings that differ in their seed, with the {CONFIDENCE:.0%} interval "
+        "of Student's t over them. Whatever the scores, the sign test of "
+        f"{fewest} seeds against as many of another agent reaches no p below "
+        f"{2 * 0.5**fewest:.2g}.",
+        markdown_table(["environment", *names], rows),
+    ]
+
+
+def _over_seeds(trained: Trained, environment: str) -> str:
+    interval = trained.success.get(environment)
+    return "-" if interval is None else percent(interval)
 
 
 def _arguments(record: EnvironmentRecord) -> str:

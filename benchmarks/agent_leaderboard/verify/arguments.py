@@ -75,27 +75,29 @@ def _context(value: Any) -> bool:
     return options.get("name") in CONTEXTS and _table(_plain)(plain)
 
 
+def _attack(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and value.keys() <= {"attacker", "budget"}
+        and value.get("attacker", "swap") in ATTACKERS
+        and _number(0, 1_000)(value.get("budget"))
+    )
+
+
 def _plain(value: Any) -> bool:
     return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
-
-
-def _attack(value: Any) -> bool:
-    if not isinstance(value, Mapping) or set(value) - {"attacker", "budget"}:
-        return value is None
-    attacker = _one_of(*ATTACKERS)(value.get("attacker", "swap"))
-    return attacker and _number(0, 100)(value.get("budget", 0))
 
 
 _OF_ALL: Final[Mapping[str, Check]] = {
     "tool_format": _one_of(*TOOL_FORMATS),
     "context": _context,
+    "attack": _attack,
     "rewards": _table(_number(-100, 100)),
     "parallel_calls": _flag,
     "optional_tools": _some(_name),
     "system_prompt": lambda value: isinstance(value, str) and len(value) <= 10_000,
     "max_episode_steps": _number(1, 1_000),
     "split": _name,
-    "attack": _attack,
 }
 _SANDBOX: Final = {"sandbox": _one_of("strong", "container")}
 _DATA: Final = {"data": _some(_file)}

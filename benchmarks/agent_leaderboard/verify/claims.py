@@ -65,6 +65,8 @@ def _check_environment_name(environment: EnvironmentRecord) -> Iterator[str]:
     named = [name.lower() for name in ARGUMENTS if joined.startswith(name.lower())]
     if named and own not in named:
         yield f"field 'slug': {environment.slug!r} is the name of {named[0]}, not of {own}"
+    if (environment.attack is None) != (environment.attack_on is None):
+        yield "fields 'attack' and 'attack_on': one is given without the other"
 
 
 def _check_agent(agent: AgentRecord) -> Iterator[str]:
