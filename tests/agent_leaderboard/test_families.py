@@ -46,6 +46,7 @@ def test_an_attack_changes_what_an_agent_reads_and_not_what_is_right(attacked_bo
     assert reader.attacked < 0.75  # it believes what it reads
     assert (reader.num_lost, reader.num_won) == (round(12 * (1 - reader.attacked)), 0)
     assert reader.obeyed is None
+    assert reader.p_value == pytest.approx(2 * 0.5**reader.num_lost)  # all lost, none won
     oracle = found["oracle", "edits"]  # it knows the answers
     assert (oracle.clean, oracle.attacked, oracle.num_lost) == (1.0, 1.0, 0)
     assert found["reader", "injection"].obeyed is not None
