@@ -72,7 +72,7 @@ def test_the_same_baseline_in_two_bundles_counts_once(bundle, small_data, tmp_pa
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("name: oracle, kind: oracle", "name: oracle, kind: random", "its agent 'oracle' is anoth"),
+        ("name: oracle, kind: oracle", "name: oracle, kind: random", "names another kind of agent"),
         ("seed: 5", "seed: 6", "protocol: seed is 6, not 5"),
         ("samples_per_task: 2", "samples_per_task: 1", "protocol: samples_per_task is 1, not 2"),
         ("tasks: 2,", "tasks: 1,", "environment 'multi-hop': its num_tasks is 1, not 2"),
@@ -106,6 +106,16 @@ def test_what_does_not_change_the_measure_keeps_nobody_out(bundle, small_data, t
     merged = merge_bundles(tmp_path / "merged", [bundle, other], small_data)
     assert [agent.slug for agent in merged.read_manifest().agents][-1] == "mine"
     assert verify(merged.path, small_data).problems == []
+
+
+def test_two_agents_of_one_name_do_not_become_one(small_data, tmp_path):
+    bundles = []
+    for kind in ("oracle", "random"):
+        (tmp_path / kind).mkdir()
+        text = ONLY_ORACLE.replace("name: oracle, kind: oracle", f"name: mine, kind: {kind}")
+        bundles.append(bundle_of(tmp_path / kind, small_data, text))
+    with pytest.raises(DataError, match="its agent 'mine' is another one"):
+        merge_bundles(tmp_path / "merged", bundles, small_data)
 
 
 def test_an_agent_that_played_fewer_environments_leaves_a_hole(bundle, small_data, tmp_path):

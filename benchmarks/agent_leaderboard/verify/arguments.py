@@ -88,7 +88,7 @@ def _plain(value: Any) -> bool:
     return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
 
 
-_OF_ALL: Final[Mapping[str, Check]] = {
+_OF_ALL: Final[dict[str, Check]] = {
     "tool_format": _one_of(*TOOL_FORMATS),
     "context": _context,
     "attack": _attack,
@@ -99,15 +99,15 @@ _OF_ALL: Final[Mapping[str, Check]] = {
     "max_episode_steps": _number(1, 1_000),
     "split": _name,
 }
-_SANDBOX: Final = {"sandbox": _one_of("strong", "container")}
-_DATA: Final = {"data": _some(_file)}
-_QUESTIONS: Final = _DATA | {
+_SANDBOX: Final[dict[str, Check]] = {"sandbox": _one_of("strong", "container")}
+_DATA: Final[dict[str, Check]] = {"data": _some(_file)}
+_QUESTIONS: Final[dict[str, Check]] = _DATA | {
     "corpus": _some(_file),
     "top_k": _number(1, 100),
     "retriever": _one_of("auto", *RETRIEVERS),
     "variant": _name,
 }
-_WORLD: Final = {
+_WORLD: Final[dict[str, Check]] = {
     "hops": _some(_number(1, 8)),
     "variant": _some(_name),
     "top_k": _some(_number(1, 50)),
@@ -115,8 +115,12 @@ _WORLD: Final = {
     "outdated": _number(0, 10),
     "max_searches": _number(1, 1_000),
 }
-_CHAIN: Final = {"steps": _some(_number(1, 20))}
-_GAME: Final = {"rooms": _number(1, 12), "objects": _number(1, 20), "quest_length": _number(1, 8)}
+_CHAIN: Final[dict[str, Check]] = {"steps": _some(_number(1, 20))}
+_GAME: Final[dict[str, Check]] = {
+    "rooms": _number(1, 12),
+    "objects": _number(1, 20),
+    "quest_length": _number(1, 8),
+}
 
 ARGUMENTS: Final[Mapping[str, Mapping[str, Check]]] = {
     "HotpotQA": _QUESTIONS,
@@ -156,7 +160,7 @@ def check_arguments(id: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
             f"field 'id': {id!r} is not played for others; those that are: {', '.join(ARGUMENTS)}"
         )
         return
-    allowed = _OF_ALL | ARGUMENTS[name]
+    allowed = {**_OF_ALL, **ARGUMENTS[name]}
     for key, value in kwargs.items():
         if key not in allowed:
             yield f"field 'kwargs': {key!r} is no argument that is taken from others"
