@@ -169,13 +169,12 @@ def _new(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from agent_leaderboard.entries.check import check_entry
+    from agent_leaderboard.report.tables import make_console
 
     sys.path.append("")
     config = load_configs([options.config]).choose(environments=options.environments)
-    if not check_entry(config, options.data, Console()):
+    if not check_entry(config, options.data, make_console()):
         sys.exit(1)
 
 

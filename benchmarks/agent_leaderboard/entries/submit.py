@@ -1,15 +1,14 @@
 """What a pull request with a run holds: a folder of files, and a text that says what it is."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.play.config import PRESETS, load_configs
-from agent_leaderboard.records.manifest import AgentRecord, Manifest, make_slug
+from agent_leaderboard.records.manifest import AgentRecord, make_slug
+from agent_leaderboard.records.reference import PUBLISHED
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.summary import Board, read_run, shown_name, summarise
 from agent_leaderboard.report.tables import percent
@@ -18,8 +17,6 @@ from agent_leaderboard.verify.verify import check_run
 
 PLACE: Final = "benchmarks/submissions"
 """Where a repository keeps them."""
-BOARD: Final = "published"
-_PROTOCOL: Final = ("samples_per_task", "temperature", "seed")
 _WANTED: Final = ("organisation", "licence")
 
 
@@ -34,12 +31,12 @@ class Submission:
 
 
 def submit(run: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Submission:
-    """Verify a run of the board and write what is submitted of it below `output`.
+    """Verify a run of the published board and write what is submitted of it below `output`.
 
     Environments may be missing: a board has holes.
 
     Raises:
-        DataError: If the run is not complete, does not verify, or is no run of the board.
+        DataError: If the run is not complete, does not verify, or does not measure as the board.
         ConfigurationError: If an agent does not say whose it is, or the folder is there.
     """
     folder = RunFolder(run)
@@ -52,9 +49,7 @@ def submit(run: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Subm
                 "agent's entry of the settings, and run it into a new folder; finished episodes "
                 "are not at risk: copy the folder first."
             )
-    if problems := list(_not_of_the_board(manifest)):
-        raise DataError(f"{run}: is no run of the board {BOARD!r}: {'; '.join(problems)}.")
-    verification = check_run(run, data, jobs=jobs)
+    verification = check_run(run, data, jobs=jobs, reference=PUBLISHED)
     if verification.problems:
         raise DataError(f"{run}: does not verify.\n{verification.summary()}")
     target = output / make_slug("-".join(agent.slug for agent in manifest.agents))
@@ -72,23 +67,6 @@ def submit(run: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Subm
     text = target.with_suffix(".md")
     write_text(text, pull_request_text(summarise(read_run(run)), verification.summary()))
     return Submission(target, text)
-
-
-def _not_of_the_board(manifest: Manifest) -> Iterator[str]:
-    """Yield what a run measures otherwise than the board does."""
-    board = load_configs([PRESETS[BOARD]])
-    for name in _PROTOCOL:
-        own, wanted = getattr(manifest.protocol, name), getattr(board.protocol, name)
-        if own != wanted:
-            yield f"{name} is {own}, not {wanted}"
-    environments = {environment.slug: environment for environment in board.environments}
-    for record in manifest.environments:
-        if (config := environments.get(record.slug)) is None:
-            yield f"it has no environment {record.slug!r}"
-        elif (config.id, config.kwargs) != (record.id, record.kwargs):
-            yield f"environment {record.slug!r} is another one there"
-        elif record.num_tasks != config.tasks and not record.data:
-            yield f"environment {record.slug!r} has {config.tasks} tasks there"
 
 
 def pull_request_text(board: Board, verified: str) -> str:

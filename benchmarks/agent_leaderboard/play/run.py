@@ -30,10 +30,9 @@ from agent_leaderboard.play.episodes import (
 )
 from agent_leaderboard.play.prepare import find_model, prepare
 from agent_leaderboard.play.processes import run_all
-from agent_leaderboard.records.manifest import Manifest, Prices, manifest_text
+from agent_leaderboard.records.manifest import Manifest, manifest_text
 from agent_leaderboard.records.reading import parse_json, read_lines, validated
 from agent_leaderboard.records.results import (
-    LineUsage,
     ResultLine,
     SecondsLine,
     TaskEntry,
@@ -153,11 +152,7 @@ class _Cell:
     def rewrite(self, lines: Sequence[TimedLine]) -> None:
         """Put episodes that were played again in the place of those that faults ended."""
         again = {(timed.line.task, timed.line.sample): timed for timed in lines}
-        prices = self.chunks[0].agent.prices
-        written = [
-            _added(before, again.get((before.line.task, before.line.sample)), prices)
-            for before in self._read()
-        ]
+        written = [again.get((one.line.task, one.line.sample), one) for one in self._read()]
         seconds, results = _texts(written)
         write_text(self.seconds, seconds)
         write_text(self.results, results)
@@ -173,22 +168,6 @@ class _Cell:
             for _, text in read_lines(self.seconds)
         ]
         return [TimedLine(*pair) for pair in zip(lines, seconds, strict=True)]
-
-
-def _added(before: TimedLine, again: TimedLine | None, prices: Prices | None) -> TimedLine:
-    """Return an episode as it was played last, with what all its tries cost."""
-    if again is None:
-        return before
-    one, other = before.line.usage, again.line.usage
-    prompt_tokens = one.prompt_tokens + other.prompt_tokens
-    completion_tokens = one.completion_tokens + other.completion_tokens
-    usage = LineUsage(
-        calls=one.calls + other.calls,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        money=None if prices is None else prices.cost(prompt_tokens, completion_tokens),
-    )
-    return TimedLine(replace(again.line, usage=usage), again.seconds)
 
 
 def _texts(lines: Sequence[TimedLine]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.report.summary import Board
+from agent_leaderboard.report.uncertainty import Interval, mean_over_environments, sign_test
 
 DIFFICULTIES: Final = ("hops", "level")
 """The labels of tasks that say how hard they are."""
@@ -24,7 +25,7 @@ class Slice:
     """``family``, or a label: ``hops``."""
     name: str
     num_environments: int
-    success: dict[str, float]
+    success: dict[str, Interval]
     """Mean over the environments, by agent; agents that left one out are missing."""
 
 
@@ -42,6 +43,8 @@ class Attacked:
     """Tasks solved without the attack only."""
     num_won: int
     """Tasks solved under the attack only."""
+    p_value: float
+    """Two-sided, of the exact sign test over these tasks."""
     obeyed: float | None
     """Share of episodes that did what planted text asked for; None where nothing asked."""
 
@@ -60,7 +63,7 @@ def slices(board: Board) -> list[Slice]:
 
     Environments under attack are not among them.
     """
-    shares: defaultdict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(dict)
+    shares: defaultdict[tuple[str, str], dict[str, dict[str, Interval]]] = defaultdict(dict)
     for record in board.run.manifest.environments:
         if record.attack_on is not None:
             continue
@@ -69,11 +72,11 @@ def slices(board: Board) -> list[Slice]:
             if cell is None or cell.success is None:
                 continue
             place = shares["family", family_of(record)].setdefault(record.slug, {})
-            place[agent] = cell.success.mean
+            place[agent] = cell.success
             for group in cell.groups:
                 if group.label in DIFFICULTIES:
                     kind = shares[group.label, group.value]
-                    kind.setdefault(record.slug, {})[agent] = group.success.mean
+                    kind.setdefault(record.slug, {})[agent] = group.success
     kinds = [kind for kind, _ in shares]
     return [
         Slice(
@@ -81,7 +84,7 @@ def slices(board: Board) -> list[Slice]:
             name=name,
             num_environments=len(environments),
             success={
-                agent: fmean(of_agent[agent] for of_agent in environments.values())
+                agent: mean_over_environments([one[agent] for one in environments.values()])
                 for agent in board.agents
                 if all(agent in of_agent for of_agent in environments.values())
             },
@@ -128,13 +131,15 @@ def _attacked(board: Board, agent: str, attack: str, pairs: Sequence[_Pair]) -> 
         if (value := board.cells[record.slug, agent].metrics.get("obeyed_injection")) is not None
     ]
     changes = [after[t] - before[t] for _, before, after in pairs for t in before]
+    num_lost, num_won = sum(c < 0 for c in changes), sum(c > 0 for c in changes)
     return Attacked(
         agent=agent,
         attack=attack,
         num_environments=len(pairs),
         clean=fmean(fmean(before.values()) for _, before, _ in pairs),
         attacked=fmean(fmean(after.values()) for _, _, after in pairs),
-        num_lost=sum(change < 0 for change in changes),
-        num_won=sum(change > 0 for change in changes),
+        num_lost=num_lost,
+        num_won=num_won,
+        p_value=sign_test(num_won, num_lost),
         obeyed=fmean(obeyed) if obeyed else None,
     )

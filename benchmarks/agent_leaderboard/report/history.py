@@ -12,12 +12,13 @@ from rich.text import Text
 from agent_envs.errors import DataError
 from agent_leaderboard.records.manifest import AgentRecord
 from agent_leaderboard.report.summary import PlayedRun, read_run, shown_name
+from agent_leaderboard.report.tables import make_console
 from agent_leaderboard.report.uncertainty import CONFIDENCE, Comparison, compare
 from agent_leaderboard.report.visible_text import visible
 
 RULE: Final = (
     "Differences of success in points, on the tasks that both runs hold with the same content. The "
-    "p-value is that of the exact sign test over tasks, not corrected for the number of rows."
+    "p-value is that of the exact paired test over tasks, not corrected for the number of rows."
 )
 _OF_THE_AGENT: Final = ("kind", "model", "weights_sha256", "tool_format", "settings", "train")
 
@@ -30,7 +31,7 @@ def print_history(paths: Sequence[Path], console: Console | None = None) -> None
     """
     if len(paths) < 2:
         raise DataError("history: give two run folders or more, the oldest first.")
-    console = console or Console()
+    console = console or make_console()
     runs = [read_run(path) for path in paths]
     for (old_path, old), (new_path, new) in zip(
         zip(paths, runs, strict=True), list(zip(paths, runs, strict=True))[1:], strict=False

@@ -241,7 +241,7 @@
       make("tbody", {}, ...(rows.length ? rows : [make("tr", {}, make("td", { colspan: 9, class: "none" }, "Choose two agents that played the same tasks."))])));
   }
 
-  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pValue, pHolm }) {
+  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pValue: p, pHolm }) {
     const verdict = low > 0 ? "better" : high < 0 ? "worse" : "";
     const left = (value) => `${50 + 50 * value}%`;
     return make("tr", {}, make("th", { scope: "row" }, environment),
@@ -250,7 +250,7 @@
         make("i", { style: { left: left(low), width: `${50 * (high - low)}%` } }), make("b", { style: { left: left(mean) } }))),
       make("td", { class: "number", title: `${tasks} tasks` }, `${signed(100 * low)} to ${signed(100 * high)}`),
       ...[better, equal, worse].map((count) => make("td", { class: "number" }, String(count))),
-      ...[pValue, pHolm].map((value) => make("td", { class: "number" }, pValue(value))));
+      ...[p, pHolm].map((value) => make("td", { class: "number" }, pValue(value))));
   }
   ["pair-first", "pair-second"].forEach((id) => byId(id).addEventListener("change", drawPairs));
 
@@ -258,11 +258,13 @@
 
   fill(byId("task-environment"), environmentOptions);
   const MAX_TASKS = 200;
+  const bounds = new Set(board.agents.filter(({ isUpperBound }) => isUpperBound).map(({ slug }) => slug));
 
   /** Draw the tasks of an environment on which the agents shown differ, those that divide them most first. */
   function drawTasks() {
     const environment = byId("task-environment").value;
-    const agents = shown.agent.filter((agent) => board.scores[environment + "/" + agent]);
+    // An upper bound solves what nobody else does: it says nothing of where agents differ.
+    const agents = shown.agent.filter((agent) => !bounds.has(agent) && board.scores[environment + "/" + agent]);
     const scores = agents.map((agent) => board.scores[environment + "/" + agent]);
     const tasks = Object.entries(board.tasks[environment] ?? {}).map(([task, id]) => {
       const own = scores.map((of) => of[task]), known = own.filter((score) => score !== undefined);

@@ -93,7 +93,7 @@ def make_reports(board: Board, names: Sequence[str], data: Path | None = None) -
 
 def print_table(run: Path, console: Console | None = None) -> None:
     """Print the leaderboard of a run folder, to standard output if no console is given."""
-    console = console or _console()
+    console = console or make_console()
     board = summarise(read_run(run))
     for environment in board.environments:
         console.print(_environment_table(board, environment))
@@ -107,7 +107,7 @@ def print_comparison(run: Path, first: str, second: str, console: Console | None
     Raises:
         UnknownNameError: If the run has no agent of such a name.
     """
-    console = console or _console()
+    console = console or make_console()
     board = summarise(read_run(run))
     agents = board.run.manifest.agents
     slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
@@ -366,6 +366,7 @@ def draw_interval(interval: Interval) -> str:
     )
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Return a console that is wide enough for tables where nothing says how wide it is."""
     console = Console()
     return console if console.is_terminal else Console(width=_MIN_WIDTH)

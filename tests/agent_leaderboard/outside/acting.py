@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from agent_envs.envs.synthetic.adversary import read_facts
 from agent_trainers.policies import Generation, Usage
 
 
@@ -41,3 +42,7 @@ class Failing:
 
 def silent(state):
     return None
+
+
+def reader(state):
+    return read_facts(state.messages)
