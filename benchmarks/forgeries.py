@@ -288,7 +288,7 @@ TRUE_RUNS: Final[Sequence[Mapping[str, Any]]] = (
     {"hops": "[1, 2]", "concurrency": 3},
     {"hops": 3, "samples": 3},
     {"seed": 11, "concurrency": 64},
-    {"seed": 12, "samples": 2, "split": "validation"},
+    {"seed": 12, "samples": 2, "split": "train"},
     {"seed": 13, "hops": 2},
 )
 
