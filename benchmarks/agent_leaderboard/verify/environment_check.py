@@ -27,6 +27,7 @@ def check_environment(
 
     Raises:
         NotAtHandError: If its data are not.
+        DataError: If it names a file that is none of its data; nothing of it is read.
         AgentEnvsError: If it cannot be made.
     """
     record = f"manifest.json, environment {environment.slug!r}"
@@ -79,6 +80,6 @@ def _check_data(environment: EnvironmentRecord, data: Path | None) -> Iterator[s
     for name, sha256 in recorded.items():
         is_named = any(name == other or name.startswith(f"{other}/") for other in named)
         if not is_named or ".." in Path(name).parts:
-            yield f"{name!r} is no file of the arguments"
-        elif file_sha256(folder / name) != sha256:
+            raise DataError(f"field 'data': {name!r} is no file of the arguments")
+        if file_sha256(folder / name) != sha256:
             yield f"{name} is another file than the run used (SHA-256)"
