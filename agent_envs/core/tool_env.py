@@ -24,6 +24,7 @@ from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message, ToolSchemas
+from agent_envs.core.result_edits import ResultEdits
 from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
 from agent_envs.core.spaces import UnicodeText, check_turn
 from agent_envs.core.step_info import describe_state, describe_step
@@ -86,6 +87,7 @@ class ToolEnv(TaskFamily):
         system_prompt: str | None = None,
         render_mode: str | None = None,
         parallel_calls: bool = True,
+        attack: Mapping[str, Any] | None = None,
     ) -> None:
         """Set up what all episodes share.
 
@@ -109,10 +111,13 @@ class ToolEnv(TaskFamily):
                 ``"human"``: it is printed as it goes on.
             parallel_calls: Whether a turn may hold several calls, at most 16, which run side by
                 side; else a second call is a mistake.
+            attack: Who edits what tools say before the model reads it, and how often:
+                ``{"attacker": "swap", "budget": 2}``; see `agent_envs.core.result_edits`. The
+                metric ``num_edits`` counts.
 
         Raises:
-            UnknownNameError: If a tool format, a context, a reward term or the name of an optional
-                tool is unknown.
+            UnknownNameError: If a tool format, a context, a reward term, an attacker or the name of
+                an optional tool is unknown.
             ConfigurationError: If an argument is out of range.
         """
         self.observation_space = UnicodeText()
@@ -135,6 +140,7 @@ class ToolEnv(TaskFamily):
         chosen = self.default_rewards if rewards is None else rewards
         self._terms = choose_terms(chosen, self.reward_functions)
         self._given_prompt = system_prompt
+        self._attack = None if attack is None else ResultEdits(attack)
         self.offer_tools(default_tools)
         self._count_tokens: TokenCounter = estimate_tokens
         self.max_turns: int | None = None
@@ -177,6 +183,8 @@ class ToolEnv(TaskFamily):
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
         self.begin_episode()
+        if self._attack is not None:
+            self._attack.begin(self._task)
         self.begin_step()
         self._conversation.begin(self._system_prompt, self._task.question)
         self._transcript.begin(self.render_mode, self._task.question)
@@ -210,7 +218,7 @@ class ToolEnv(TaskFamily):
         event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls, text=action)
         terms = earned(self, event, self._terms)
         observation = self._continue(action, said)
-        info = self._info() | describe_step(parsed, calls, terms, self.metrics())
+        info = self._info() | describe_step(parsed, calls, terms, self._measured())
         self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
         return observation, float(sum(terms.values())), self._is_over, False, info
 
@@ -356,7 +364,7 @@ class ToolEnv(TaskFamily):
             for name, value in self.noted.items():
                 noted[name] = noted[name] + value if name in noted else value
             self.noted = noted
-            done.append(Call(call, result))
+            done.append(Call(call, result if self._attack is None else self._attack.edit(result)))
         return done
 
     def _reply(
@@ -395,6 +403,10 @@ class ToolEnv(TaskFamily):
         replies = said or ()
         self._conversation.add_turn(action, replies)
         return "\n\n".join(reply["content"] for reply in replies)
+
+    def _measured(self) -> dict[str, float]:
+        edits = {} if self._attack is None else {"num_edits": float(self._attack.num_edits)}
+        return {**self.metrics(), **edits}
 
     def _info(self) -> dict[str, Any]:
         """Return what `info` always holds."""

@@ -35,6 +35,8 @@ class EnvironmentTools:
         """The system prompt and the question."""
         self.schemas: list[dict[str, Any]] = list(info["tools"])
         """The tools as OpenAI's API takes them."""
+        self.actions: list[str] = []
+        """The turns taken so far, as the environment's tool format writes them."""
         self._reward = 0.0
         self._metrics: dict[str, float] = {}
         self._is_over = False
@@ -62,7 +64,7 @@ class EnvironmentTools:
             self._step(self._env.unwrapped.write_answer(answer))
         metrics = self._metrics or dict(self._env.unwrapped.metrics())
         self.close()
-        return Outcome(reward=self._reward, metrics=metrics)
+        return Outcome(reward=self._reward, metrics=metrics, actions=tuple(self.actions))
 
     def close(self) -> None:
         """Close the environment."""
@@ -80,6 +82,7 @@ class EnvironmentTools:
         with self._lock:
             if self._is_over:
                 return "The episode is over."
+            self.actions.append(action)
             observation, reward, terminated, truncated, info = resolve(self._env.step(action))
             self._reward += float(reward)
             self._is_over = terminated or truncated

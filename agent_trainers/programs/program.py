@@ -7,7 +7,7 @@ A program is a function, ``run(session, task)``, plain or ``async``; it talks to
 import inspect
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +31,8 @@ class Outcome:
     """The reward of the whole episode, which all roles share; or each role's own, by name."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was measured; ``success`` is whether the reward is above 0, unless it is given."""
+    actions: Sequence[str] = ()
+    """The turns that were taken in one of our environments, for whoever plays them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ def read_outcome(value: Any) -> Outcome:
     Raises:
         TypeError: If it is none; says what it is, and what it must be.
     """
-    if isinstance(value, Mapping) and "reward" in value and not set(value) - {"reward", "metrics"}:
+    if isinstance(value, Mapping) and "reward" in value and not set(value) - _FIELDS:
         value = Outcome(reward=value["reward"], metrics=value.get("metrics") or {})
     elif not isinstance(value, Outcome):
         value = Outcome(reward=_number(value, "the reward"))
@@ -115,6 +117,9 @@ def read_outcome(value: Any) -> Outcome:
         total = reward = _number(outcome.reward, "the reward")
     metrics = _numbers(outcome.metrics, "metrics")
     return Outcome(reward=reward, metrics={"success": float(total > 0.0), **metrics})
+
+
+_FIELDS: Final = frozenset({"reward", "metrics", "actions"})
 
 
 def _numbers(values: Any, name: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_leaderboard.play.episodes import digest, withholds_actions
+from agent_leaderboard.play.episodes import environment_seal
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
@@ -76,7 +76,7 @@ def make_run(folder, data, *, samples_per_task=1, faults=(), with_seconds=True):
         kwargs = {k: v.replace("${data}", str(data)) for k, v in record.kwargs.items()}
         env = gym.make(record.id, **kwargs)
         lines = [
-            play(env, record, player, task, sample, faults)
+            play(env, record, player, task, sample, faults, environment_seal(record, data))
             for task in range(record.num_tasks)
             for sample in range(samples_per_task)
         ]
@@ -133,7 +133,7 @@ def agent(slug):
     )
 
 
-def play(env, record, player, task, sample, faults):
+def play(env, record, player, task, sample, faults, seal):
     _, info = env.reset(seed=task, options={"task": task})
     task_id = info["task_id"]
     actions, rewards, terms, errors = [], [], [], []
@@ -157,7 +157,7 @@ def play(env, record, player, task, sample, faults):
         task_sha256="0" * 64,
         sample=sample,
         seed=task,
-        actions=[digest(a) for a in actions] if withholds_actions(record, player) else actions,
+        actions=list(map(seal.close, actions)),
         rewards=rewards,
         reward_terms=terms,
         errors=errors,
@@ -166,7 +166,7 @@ def play(env, record, player, task, sample, faults):
         success=info["metrics"]["success"] > 0 and not is_fault,
         stop_reason=StopReason.TIMEOUT if is_fault else stop_reason,
         error="TimeoutError: no reply" if is_fault else None,
-        attempts=[["a first try"]] if player.model else [],
+        attempts=[[seal.close("a first try")]] if player.model else [],
         usage=LineUsage(
             calls=len(actions) if player.model else 0,
             prompt_tokens=tokens,

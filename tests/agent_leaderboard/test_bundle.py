@@ -9,13 +9,22 @@ import pytest
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
-from agent_leaderboard.verify.bundle import export_bundle, merge_bundles
-from agent_leaderboard.verify.verify import verify
+from agent_leaderboard.report.summary import read_run, summarise
+from agent_leaderboard.verify import contained, merge
+from agent_leaderboard.verify.bundle import export_bundle
+from agent_leaderboard.verify.merge import merge_bundles
+from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
 
 ONLY_ORACLE = CONFIG.replace("  - {name: random, kind: random}\n", "").replace(
     "  - {name: rules, kind: heuristic}\n", ""
 )
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    """Verify without the process of its own, which `test_contained` tries: it takes seconds."""
+    monkeypatch.setattr(merge, "verify", contained.check)
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +72,13 @@ def test_the_same_baseline_in_two_bundles_counts_once(bundle, small_data, tmp_pa
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("name: oracle, kind: oracle", "name: oracle, kind: random", "its agent 'oracle' is anoth"),
+        ("name: oracle, kind: oracle", "name: oracle, kind: random", "names another kind of agent"),
         ("seed: 5", "seed: 6", "protocol: seed is 6, not 5"),
         ("samples_per_task: 2", "samples_per_task: 1", "protocol: samples_per_task is 1, not 2"),
-        ("tasks: 2,", "tasks: 1,", "environment 'multi-hop': its num_tasks is another one"),
-        ("name: multi-hop", "name: hops", "environment 'hops' is in one of them only"),
+        ("tasks: 2,", "tasks: 1,", "environment 'multi-hop': its num_tasks is 1, not 2"),
         ("id: AgentR1/SyntheticTable-v0, name: table, kwargs: {split: test}",
          "id: AgentR1/SyntheticTable-v0, name: table, kwargs: {split: train}",
-         "environment 'table': its kwargs is another one"),
+         "environment 'table': its kwargs is {'split': 'train'}, not {'split': 'test'}"),
     ],
 )  # fmt: skip
 def test_a_bundle_that_measures_something_else_is_refused_by_name(
@@ -81,6 +89,45 @@ def test_a_bundle_that_measures_something_else_is_refused_by_name(
         merge_bundles(tmp_path / "merged", [bundle, other], small_data)
     assert "other.zip: " in str(caught.value)
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("concurrency: 3", "concurrency: 5, max_retries: 0"),
+        ("name: table, kwargs: {split: test}, tasks: 3,\n     contamination: none",
+         "name: table, kwargs: {split: test}, tasks: 3,\n     contamination: none at all"),
+    ],
+)  # fmt: skip
+def test_what_does_not_change_the_measure_keeps_nobody_out(bundle, small_data, tmp_path, old, new):
+    text = ONLY_ORACLE.replace("name: oracle", "name: mine").replace("kind: oracle", "kind: random")
+    assert old in text
+    other = bundle_of(tmp_path, small_data, text.replace(old, new))
+    merged = merge_bundles(tmp_path / "merged", [bundle, other], small_data)
+    assert [agent.slug for agent in merged.read_manifest().agents][-1] == "mine"
+    assert verify(merged.path, small_data).problems == []
+
+
+def test_two_agents_of_one_name_do_not_become_one(small_data, tmp_path):
+    bundles = []
+    for kind in ("oracle", "random"):
+        (tmp_path / kind).mkdir()
+        text = ONLY_ORACLE.replace("name: oracle, kind: oracle", f"name: mine, kind: {kind}")
+        bundles.append(bundle_of(tmp_path / kind, small_data, text))
+    with pytest.raises(DataError, match="its agent 'mine' is another one"):
+        merge_bundles(tmp_path / "merged", bundles, small_data)
+
+
+def test_an_agent_that_played_fewer_environments_leaves_a_hole(bundle, small_data, tmp_path):
+    lines = ONLY_ORACLE.splitlines(keepends=True)
+    fewer = "".join(line for line in lines if "HotpotQA" not in line)
+    other = bundle_of(tmp_path, small_data, fewer.replace("name: oracle", "name: mine"))
+    merged = merge_bundles(tmp_path / "merged", [bundle, other], small_data)
+    assert merged.read_manifest().agent("mine").not_played == ["hotpotqa"]
+    assert verify(merged.path, small_data).problems == []
+    board = summarise(read_run(merged.path))
+    assert ("hotpotqa", "mine") not in board.cells
+    assert board.overall["mine"] is None
 
 
 def test_a_bundle_that_was_tampered_with_is_refused_with_the_reason(bundle, small_data, tmp_path):

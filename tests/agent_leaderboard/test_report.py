@@ -186,7 +186,8 @@ def test_three_failures_are_shown_for_each_success(board):
 def test_a_page_of_many_cells_shows_fewer_episodes_of_each(board, tmp_path, monkeypatch):
     monkeypatch.setattr(web_page, "MAX_EPISODE_CHARS", 12_000)
     settings = {"data": None, "with_licensed_text": False, "max_episodes": 8}
-    web_page.write_page(tmp_path / "page.html", board, **settings)
+    page = web_page.make_page(board, title="page", **settings)
+    (tmp_path / "page.html").write_text(page)
     data = payload(tmp_path / "page.html")
     limit = data["episodesShown"]
     assert 1 <= limit < 8

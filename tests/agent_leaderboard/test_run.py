@@ -15,9 +15,9 @@ from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.verify.replay import Replayer
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
 
@@ -72,7 +72,7 @@ def test_the_manifest_names_data_versions_and_terms_but_no_machine(small_run, sm
 
 
 def test_results_of_licensed_data_hold_no_question_answer_or_observation(small_run, small_data):
-    """Actions of agents without a model are words of the task: their digests stand for them."""
+    """Actions of agents without a model are words of the task: they are sealed."""
     folder = RunFolder(small_run)
     manifest = folder.read_manifest()
     texts = [path.read_text() for path in (small_run / "results" / "hotpotqa").iterdir()]

@@ -1,10 +1,12 @@
-"""What is said of a run: cells, costs, breakdowns, ranks; faults are not scored."""
+"""What is said of a run: cells, costs, breakdowns, ranks, and faults."""
 
 from dataclasses import replace
 
 import pytest
 
-from agent_leaderboard.report.summary import read_run, summarise
+from agent_leaderboard.report.summary import counted, read_run, summarise
+from agent_leaderboard.report.tables import make_markdown
+from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.played_runs import LICENSED, PUBLIC, make_run
 
 
@@ -15,6 +17,7 @@ def test_a_cell_holds_the_mean_with_its_interval(board):
     assert cell.num_episodes == cell.success.num_tasks == 8
     assert board.cells[PUBLIC, "oracle"].success.mean == 1.0
     assert board.cells[PUBLIC, "oracle"].success.low == pytest.approx(0.025 ** (1 / 8))
+    assert board.elsewhere["oracle"].low <= board.overall["oracle"].low < 1
     assert board.overall["oracle"].mean == 1.0
     assert board.overall["some"].mean == (3 / 8 + 1) / 2
 
@@ -53,21 +56,38 @@ def test_mistakes_and_reward_terms_are_counted(board):
     assert cell.stop_reasons == {"answered": 8}
 
 
-def test_a_fault_of_the_infrastructure_is_not_scored(tmp_path, data_folder):
+def test_faults_beyond_the_stated_share_are_failures(tmp_path, data_folder):
     folder = make_run(tmp_path / "run", data_folder, faults=[(PUBLIC, "some", 3)])
-    cell = summarise(read_run(folder)).cells[PUBLIC, "some"]
-    assert (cell.num_faults, cell.num_episodes) == (1, 7)
-    assert cell.success.mean == 3 / 7
+    board = summarise(read_run(folder))
+    cell = board.cells[PUBLIC, "some"]
+    # one of 8 is more than 2 %
+    assert (cell.num_faults, cell.num_episodes) == (1, 8)
+    assert cell.success.mean == 3 / 8
     assert cell.stop_reasons["timeout"] == 1
+    assert "(1 faults)" in make_markdown(board)
 
 
-def test_a_cell_without_a_scored_episode_has_no_score(tmp_path, data_folder):
-    faults = [(LICENSED, "some", task) for task in range(2)]
+def test_a_few_faults_are_left_out(board):
+    line = board.run.lines[PUBLIC, "some"][0]
+    lines = [replace(line, task=task, success=task < 49) for task in range(100)]
+    fault = replace(line, success=False, error="OSError", stop_reason=StopReason.POLICY_ERROR)
+    few = [*lines[:98], replace(fault, task=98), replace(fault, task=99)]
+    many = [*lines[:97], *(replace(fault, task=task) for task in range(97, 100))]
+    assert (len(counted(few)), len(counted(many))) == (98, 100)
+
+
+def test_faults_everywhere_are_no_way_to_the_first_rank(tmp_path, data_folder):
+    faults = [(PUBLIC, "some", task) for task in range(1, 8)]
     board = summarise(read_run(make_run(tmp_path / "run", data_folder, faults=faults)))
-    cell = board.cells[LICENSED, "some"]
-    assert (cell.success, cell.rank, cell.num_faults) == (None, None, 2)
-    assert board.overall["some"] is None
-    assert board.compare(LICENSED, "some", "oracle") is None
+    cell = board.cells[PUBLIC, "some"]
+    assert (cell.success.mean, cell.num_faults) == (1 / 8, 7)
+    assert board.overall["some"].mean == pytest.approx((1 / 8 + 1) / 2)
+
+
+def test_scores_that_are_not_the_published_measure_are_marked(board):
+    assert board.marks[PUBLIC] == " (own measure)"
+    assert board.marks[LICENSED] == " (own data: only who holds them can check)"
+    assert f"`{LICENSED}`{board.marks[LICENSED]}" in make_markdown(board)
 
 
 def test_samples_give_pass_at_k_and_pass_hat_k(board):
@@ -97,6 +117,8 @@ def test_a_cell_does_not_depend_on_who_else_plays(board):
 def test_every_two_agents_are_compared(board):
     comparisons = board.comparisons()
     assert len(comparisons) == 2 * 6
-    comparison = comparisons[PUBLIC, "oracle", "some"]
+    comparison, p_holm = comparisons[PUBLIC, "oracle", "some"]
     assert (comparison.num_better, comparison.num_worse, comparison.num_equal) == (5, 0, 3)
-    assert comparison.p_sign == 2 / 32
+    assert comparison.p_value == 2 / 32
+    # 6 pairs: oracle and best against hostile have 2 / 256 each, then 2 / 32 three times
+    assert p_holm == 4 * 2 / 32

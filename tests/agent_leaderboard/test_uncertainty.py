@@ -1,4 +1,4 @@
-"""Formulas against hand-worked and published numbers."""
+"""Formulas against hand-worked and published numbers, and intervals against what they promise."""
 
 import math
 
@@ -9,82 +9,146 @@ from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError
 from agent_envs.scoring import pass_hat_k
+from agent_leaderboard.report.special import beta_cdf, t_quantile
 from agent_leaderboard.report.uncertainty import (
-    bootstrap_interval,
     compare,
+    fill_unscored,
     holm,
     mean_by_task,
+    mean_elsewhere,
+    mean_interval,
     mean_over_environments,
+    paired_test,
     ranks_with_ties,
+    share_interval,
     sign_test,
 )
 
 SHARES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40)
 
 
-def rng():
-    return np.random.default_rng(3)
-
-
 def scores(*values):
     return dict(enumerate(map(float, values)))
 
 
-def test_the_bootstrap_of_a_share_finds_the_quantiles_of_the_binomial():
-    # The mean of a resample of 10 ones and 10 zeros is binomial(20, 1/2) / 20. P(X <= 5) = 0.021
-    # and P(X <= 6) = 0.058, so the 2.5 % quantile is 6 / 20; the other one lies opposite.
-    interval = bootstrap_interval([1.0] * 10 + [0.0] * 10, rng())
-    assert (interval.mean, interval.low, interval.high) == (0.5, 0.3, 0.7)
-    assert interval.num_tasks == 20
+def solved(number, of=100):
+    return share_interval([1.0] * number + [0.0] * (of - number))
 
 
-@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0.0, 0.3085), (1.0, 0.6915, 1.0)])
-def test_ten_equal_results_leave_doubt(share, low, high):
-    # Clopper and Pearson's table for n = 10, 95 %: 0 of 10 is (0, 0.3085); 1 - 0.025 ** 0.1
-    interval = bootstrap_interval([share] * 10, rng(), is_share=True)
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"),
+    [
+        (0, 10, 0.0, 0.3085),  # Clopper and Pearson's table, 95 %
+        (10, 10, 0.6915, 1.0),
+        (5, 10, 0.1871, 0.8129),
+        (1, 100, 0.0003, 0.0545),
+        (50, 100, 0.3983, 0.6017),
+    ],
+)
+def test_a_share_has_clopper_and_pearsons_interval(right, of, low, high):
+    interval = solved(right, of)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
-    assert interval.mean == share
+    assert (interval.mean, interval.num_tasks) == (right / of, of)
 
 
-def test_equal_values_that_are_no_shares_have_no_width():
-    interval = bootstrap_interval([7.0] * 3, rng())
-    assert (interval.low, interval.mean, interval.high) == (7.0, 7.0, 7.0)
+def test_intervals_of_a_hundred_tasks_hold_the_true_share():
+    """In at least 95 % of runs, whatever the share; exactly, not by simulation."""
+    intervals = [solved(right) for right in range(101)]
+    binomials = [math.comb(100, right) for right in range(101)]
+    for p in np.linspace(0.03, 0.97, 189):
+        chances = [c * p**k * (1 - p) ** (100 - k) for k, c in enumerate(binomials)]
+        held = [i.low <= p <= i.high for i in intervals]
+        assert sum(c for c, is_held in zip(chances, held, strict=True) if is_held) >= 0.95
+
+
+@pytest.mark.parametrize("mean", [0.03, 0.1, 0.5, 0.9])
+def test_intervals_of_several_trials_hold_the_true_share(mean):
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(200):
+        shares = rng.binomial(4, rng.beta(mean, 1 - mean, 100)) / 4  # tasks that differ a lot
+        interval = share_interval(shares, 400)
+        held += interval.low <= mean <= interval.high
+    assert held >= 186
+
+
+def test_more_trials_tell_more_unless_they_always_agree():
+    shares = [0.5] * 20
+    few, many = share_interval([1.0, 0.0] * 10), share_interval(shares, 80)
+    assert many.high - many.low < few.high - few.low
+    agreeing = share_interval([1.0, 0.0] * 10, 80)
+    assert agreeing.high - agreeing.low >= few.high - few.low
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.999, 0.001, 0.001, 0.001), (0.5, 0.5), (0.03, 0.97), (0.05,) * 5]
+)
+def test_the_mean_of_environments_holds_the_true_mean(shares):
+    rng = np.random.default_rng(2)
+    intervals = [solved(right) for right in range(101)]
+    held = 0
+    for _ in range(1_000):
+        mean = mean_over_environments([intervals[k] for k in rng.binomial(100, shares)])
+        held += mean.low <= np.mean(shares) <= mean.high
+    assert held >= 930
+
+
+def test_environments_weigh_the_same_and_all_or_nothing_leaves_doubt():
+    interval = mean_over_environments([solved(100), solved(0, 2)])
+    assert interval.mean == 0.5
+    # below: 0.0362 of the first alone; above: 0.8419 of the second alone
+    assert (interval.low, interval.high) == pytest.approx((0.5 - 0.0181, 0.5 + 0.4209), abs=5e-4)
+    some = mean_over_environments([solved(100)] * 4 + [solved(0)] * 10)
+    assert some.low < 4 / 14 < some.high
+
+
+def test_a_mean_of_other_environments_is_less_sure():
+    these = [solved(90), solved(50), solved(10)]
+    here, elsewhere = mean_over_environments(these), mean_elsewhere(these)
+    # 0.5 +- 4.303 * 0.4 / sqrt(3), cut off at 0 and 1
+    assert (elsewhere.low, elsewhere.high) == (0.0, 1.0)
+    assert here.low > 0.4
+    assert mean_elsewhere([solved(0)] * 3).high == mean_over_environments([solved(0)] * 3).high
+
+
+def test_three_seeds_have_students_interval():
+    # mean 0.6, deviation 0.1: 4.303 * 0.1 / sqrt(3) = 0.248
+    interval = mean_interval([0.5, 0.6, 0.7])
+    assert (interval.low, interval.high) == pytest.approx((0.352, 0.848), abs=5e-4)
+    assert mean_interval([0.5]).high == math.inf
+
+
+@pytest.mark.parametrize(("degrees", "value"), [(1, 12.706), (2, 4.303), (9, 2.262), (99, 1.984)])
+def test_students_t_is_that_of_the_tables(degrees, value):
+    assert t_quantile(0.05, degrees) == pytest.approx(value, abs=5e-4)
+
+
+@given(right=st.integers(0, 30), p=st.floats(0.01, 0.99))
+def test_the_beta_distribution_is_the_tail_of_the_binomial(right, p):
+    # P(X > k) of binomial(30, p) is beta_cdf(p, k + 1, 30 - k)
+    tail = sum(math.comb(30, i) * p**i * (1 - p) ** (30 - i) for i in range(right + 1, 31))
+    if right < 30:
+        assert beta_cdf(p, right + 1, 30 - right) == pytest.approx(tail, abs=1e-9)
 
 
 @given(values=SHARES)
-def test_an_interval_holds_its_mean_and_stays_among_the_values(values):
-    interval = bootstrap_interval(values, rng())
-    assert min(values) <= interval.low <= interval.mean + 1e-9
-    assert interval.mean - 1e-9 <= interval.high <= max(values)
+def test_an_interval_holds_its_mean(values):
+    interval = share_interval(values)
+    assert 0 <= interval.low <= interval.mean + 1e-9
+    assert interval.mean - 1e-9 <= interval.high <= 1
+
+
+def test_an_interval_of_nothing_is_an_error():
+    with pytest.raises(ConfigurationError, match="at least one task"):
+        share_interval([])
+    with pytest.raises(ConfigurationError, match="at least one environment"):
+        mean_over_environments([])
 
 
 def test_samples_of_one_task_do_not_count_as_more_tasks():
     once = [(task, float(task < 10)) for task in range(20)]
     assert mean_by_task(once * 8) == mean_by_task(once)
     assert mean_by_task([(4, 1.0), (2, 0.0), (4, 0.0)]) == {2: 0.0, 4: 0.5}
-
-
-def test_more_tasks_are_drawn_in_parts_and_narrow_the_interval():
-    narrow = bootstrap_interval([0.0, 1.0] * 2_000, rng())
-    # standard error sqrt(0.25 / 4000) = 0.0079, so about 0.5 +- 1.96 * 0.0079
-    assert (narrow.low, narrow.high) == pytest.approx((0.4845, 0.5155), abs=0.002)
-
-
-def test_an_interval_of_nothing_is_an_error():
-    with pytest.raises(ConfigurationError, match="at least one task"):
-        bootstrap_interval([], rng())
-    with pytest.raises(ConfigurationError, match="in each of them"):
-        mean_over_environments([[1.0], []], rng())
-
-
-def test_environments_weigh_the_same_however_many_tasks_they_have():
-    interval = mean_over_environments([[1.0] * 100, [0.0, 0.0]], rng())
-    assert (interval.mean, interval.low, interval.high) == (0.5, 0.5, 0.5)
-    solved = mean_over_environments([[1.0] * 4, [1.0] * 6], rng())
-    assert solved.low == pytest.approx(0.025**0.1)
-    spread = mean_over_environments([[0.0, 1.0] * 50, [0.0, 1.0] * 50], rng())
-    # standard error sqrt(0.25 / 200) = 0.0354
-    assert spread.high - spread.low == pytest.approx(2 * 1.96 * 0.0354, abs=0.015)
 
 
 @pytest.mark.parametrize(
@@ -113,65 +177,77 @@ def test_holm_adjusts_as_in_the_textbook():
 def test_a_comparison_uses_the_tasks_that_both_played():
     first = scores(1, 1, 1, 0, 1, 0) | {99: 1.0}
     second = scores(0, 0, 1, 0, 0, 1) | {77: 1.0}
-    comparison = compare(first, second, rng())
+    comparison = compare(first, second)
     assert (comparison.num_better, comparison.num_worse, comparison.num_equal) == (3, 1, 2)
     assert comparison.difference.mean == pytest.approx(2 / 6)
     assert comparison.difference.num_tasks == 6
-    assert comparison.p_sign == 2 * (1 + 4) / 16
+    assert comparison.p_value == 2 * (1 + 4) / 16
     assert comparison.difference.low < 0 < comparison.difference.high
-    assert compare(first, {77: 1.0}, rng()) is None
+    assert compare(first, {77: 1.0}) is None
 
 
 def test_pairing_finds_what_unpaired_intervals_cannot():
     # The first is better by one point in ten on every task, whose difficulty varies far more.
     second = scores(*np.linspace(0, 0.8, 50))
     first = {task: score + 0.1 for task, score in second.items()}
-    comparison = compare(first, second, rng())
-    assert comparison.difference.low == pytest.approx(0.1)
-    assert comparison.p_sign == 2 / 2**50
-    one, other = (bootstrap_interval(list(s.values()), rng()) for s in (first, second))
+    comparison = compare(first, second)
+    assert comparison.difference.low > 0
+    assert comparison.p_value == 1 / 10_001  # no draw of random signs reaches it
+    one, other = (share_interval(list(s.values())) for s in (first, second))
     assert one.low < other.high
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "low", "high", "p_value"),
-    [
-        (1, 1, -0.8419, 0.8419, 1.0),  # of two tasks that are equal, at least 0.025 ** 0.5 = 0.1581
-        (1, 0, -0.6838, 1.0, 0.5),  # 0.1581 - (1 - 0.1581)
-        (0, 1, -1.0, 0.6838, 0.5),
-    ],
+@pytest.mark.parametrize(("wins", "losses"), [(2, 0), (0, 0), (50, 2), (97, 0), (10, 10), (30, 10)])
+def test_intervals_of_differences_hold_the_true_difference(wins, losses):
+    rng = np.random.default_rng(3)
+    chances = np.array([wins, losses, 100 - wins - losses]) / 100
+    held = 0
+    for _ in range(500):
+        drawn = rng.choice([1.0, -1.0, 0.0], p=chances, size=100)
+        interval = compare(scores(*drawn), scores(*[0] * 100)).difference
+        held += interval.low <= (wins - losses) / 100 <= interval.high
+    assert held >= 465
+
+
+def test_random_signs_ask_for_the_mean_where_scores_are_no_whole_numbers():
+    # A little worse on ten tasks, far better on one: the mean says nothing, the sign test would.
+    differences = [-0.1] * 10 + [1.0]
+    assert paired_test(differences) > 0.5
+    # 2 of the 2^6 draws of signs are as far from 0 as six equal differences
+    assert paired_test([0.5] * 6) == pytest.approx(2 / 64, abs=0.006)
+    assert paired_test([1.0, -1.0, 0.0]) == 1.0
+
+
+def test_no_better_score_has_a_worse_rank():
+    ranks = ranks_with_ties(
+        {
+            "L": {t: float(t < 60) for t in range(100)},
+            "A": {t: float(t < 50) for t in range(100)},
+            "B": {t: float(t < 30 or t >= 82) for t in range(100)},
+        }
+    )
+    assert ranks == {"L": 1, "A": 2, "B": 2}
+
+
+@given(
+    solved=st.lists(st.lists(st.integers(0, 1), min_size=12, max_size=12), min_size=1, max_size=6)
 )
-def test_two_tasks_that_agree_leave_doubt_about_a_difference(first, second, low, high, p_value):
-    comparison = compare(scores(first, first), scores(second, second), rng())
-    interval = comparison.difference
-    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
-    assert comparison.p_bootstrap == comparison.p_sign == p_value
+def test_ranks_never_contradict_scores(solved):
+    agents = {str(i): scores(*own) for i, own in enumerate(solved)}
+    ranks = ranks_with_ties(agents)
+    means = {agent: sum(own.values()) for agent, own in agents.items()}
+    for one in agents:
+        for other in agents:
+            assert means[one] <= means[other] or ranks[one] <= ranks[other]
+            assert means[one] != means[other] or ranks[one] == ranks[other]
 
 
-def test_the_paired_bootstrap_has_the_normal_p_value_where_there_are_many_tasks():
-    # 60 wins, 40 losses: mean 0.2, standard error sqrt((1 - 0.04) / 100) = 0.098, z = 2.04: 0.041
-    first, second = scores(*[1] * 60 + [0] * 40), scores(*[0] * 60 + [1] * 40)
-    assert compare(first, second, rng()).p_bootstrap == pytest.approx(0.041, abs=0.02)
-
-
-def test_no_p_value_of_the_bootstrap_claims_more_than_resamples_can_show():
-    # 40 wins, 2 losses: no resample of 5,000 has a mean of 0 or less (z = 10), so the p-value is
-    # 2 * (0 + 1) / (5,000 + 1), and not 0 (Davison and Hinkley, 1997, section 4.2)
-    first, second = scores(*[1] * 40 + [0] * 2), scores(*[0] * 40 + [1] * 2)
-    assert compare(first, second, rng()).p_bootstrap == 2 / 5_001
-    assert compare(second, first, rng()).p_bootstrap == 2 / 5_001
-
-
-def test_a_p_value_counts_one_resample_more_than_were_drawn():
-    # Differences 1 and -1: resampled means are 1, 0 and -1 with chances 1/4, 1/2 and 1/4. By hand:
-    # the smaller tail holds the draws at 0 or beyond, about 3/4 of 5,000; twice that is cut to 1.
-    assert compare(scores(1, 0), scores(0, 1), rng()).p_bootstrap == 1.0
-    # 7 wins, 1 loss. The mean of a resample is <= 0 where at least 4 of its 8 draws are the loss:
-    # the same draws, counted here, give the p-value to the last digit.
-    drawn = rng().integers(8, size=(5_000, 8))
-    tail = int(((drawn == 7).sum(axis=1) >= 4).sum())
-    comparison = compare(scores(*[1] * 7, 0), scores(*[0] * 7, 1), rng())
-    assert comparison.p_bootstrap == 2 * (tail + 1) / 5_001
+def test_one_lucky_episode_leads_nobody():
+    good = {t: float(t < 60) for t in range(100)}
+    ranks = ranks_with_ties({"good": good, "bad": dict.fromkeys(range(100), 0.0), "one": {0: 1.0}})
+    assert ranks == {"good": 1, "bad": 2, "one": 2}
+    assert len(fill_unscored(dict.fromkeys(range(98), 1.0), range(100))) == 98
+    assert fill_unscored(dict.fromkeys(range(97), 1.0), range(100))[99] == 0.0
 
 
 def test_agents_that_cannot_be_told_apart_share_a_rank():

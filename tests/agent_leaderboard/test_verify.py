@@ -12,7 +12,7 @@ from agent_leaderboard.play.run import run
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import write_line
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.verify.verify import verify
+from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.small_config import write_config
 
 FILES = [
@@ -79,7 +79,8 @@ def test_without_data_the_rest_is_replayed_and_it_says_what_was_not(small_run, s
     assert verification.problems == []
     assert verification.num_replayed == 30
     assert "NOT replayed: hotpotqa: its data are not at hand; pass --data" in verification.summary()
-    assert "Verified in part: 30 of 42" in verification.summary()
+    assert "Verified IN PART: 30 of 42" in verification.summary()
+    assert not verification.is_whole
     path = copy / FILES[6]
     path.write_text(path.read_text().replace("0.0", "0.5", 1))
     assert verify(copy).problems == [f"{FILES[6]}: its checksum is not that in checksums.json"]
@@ -232,19 +233,19 @@ def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
     [
         ('"seed": 5', '"seed": 6', "field 'seed'"),
         ('"samples_per_task": 2', '"samples_per_task": 1', "is not listed"),
-        ('"samples_per_task": 2', '"samples_per_task": 0', "should be greater than 0"),
+        ('"samples_per_task": 2', '"samples_per_task": 0', "should be greater than or equal to 1"),
         ('"exact_match": 1.0', '"exact_match": 2.0', "field 'reward_terms'"),
         ('"max_turns": 6', '"max_turns": 7', "field 'max_turns'"),
         ('"split": "test"', '"split": "train"', "field 'sha256'"),
         ('"split": "test"', '"splt": "test"', "splt"),
-        ('"split": "test"', '"sandbox": "limits"', "are not run in the sandbox 'limits'"),
-        ('"${data}/hotpot.jsonl"', '"/etc/passwd"', "is no file below"),
-        ('"${data}/hotpot.jsonl"', '"${data}/../x"', "is no file below"),
-        ('"AgentR1/SyntheticTable-v0"', '"os:AgentR1/X-v0"', "Unknown environment"),
+        ('"split": "test"', '"sandbox": "limits"', "'sandbox' is no argument that is taken"),
+        ('"${data}/hotpot.jsonl"', '"/etc/passwd"', "no value that is taken from others"),
+        ('"${data}/hotpot.jsonl"', '"${data}/../x"', "no value that is taken from others"),
+        ('"AgentR1/SyntheticTable-v0"', '"os:AgentR1/X-v0"', "is not played for others"),
         ('"slug": "rules"', '"slug": "../rules"', "no plain name"),
         ('"slug": "rules"', '"slug": "oracle"', "two of the slug"),
         ('"kind": "random"', '"kind": "oracle"', "field 'actions': are not what"),
-        ('"format_version": 1', '"format_version": 2', "'format_version' is 2"),
+        ('"format_version": 2', '"format_version": 3', "'format_version' is 3"),
         ('"num_tasks": 3', '"num_tasks": "3"', "is not in the form"),
         ('"num_tasks": 3', '"num_tasks": 4', "says 4"),
         ('"left_out"', '"left_ou"', "left_ou"),

@@ -2,9 +2,9 @@
 
 `AGENTS` is the table of their kinds. Those on a model get their settings, with the protocol's
 temperature and concurrency where the settings do not say otherwise, and ``model``: a name or a
-folder. An agent of one's own is named by where it is imported from, ``my_package.agent:MyAgent``,
-and gets its settings as keyword arguments. What it did is played again as with every agent; that
-it would do so again nobody else can check.
+folder. An agent of one's own is named by where it is imported from, ``my_package.agent:MyAgent``
+(see `agent_leaderboard.agents.own_agents`), or is a program (`agent_leaderboard.agents.programs`).
+What it did is played again as with every agent; that it would do so again nobody else can check.
 """
 
 import pkgutil
@@ -63,6 +63,8 @@ class AgentKind:
     builder: str
     """``module:function`` below this package; takes the settings, returns an `Agent`."""
     needs_model: bool = True
+    is_own: bool = False
+    """Whether its code is its author's own, which nobody else has."""
     tool_format: str | None = None
     """The tool format it acts in, given to the environment, and again when its actions are played
     back; None for the environment's own. A setting ``tool_format`` wins over it."""
@@ -85,7 +87,12 @@ AGENTS: Final[Mapping[str, AgentKind]] = {
     "reflexion": AgentKind("model_agents:reflexion"),
     "best_of_n": AgentKind("model_agents:best_of_n"),
     "checkpoint": AgentKind("model_agents:checkpoint"),
+    "program": AgentKind("programs:program_agent", is_own=True),
 }
+
+
+OWN: Final = "own_agents:build_own_agent"
+"""Builds an agent of one's own."""
 
 
 def find_kind(kind: str) -> AgentKind:
@@ -94,14 +101,14 @@ def find_kind(kind: str) -> AgentKind:
     Raises:
         UnknownNameError: If there is no such kind.
     """
-    if is_own(kind):
-        return AgentKind(kind, needs_model=False)
+    if ":" in kind:
+        return AgentKind(kind, needs_model=False, is_own=True)
     return lookup(AGENTS, kind, kind="kind of agent")
 
 
 def is_own(kind: str) -> bool:
-    """Return whether a kind is an import path: an agent of one's own, which nobody else has."""
-    return ":" in kind
+    """Return whether an agent's code is its author's own, which nobody else has."""
+    return ":" in kind or (kind in AGENTS and AGENTS[kind].is_own)
 
 
 def acts_by_rules(kind: str) -> bool:
@@ -109,8 +116,8 @@ def acts_by_rules(kind: str) -> bool:
     return kind in AGENTS and not AGENTS[kind].needs_model
 
 
-def import_path(agent: Callable[..., Agent]) -> str:
-    """Return the kind that stands for a class, or for a function that returns an agent.
+def import_path(agent: Callable[..., Any]) -> str:
+    """Return the kind that stands for a class or a function of one's own.
 
     Raises:
         ConfigurationError: If no other process could import it.
@@ -145,15 +152,8 @@ def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
         UnknownNameError: If there is no such kind.
         ConfigurationError: If a setting is wrong, or an agent of one's own cannot be imported.
     """
-    builder = find_kind(kind).builder
-    if not is_own(kind):
-        agent: Agent = pkgutil.resolve_name(f"{__package__}.{builder}")(settings)
-        return agent
-    try:
-        own: Agent = pkgutil.resolve_name(builder)(**settings)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"The agent {kind!r} cannot be made ({type(error).__name__}: {error}). A kind is "
-            "'package.module:Class', importable from here, and takes its settings by name."
-        ) from error
-    return own
+    if ":" in kind:
+        own: Agent = pkgutil.resolve_name(f"{__package__}.{OWN}")(kind, settings)
+        return own
+    agent: Agent = pkgutil.resolve_name(f"{__package__}.{find_kind(kind).builder}")(settings)
+    return agent

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from agent_leaderboard.play.replay import ReplayedStep
 from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
@@ -17,8 +18,7 @@ from agent_leaderboard.records.manifest import (
 from agent_leaderboard.records.reading import Record
 from agent_leaderboard.records.results import ResultLine, TaskEntry, line_record, write_line
 from agent_leaderboard.report.episodes import EpisodeView
-from agent_leaderboard.report.summary import named_generator, scored, success_interval
-from agent_leaderboard.verify.replay import ReplayedStep
+from agent_leaderboard.report.summary import counted, success_interval
 from agent_trainers.trajectory import StopReason
 
 RECORD_KEY: Final = "agent_r1"
@@ -97,9 +97,9 @@ def _model(agent: str) -> str:
 def _results(cell: tuple[str, str], lines: Sequence[ResultLine]) -> Any:
     from inspect_ai.log import EvalMetric, EvalResults, EvalScore
 
-    own = scored(lines)
+    own = counted(lines)
     metrics: dict[str, Any] = {}
-    if interval := success_interval(own, named_generator("log", *cell)):
+    if interval := success_interval(own):
         values = {"mean": interval.mean, "low_95": interval.low, "high_95": interval.high}
         metrics = {name: EvalMetric(name=name, value=value) for name, value in values.items()}
     score = EvalScore(

@@ -1,13 +1,14 @@
 """What a run of the leaderboard is to do: YAML files, merged.
 
 A file holds ``protocol`` (the fields of `Protocol`), ``environments``, ``agents`` and ``left_out``
-(lists); files that are given together add up, and later values of the protocol win. A key or a name
-that is unknown is an error that holds the nearest right one.
+(lists); files that are given together add up, and later values of the protocol win. ``board`` names
+a preset of which a file takes all but the agents: it enters agents of its own on that board. A key
+or a name that is unknown is an error that holds the nearest right one.
 """
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -53,7 +54,11 @@ class EnvironmentConfig:
     is_text_public: bool | None = None
     """Whether questions may be published; by default, if they come from no file."""
     optional: bool = False
-    """Whether it is left out, with the reason, where its extra is not installed."""
+    """Whether it is left out, with the reason, where its extra or its data are not at hand."""
+    attack: str | None = None
+    """What is done to what the agent is shown; for the page."""
+    attack_on: str | None = None
+    """The slug of the environment of the same tasks without the attack."""
 
     @property
     def slug(self) -> str:
@@ -79,6 +84,14 @@ class AgentConfig:
     """Options of ``agent-r1-train``: the run trains the model itself, once."""
     prices: Prices | None = None
     """Of the model's tokens."""
+    model: str | None = None
+    """What model an agent of one's own asks, where no setting says it."""
+    organisation: str | None = None
+    """Who enters it."""
+    url: str | None = None
+    """Where more is said about it."""
+    licence: str | None = None
+    """Of its code and model."""
 
     @property
     def slug(self) -> str:
@@ -139,8 +152,7 @@ def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
         ConfigurationError: If a value is wrong, or two things have the same name.
     """
     merged: dict[str, Any] = {"protocol": {}} | {section: [] for section in _SECTIONS}
-    for path in paths:
-        config = read_config(path)
+    for path, config in _with_boards(paths):
         _check_keys(config, merged, str(path))
         for section, kind in _SECTIONS.items():
             entries = config.get(section) or []
@@ -158,6 +170,19 @@ def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
     )
     _check(run, where)
     return run
+
+
+def _with_boards(paths: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each file, and the one of its board before it."""
+    for path in paths:
+        config = read_config(path)
+        if (name := config.pop("board", None)) is not None:
+            board = lookup(PRESETS, str(name), kind="board")
+            of_board = {k: v for k, v in read_config(board).items() if k != "agents"}
+            entries = of_board.get("environments") or []
+            of_board["environments"] = [entry | {"optional": True} for entry in entries]
+            yield board, of_board
+        yield path, config
 
 
 def texts_in(value: Any) -> list[str]:
@@ -227,6 +252,12 @@ def _check(run: RunConfig, where: str) -> None:
     for agent in run.agents:
         _check_agent(agent, where)
     _check_slugs([config.slug for config in run.environments], where)
+    plain = {config.slug: None for config in run.environments if config.attack_on is None}
+    for environment in run.environments:
+        if environment.attack_on is not None:
+            lookup(
+                plain, environment.attack_on, kind=f"environment that {environment.slug} attacks"
+            )
     _check_slugs([config.slug for config in run.agents], where)
 
 

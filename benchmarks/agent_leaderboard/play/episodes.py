@@ -5,7 +5,6 @@ that the same episodes stand in the same batches, and an agent on a model writes
 """
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,17 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode, acts_by_rules, build_agent
+from agent_leaderboard.agents.agent import Agent, PlayedEpisode, build_agent
 from agent_leaderboard.play.config import EnvironmentConfig, fill_in
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
+from agent_leaderboard.records.sealing import Seal, data_seal
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
+OUTAGE_EPISODES: Final = 6
+"""So many faults in a row, and none scored between them, are an outage; more than `check` plays."""
 FAULTS: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 
@@ -103,23 +105,32 @@ def play_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
             spent = played[index][1] if index in played else Usage()
             played[index] = episode, spent + episode.usage
         waiting = [i for i in waiting if played[i][0].trajectory.stop_reason in FAULTS]
-        if not waiting:
+        if not waiting or _is_away([played[i][0] for i in waiting], len(played)):
             break
     return [played[index] for index in range(len(chunk.episodes))]
 
 
-def withholds_actions(environment: EnvironmentRecord, agent: AgentRecord) -> bool:
-    """Return whether results hold a digest of each action instead of the action.
+def _is_away(failed: Sequence[PlayedEpisode], num_episodes: int) -> bool:
+    """Return whether the model's server is away, which has been asked again for each turn."""
+    reasons = {episode.trajectory.stop_reason for episode in failed}
+    is_outage = len(failed) == num_episodes >= OUTAGE_EPISODES
+    return is_outage and reasons == {StopReason.POLICY_ERROR}
 
-    What an agent without a model writes are words of the task: its question, its answer. Where
-    those may not be published, whoever has the data can ask the agent again.
+
+def environment_seal(environment: EnvironmentRecord, data: Path | None) -> Seal:
+    """Return what seals what is written about an environment's tasks: nothing where it is public.
+
+    Raises:
+        DataError: If a data file of the run cannot be read.
     """
-    return acts_by_rules(agent.kind) and not environment.is_text_public
+    if environment.is_text_public:
+        return Seal()
+    return _seal_of(tuple((data or Path()) / file.name for file in environment.data))
 
 
-def digest(action: str) -> str:
-    """Return what stands for an action that is withheld."""
-    return f"sha256:{hashlib.sha256(action.encode('utf-8', 'surrogatepass')).hexdigest()}"
+@functools.lru_cache
+def _seal_of(paths: tuple[Path, ...]) -> Seal:
+    return data_seal(paths)
 
 
 @functools.lru_cache(maxsize=1)  # a model at a time
@@ -141,9 +152,7 @@ def _spec(chunk: Chunk, index: int) -> EpisodeSpec:
 def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> ResultLine:
     entry, sample = chunk.episodes[index]
     trajectory, prices = episode.trajectory, chunk.agent.prices
-    steps, actions = trajectory.transitions, episode.actions
-    if withholds_actions(chunk.environment, chunk.agent):
-        actions = list(map(digest, actions))
+    steps, seal = trajectory.transitions, environment_seal(chunk.environment, chunk.data)
     return ResultLine(
         environment=chunk.environment.slug,
         agent=chunk.agent.slug,
@@ -152,7 +161,7 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> Res
         task_sha256=entry.sha256,
         sample=sample,
         seed=episode_seed(chunk.protocol, entry.task, sample),
-        actions=actions,
+        actions=list(map(seal.close, episode.actions)),
         rewards=[float(step.reward) for step in steps],
         reward_terms=[_floats(step.reward_terms) for step in steps],
         errors=[step.info.get("action", {}).get("error") for step in steps],
@@ -160,8 +169,8 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> Res
         return_=trajectory.return_,
         success=trajectory.success,
         stop_reason=trajectory.stop_reason,
-        error=_fault(trajectory) if trajectory.stop_reason in FAULTS else None,
-        attempts=[[step.action for step in a.transitions] for a in episode.attempts],
+        error=_fault(trajectory, seal) if trajectory.stop_reason in FAULTS else None,
+        attempts=[[seal.close(step.action) for step in a.transitions] for a in episode.attempts],
         usage=LineUsage(
             calls=usage.calls,
             prompt_tokens=usage.prompt_tokens,
@@ -178,10 +187,14 @@ def _floats(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def _fault(trajectory: Trajectory) -> str:
-    """Return what failed: the last line of the traceback, which names no file of this machine."""
+def _fault(trajectory: Trajectory, seal: Seal) -> str:
+    """Return what failed: the last line of the traceback, which names no file of this machine.
+
+    Where text is sealed the exception's name alone: its message may quote the task.
+    """
     lines = (trajectory.error or "").strip().splitlines()
-    return lines[-1] if lines else str(trajectory.stop_reason)
+    fault = lines[-1] if lines else str(trajectory.stop_reason)
+    return fault if seal.key is None else fault.partition(":")[0]
 
 
 def _seconds(episode: PlayedEpisode) -> float:

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from agent_leaderboard.play.config import (
     fill_in,
     texts_in,
 )
-from agent_leaderboard.play.episodes import environment_maker
+from agent_leaderboard.play.episodes import environment_maker, environment_seal
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.play.training import trained_model
 from agent_leaderboard.records.manifest import (
@@ -35,8 +36,8 @@ from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import TaskEntry, tasks_text
 from agent_trainers import TINY_POLICY
 
-_PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
-_MODEL_PACKAGES: Final = ("torch", "transformers")
+PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
+MODEL_PACKAGES: Final = ("torch", "transformers")
 _OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
 """Settings that are no part of the manifest; the model has a field of its own."""
 
@@ -66,6 +67,10 @@ def prepare(
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
+        if environment.optional and (missing := missing_data(environment, data)):
+            reason = f"its data are not at hand: {missing}"
+            left_out.append(LeftOut(id=environment.id, reason=reason))
+            continue
         try:
             record, tasks[environment.slug] = _environment(environment, config.protocol.seed, data)
             environments.append(record)
@@ -86,9 +91,7 @@ def prepare(
 def _environment(
     config: EnvironmentConfig, seed: int, data: Path | None
 ) -> tuple[EnvironmentRecord, list[TaskEntry]]:
-    files = list(_data_files(config, data))
     env, max_turns = open_tool_env(environment_maker(config, None, data))
-    entries = list_tasks(env, draw_tasks(env, config.tasks, seed))
     is_public = config.is_text_public
     record = EnvironmentRecord(
         slug=config.slug,
@@ -97,15 +100,27 @@ def _environment(
         max_turns=max_turns,
         reward_terms=dict(env.reward_weights),
         outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
-        num_tasks=len(entries),
+        num_tasks=0,
         tasks_path=f"tasks/{config.slug}.json",
-        tasks_sha256=hashlib.sha256(tasks_text(entries).encode()).hexdigest(),
-        data=files,
+        tasks_sha256="",
+        data=list(_data_files(config, data)),
         contamination=config.contamination,
         is_text_public=not config.reads_data if is_public is None else is_public,
+        attack=config.attack,
+        attack_on=config.attack_on,
     )
+    seal = environment_seal(record, data)
+    entries = list_tasks(env, draw_tasks(env, config.tasks, seed), seal)
     env.close()
-    return record, entries
+    digest = hashlib.sha256(tasks_text(entries).encode()).hexdigest()
+    return replace(record, num_tasks=len(entries), tasks_sha256=digest), entries
+
+
+def missing_data(config: EnvironmentConfig, data: Path | None) -> str:
+    """Return the first file of the data folder that is not there; empty if all are."""
+    named = [text for text in texts_in(config.kwargs) if DATA_PLACEHOLDER in text]
+    missing = (t for t in named if data is None or not Path(fill_in(t, data)).exists())
+    return next(missing, "").removeprefix(f"{DATA_PLACEHOLDER}/")
 
 
 def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFile]:
@@ -122,19 +137,22 @@ def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFi
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
     kind = find_kind(config.kind_name)
     settings = {k: v for k, v in config.settings.items() if k not in _OF_THIS_MACHINE}
-    packages = _PACKAGES + (_MODEL_PACKAGES if kind.needs_model else ())
+    packages = PACKAGES + (MODEL_PACKAGES if kind.needs_model else ())
     folder = Path(model) if model is not None and Path(model).is_dir() else None
     weights = sorted(folder.glob("*.safetensors")) if folder else []
     return AgentRecord(
         slug=config.slug,
         name=config.name,
         kind=config.kind_name,
-        model=folder.name if folder else model,
+        model=folder.name if folder else model or config.model,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),
         settings=settings,
         train=config.train,
         prices=config.prices,
+        organisation=config.organisation,
+        url=config.url,
+        licence=config.licence,
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     )

@@ -14,16 +14,24 @@ Result = TypeVar("Result")
 
 
 def run_all(
-    function: Callable[[Job], Result], jobs: Sequence[Job], processes: int
+    function: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    processes: int,
+    prepare: Callable[[], None] | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield number and result of each job, as they are done; 1 process is this one, in order."""
+    """Yield number and result of each job, as they are done; 1 process is this one, in order.
+
+    Each process that is started calls `prepare` first.
+    """
     if processes == 1 or len(jobs) < 2:
         for number, job in enumerate(jobs):
             yield number, function(job)
         return
     with _one_thread_each():
         context = multiprocessing.get_context("spawn")  # forking a process with threads is unsafe
-        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent)
+        pool = ProcessPoolExecutor(
+            processes, mp_context=context, initializer=_begin, initargs=(prepare,)
+        )
         try:
             futures: dict[Future[Result], int] = {
                 pool.submit(function, job): number for number, job in enumerate(jobs)
@@ -34,8 +42,10 @@ def run_all(
             pool.shutdown(cancel_futures=True)
 
 
-def _end_with_parent() -> None:
+def _begin(prepare: Callable[[], None] | None) -> None:
     """Let this process end when the one that started it is gone, however it ended."""
+    if prepare is not None:
+        prepare()
     parent = os.getppid()
 
     def watch() -> None:

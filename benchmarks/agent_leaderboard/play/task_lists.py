@@ -1,7 +1,6 @@
 """Fixed lists of tasks, with a hash of what each task is."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -15,6 +14,7 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import tool_env
 from agent_leaderboard.records.results import Labels, TaskEntry
+from agent_leaderboard.records.sealing import Seal
 
 
 def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, int | None]:
@@ -40,22 +40,22 @@ def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
     return sorted(int(task) for task in chosen)
 
 
-def list_tasks(env: ToolEnv, indices: Sequence[int]) -> list[TaskEntry]:
-    """Return the tasks of these indices as a list."""
+def list_tasks(env: ToolEnv, indices: Sequence[int], seal: Seal) -> list[TaskEntry]:
+    """Return the tasks of these indices as a list, with hashes by the environment's seal."""
     entries = []
     for index in indices:
         env.reset(seed=0, options={"task": index})
         task = env.task
-        sha256, labels = task_sha256(task), task_labels(task)
+        sha256, labels = task_sha256(task, seal), task_labels(task)
         entries.append(TaskEntry(task=index, task_id=task.id, sha256=sha256, labels=labels))
     return entries
 
 
-def task_sha256(task: Task) -> str:
+def task_sha256(task: Task, seal: Seal) -> str:
     """Return a hash of a task's content: id, question, answers and all that defines it."""
     content = [task.id, task.question, list(task.answers), _plain(task.data)]
     # ASCII, so that a lone surrogate in a data set has a hash too
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return seal.digest(json.dumps(content, sort_keys=True))
 
 
 def task_labels(task: Task) -> Labels:

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field
 
 from agent_leaderboard.records.reading import Record
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""2: what is written about licensed tasks is sealed, and their hashes are keyed."""
 
 
 def is_slug(text: str) -> bool:
@@ -36,15 +38,15 @@ Slug = Annotated[str, AfterValidator(_check_slug)]
 class Protocol(Record):
     """How every agent is measured."""
 
-    samples_per_task: PositiveInt = 1
+    samples_per_task: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Episodes of each task."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Sampling temperature of the agents on a model, unless their settings say otherwise."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """What every episode's seed is derived from, and which tasks are drawn."""
-    max_retries: NonNegativeInt = 2
+    max_retries: Annotated[int, Field(ge=0, le=100)] = 2
     """How often an episode is played again after an infrastructure fault, never a wrong answer."""
-    concurrency: PositiveInt = 64
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Episodes at once."""
 
 
@@ -81,6 +83,10 @@ class EnvironmentRecord(Record):
     """Whether models may have seen the tasks."""
     is_text_public: bool
     """Whether questions and observations may be published: true of generated tasks."""
+    attack: str | None = None
+    """What is done to what the agent is shown, such as ``edits``; None for nothing."""
+    attack_on: Slug | None = None
+    """The environment of the same tasks without the attack."""
 
     def __post_init__(self) -> None:
         """Refuse a task list in another place."""
@@ -124,8 +130,16 @@ class AgentRecord(Record):
     train: dict[str, Any] | None = None
     """Arguments of ``agent-r1-train``, where the run trained the model itself."""
     prices: Prices | None = None
+    organisation: str | None = None
+    """Who entered it."""
+    url: str | None = None
+    """Where more is said about it: its code, a paper."""
+    licence: str | None = None
+    """The licence of its code and model."""
     packages: dict[str, str]
     """Versions it was run with."""
+    not_played: list[str] = field(default_factory=list)
+    """Environments of the run that it did not play: runs of several people were joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +164,7 @@ class Manifest(Record):
         """Refuse a name that stands for two things."""
         for kind, records in (("environments", self.environments), ("agents", self.agents)):
             slugs = [record.slug for record in records]
-            if twice := [slug for slug in slugs if slugs.count(slug) > 1]:
+            if twice := [slug for slug, count in Counter(slugs).items() if count > 1]:
                 raise ValueError(f"{kind}: there are two of the slug {twice[0]!r}")
 
     def environment(self, slug: str) -> EnvironmentRecord:
@@ -163,8 +177,13 @@ class Manifest(Record):
 
     @property
     def cells(self) -> list[tuple[EnvironmentRecord, AgentRecord]]:
-        """Every environment with every agent."""
-        return [(environment, agent) for environment in self.environments for agent in self.agents]
+        """Every environment with every agent that played it."""
+        return [
+            (environment, agent)
+            for environment in self.environments
+            for agent in self.agents
+            if environment.slug not in agent.not_played
+        ]
 
 
 def manifest_text(manifest: Manifest) -> str:

@@ -2,14 +2,20 @@
 
 import functools
 import hashlib
+import io
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pydantic
 
 from agent_envs.errors import DataError
+
+MAX_FILE_BYTES: Final = 256 * 2**20
+"""What a file of a run may hold; the published ones hold less than a hundredth."""
 
 
 class Record:
@@ -21,16 +27,35 @@ class Record:
     )
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file.
+def open_plain(path: Path, *, follow: bool = True) -> io.BufferedReader:
+    """Open a plain file: no pipe, which would block, no device, and on request no link.
 
     Raises:
-        DataError: If it cannot be read.
+        DataError: If it is none, or cannot be read.
     """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        return path.read_text(encoding="utf-8")
+        handle = os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DataError(f"{path}: cannot be read (is no plain file).")
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return the text of a plain file of a run.
+
+    Raises:
+        DataError: If it cannot be read, or holds more than `max_bytes`.
+    """
+    with open_plain(path, follow=False) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise DataError(f"{path}: holds more than {max_bytes:,} bytes.")
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 ({error.reason}).") from None
 
@@ -53,11 +78,8 @@ def file_sha256(path: Path) -> str:
     Raises:
         DataError: If it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json(text: str, place: str | Path) -> Any:

@@ -13,17 +13,20 @@ from agent_leaderboard.records.reading import Record, parse_json, validated
 from agent_trainers.trajectory import StopReason
 
 Labels = dict[str, str | int]
+TaskIndex = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(lt=2**53)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry(Record):
     """A task of a fixed list."""
 
-    task: int
+    task: TaskIndex
     """Its index in the environment."""
     task_id: str
     sha256: str
-    """Hash of its content: question, answers and whatever else defines it."""
+    """Hash of its content: question, answers and whatever else defines it. Keyed where its text is
+    not public (`agent_leaderboard.records.sealing`)."""
     labels: Labels
     """What results are broken down by: ``type``, ``hops``, ``level``."""
 
@@ -32,9 +35,9 @@ class TaskEntry(Record):
 class LineUsage(Record):
     """What an episode cost, all attempts together."""
 
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
+    calls: Count
+    prompt_tokens: Count
+    completion_tokens: Count
     money: float | None
     """By the agent's prices; None without any."""
 
@@ -47,15 +50,16 @@ class ResultLine(Record):
     """Slug."""
     agent: str
     """Slug."""
-    task: int
+    task: TaskIndex
     task_id: str
     task_sha256: str
-    sample: int
+    sample: TaskIndex
     """Which of the task's samples, from 0."""
     seed: int
     """Of environment and agent; given by the protocol."""
     actions: list[InstanceOf[str]]
-    """What the agent wrote, turn by turn: enough to play the episode again."""
+    """What the agent wrote, turn by turn: enough to play the episode again. Sealed where the
+    environment's text is not public, as `attempts` are."""
     rewards: list[float]
     reward_terms: list[dict[str, float]]
     errors: list[str | None]
@@ -66,7 +70,7 @@ class ResultLine(Record):
     success: bool
     stop_reason: StopReason
     error: InstanceOf[str] | None
-    """An infrastructure fault that outlived its retries: the episode is not scored."""
+    """An infrastructure fault that outlived its retries: the episode is no success."""
     attempts: list[list[InstanceOf[str]]]
     """Actions of other attempts, which cost but do not count."""
     usage: LineUsage
@@ -89,9 +93,9 @@ class ResultLine(Record):
 class SecondsLine(Record):
     """How long an episode took."""
 
-    task: int
-    sample: int
-    seconds: float
+    task: TaskIndex
+    sample: TaskIndex
+    seconds: Annotated[float, Field(ge=0)]
 
 
 def tasks_text(entries: Sequence[TaskEntry]) -> str:

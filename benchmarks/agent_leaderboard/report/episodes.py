@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs.errors import DataError
+from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
 from agent_leaderboard.records.manifest import EnvironmentRecord, Manifest
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.report.summary import PlayedRun
-from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
 from agent_trainers.trajectory import StopReason
 
 FAILURES_PER_SUCCESS: Final = 3
@@ -130,7 +130,7 @@ def explain(line: ResultLine, environment: EnvironmentRecord) -> list[str]:
     """Say why an episode failed, and what went wrong on the way."""
     reasons = []
     if line.error is not None:
-        reasons.append("A fault of the infrastructure ended it, so it is not scored.")
+        reasons.append("A fault of the infrastructure ended it.")
     if not line.success:
         reasons.append(_WHY[line.stop_reason])
         missed = [

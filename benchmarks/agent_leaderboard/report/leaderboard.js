@@ -97,6 +97,7 @@
     });
     byId("shown").textContent = `${shown.agent.length} agents, ${shown.environment.length} environments shown`;
     drawScatter();
+    drawTasks();
     drawPairs();
     drawKinds();
   }
@@ -107,6 +108,7 @@
   const fill = (select, options) => select.replaceChildren(
     ...options.map(([value, label]) => make("option", { value }, label)));
   const environmentOptions = board.environments.map(({ slug }) => [slug, slug]);
+  const plain = board.environments.filter(({ isAttacked }) => !isAttacked).map(({ slug }) => slug);
   const agentOptions = board.agents.map(({ slug, name }) => [slug, name]);
 
   // Cost against score
@@ -118,12 +120,12 @@
 
   function points() {
     const environment = byId("cost-environment").value, kind = byId("cost-kind").value;
-    const wanted = environment ? [environment] : shown.environment;
+    const wanted = environment ? [environment] : shown.environment.filter((slug) => plain.includes(slug));
     return shown.agent.flatMap((agent) => {
       const cells = wanted.map((slug) => board.cells[slug + "/" + agent]);
       if (!cells.length || cells.some((cell) => !cell || !cell.success || cell.cost[kind] === null)) return [];
       const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-      const isAll = !environment && wanted.length === board.environments.length;
+      const isAll = !environment && wanted.length === plain.length;
       const interval = environment ? cells[0].success : isAll ? board.overall[agent] : null;
       return [{ agent, x: mean(cells.map((cell) => cell.cost[kind])), y: mean(cells.map((cell) => cell.success[0])), interval }];
     });
@@ -235,11 +237,11 @@
     });
     byId("pair-table").replaceChildren(
       make("thead", {}, make("tr", {}, heading("environment"), heading("difference", true), heading("interval, −100 to 100"), heading("", true),
-        heading("better", true), heading("equal", true), heading("worse", true), heading("p, bootstrap", true), heading("p, sign test", true))),
+        heading("better", true), heading("equal", true), heading("worse", true), heading("p", true), heading("p, Holm", true))),
       make("tbody", {}, ...(rows.length ? rows : [make("tr", {}, make("td", { colspan: 9, class: "none" }, "Choose two agents that played the same tasks."))])));
   }
 
-  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pBootstrap, pSign }) {
+  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pValue: p, pHolm }) {
     const verdict = low > 0 ? "better" : high < 0 ? "worse" : "";
     const left = (value) => `${50 + 50 * value}%`;
     return make("tr", {}, make("th", { scope: "row" }, environment),
@@ -248,9 +250,41 @@
         make("i", { style: { left: left(low), width: `${50 * (high - low)}%` } }), make("b", { style: { left: left(mean) } }))),
       make("td", { class: "number", title: `${tasks} tasks` }, `${signed(100 * low)} to ${signed(100 * high)}`),
       ...[better, equal, worse].map((count) => make("td", { class: "number" }, String(count))),
-      ...[pBootstrap, pSign].map((value) => make("td", { class: "number" }, pValue(value))));
+      ...[p, pHolm].map((value) => make("td", { class: "number" }, pValue(value))));
   }
   ["pair-first", "pair-second"].forEach((id) => byId(id).addEventListener("change", drawPairs));
+
+  // Tasks
+
+  fill(byId("task-environment"), environmentOptions);
+  const MAX_TASKS = 200;
+  const bounds = new Set(board.agents.filter(({ isUpperBound }) => isUpperBound).map(({ slug }) => slug));
+
+  /** Draw the tasks of an environment on which the agents shown differ, those that divide them most first. */
+  function drawTasks() {
+    const environment = byId("task-environment").value;
+    // An upper bound solves what nobody else does: it says nothing of where agents differ.
+    const agents = shown.agent.filter((agent) => !bounds.has(agent) && board.scores[environment + "/" + agent]);
+    const scores = agents.map((agent) => board.scores[environment + "/" + agent]);
+    const tasks = Object.entries(board.tasks[environment] ?? {}).map(([task, id]) => {
+      const own = scores.map((of) => of[task]), known = own.filter((score) => score !== undefined);
+      const mean = known.reduce((sum, score) => sum + score, 0) / (known.length || 1);
+      return { task, id, own, mean, spread: Math.max(...known) - Math.min(...known), divided: Math.abs(mean - 0.5) };
+    });
+    const count = (test) => tasks.filter(test).length;
+    const differing = tasks.filter(({ spread }) => spread > 0);
+    differing.sort((one, other) => one.divided - other.divided || one.task - other.task);
+    const mark = (score) => score === undefined ? make("td", { class: "none" }, "–")
+      : make("td", { class: "number" }, score === 1 ? make("span", { class: "ok" }, "✓") : score === 0 ? make("span", { class: "fail" }, "✗") : percent(score));
+    byId("task-table").replaceChildren(
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "task"), ...agents.map((agent) => make("th", { scope: "col", class: "number" }, names[agent])))),
+      make("tbody", {}, ...(differing.length ? differing.slice(0, MAX_TASKS).map(({ id, own }) => make("tr", {}, make("th", { scope: "row" }, id), ...own.map(mark)))
+        : [make("tr", {}, make("td", { class: "none", colspan: agents.length + 1 }, "The agents shown solve the same tasks."))])));
+    byId("task-hint").textContent = `Of ${tasks.length} tasks, all agents shown solve ${count(({ spread, mean }) => spread === 0 && mean === 1)}, ` +
+      `none solves ${count(({ spread, mean }) => spread === 0 && mean === 0)}, and they differ on ${differing.length}` +
+      (differing.length > MAX_TASKS ? ` (${MAX_TASKS} are shown).` : ".");
+  }
+  byId("task-environment").addEventListener("change", drawTasks);
 
   // Breakdown
 

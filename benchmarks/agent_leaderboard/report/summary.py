@@ -1,13 +1,10 @@
 """What a run says about its agents: one cell for each environment and agent, and comparisons.
 
-Episodes that a fault of the infrastructure ended are not scored; they are counted apart. Every
-draw of the bootstrap comes from a generator made of the names of what is summarised, so a cell
-does not change when another agent joins the board.
+A few episodes that a fault of the infrastructure ended are left out (`MAX_UNSCORED`); where there
+are more, all of them count as failures. A cell does not change when another agent joins the board.
 """
 
-import json
 import statistics
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,22 +12,25 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
 from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
+from agent_leaderboard.records.reference import published
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.uncertainty import (
+    MAX_UNSCORED,
     Comparison,
     Interval,
-    bootstrap_interval,
     compare,
+    holm,
     mean_by_task,
+    mean_elsewhere,
     mean_over_environments,
     ranks_with_ties,
+    share_interval,
 )
 
 IMPORTED: Final = "inspect_ai:"
@@ -51,7 +51,7 @@ class PlayedRun:
 
     def task_scores(self, environment: str, agent: str) -> dict[int, float]:
         """Return the share of successes of each task."""
-        return success_by_task(scored(self.lines.get((environment, agent), ())))
+        return success_by_task(counted(self.lines.get((environment, agent), ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,14 @@ class Cell:
     environment: str
     agent: str
     num_episodes: int
-    """Episodes that are scored."""
+    """Episodes that count."""
     num_faults: int
-    """Episodes that are not, for a fault of the infrastructure."""
+    """Episodes that a fault of the infrastructure ended; they count as failures where there are
+    more than `MAX_UNSCORED`."""
     success: Interval | None
-    """Share of successes; None if no episode is scored."""
-    return_: Interval | None
-    """Sum of an episode's rewards."""
+    """Share of successes; None if no episode counts."""
+    return_: float | None
+    """Sum of an episode's rewards, on average over tasks."""
     rank: int | None
     """Rank on the environment, shared by agents that cannot be told apart; None without a score,
     and for an upper bound."""
@@ -146,22 +147,33 @@ class Board:
     cells: Mapping[tuple[str, str], Cell]
     """Cells by environment and agent; those that were not played are missing."""
     overall: Mapping[str, Interval | None]
-    """Mean success over all environments, by agent; None for those that did not play all."""
+    """Mean success over all environments, those under attack aside, by agent; None for those that
+    did not play all."""
+    marks: Mapping[str, str]
+    """What has to stand beside the scores of an environment; empty for those of the reference."""
+    elsewhere: Mapping[str, Interval | None]
+    """The same for other environments, of which these are a sample."""
 
     def compare(self, environment: str, first: str, second: str) -> Comparison | None:
         """Compare two agents on the tasks of an environment that both played."""
-        rng = named_generator("compare", environment, first, second)
         one, other = (self.run.task_scores(environment, agent) for agent in (first, second))
-        return compare(one, other, rng)
+        return compare(one, other)
 
-    def comparisons(self) -> dict[tuple[str, str, str], Comparison]:
-        """Compare every two agents on every environment that both played."""
-        return {
-            (environment, first, second): comparison
-            for environment in self.environments
-            for first, second in combinations(self.agents, 2)
-            if (comparison := self.compare(environment, first, second))
-        }
+    def comparisons(self) -> dict[tuple[str, str, str], tuple[Comparison, float]]:
+        """Compare every two agents on every environment that both played.
+
+        Beside each comparison stands its p-value by Holm, for all of its environment.
+        """
+        found: dict[tuple[str, str, str], tuple[Comparison, float]] = {}
+        for environment in self.environments:
+            pairs = {
+                (environment, first, second): comparison
+                for first, second in combinations(self.agents, 2)
+                if (comparison := self.compare(environment, first, second))
+            }
+            adjusted = holm([comparison.p_value for comparison in pairs.values()])
+            found |= dict(zip(pairs, zip(pairs.values(), adjusted, strict=True), strict=True))
+        return found
 
 
 def read_run(path: Path) -> PlayedRun:
@@ -201,8 +213,17 @@ def summarise(run: PlayedRun) -> Board:
         )
         for agent in played:
             cells[environment, agent] = _cell(run, environment, agent, ranks)
-    overall = {agent: _overall(run, environments, agent) for agent in agents}
-    return Board(run=run, environments=environments, agents=agents, cells=cells, overall=overall)
+    plain = [record.slug for record in run.manifest.environments if record.attack_on is None]
+    single = {agent: _every_interval(cells, plain, agent) for agent in agents}
+    return Board(
+        run=run,
+        environments=environments,
+        agents=agents,
+        cells=cells,
+        marks={one.slug: measure_mark(run.manifest, one) for one in run.manifest.environments},
+        overall={a: mean_over_environments(one) if one else None for a, one in single.items()},
+        elsewhere={a: mean_elsewhere(one) if len(one) > 1 else None for a, one in single.items()},
+    )
 
 
 def is_upper_bound(agent: AgentRecord) -> bool:
@@ -215,33 +236,38 @@ def is_verifiable(environment: EnvironmentRecord) -> bool:
     return not environment.id.startswith(IMPORTED)
 
 
+def measure_mark(manifest: Manifest, environment: EnvironmentRecord) -> str:
+    """Return what has to stand beside scores that are not those of the published measure."""
+    reference = published()
+    if not is_verifiable(environment):
+        return " (not verifiable)"
+    if not reference.has_data(environment):
+        return " (own data: only who holds them can check)"
+    return " (own measure)" if reference.differences(manifest.protocol, environment) else ""
+
+
 def shown_name(agent: AgentRecord) -> str:
     """Return an agent's name; it says of one's own that nobody else can ask it again."""
     return f"{agent.name} (own code)" if is_own(agent.kind) else agent.name
 
 
-def scored(lines: Iterable[ResultLine]) -> list[ResultLine]:
-    """Return the episodes that count: those without a fault of the infrastructure."""
-    return [line for line in lines if line.is_scored]
-
-
-def named_generator(*names: str) -> np.random.Generator:
-    """Return a generator that is the same for the same names, in any process."""
-    return np.random.default_rng(zlib.crc32(json.dumps(names).encode()))
+def counted(lines: Sequence[ResultLine]) -> list[ResultLine]:
+    """Return the episodes that count: without faults, or with them where they are too many."""
+    scored = [line for line in lines if line.is_scored]
+    return scored if len(lines) - len(scored) <= MAX_UNSCORED * len(lines) else list(lines)
 
 
 def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]) -> Cell:
     every = run.lines[environment, agent]
-    lines = scored(every)
-    rng = named_generator("cell", environment, agent)
+    lines = counted(every)
     rank = ranks.get(agent)
     return Cell(
         environment=environment,
         agent=agent,
         num_episodes=len(lines),
-        num_faults=len(every) - len(lines),
-        success=success_interval(lines, rng),
-        return_=_return(lines, rng),
+        num_faults=sum(not line.is_scored for line in every),
+        success=success_interval(lines),
+        return_=_return(lines),
         rank=rank,
         is_tied=rank is not None and list(ranks.values()).count(rank) > 1,
         is_leading=rank == 1 and max(ranks.values()) > 1,
@@ -249,7 +275,7 @@ def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]
         pass_hat=_over_samples(lines, pass_hat_k),
         cost=_cost(every, run.seconds.get((environment, agent), ())),
         num_steps=statistics.fmean(len(line.actions) for line in lines) if lines else 0.0,
-        groups=_groups(lines, rng),
+        groups=_groups(lines),
         reward_terms=_reward_terms(lines),
         errors=_errors(lines),
         stop_reasons=dict(Counter(line.stop_reason.value for line in every).most_common()),
@@ -257,28 +283,29 @@ def _cell(run: PlayedRun, environment: str, agent: str, ranks: Mapping[str, int]
     )
 
 
-def _overall(run: PlayedRun, environments: Sequence[str], agent: str) -> Interval | None:
-    """Average the environments; an agent that left one out has no mean like the others'."""
-    values = [list(run.task_scores(environment, agent).values()) for environment in environments]
-    if not values or not all(values):
-        return None
-    return mean_over_environments(values, named_generator("overall", agent))
+def _every_interval(
+    cells: Mapping[tuple[str, str], Cell], environments: Sequence[str], agent: str
+) -> list[Interval]:
+    """Return an agent's shares of all environments; none if it left one out."""
+    own = [cells[one, agent].success for one in environments if (one, agent) in cells]
+    known = [one for one in own if one is not None]
+    return known if len(known) == len(environments) else []
 
 
 def success_by_task(lines: Iterable[ResultLine]) -> dict[int, float]:
     """Return the share of successes of each task."""
-    return mean_by_task((line.task, float(line.success)) for line in lines)
+    return mean_by_task((line.task, float(line.success and line.is_scored)) for line in lines)
 
 
-def success_interval(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
+def success_interval(lines: Sequence[ResultLine]) -> Interval | None:
     """Estimate the share of successes; None without episodes."""
     shares = list(success_by_task(lines).values())
-    return bootstrap_interval(shares, rng, is_share=True) if shares else None
+    return share_interval(shares, len(lines)) if shares else None
 
 
-def _return(lines: Sequence[ResultLine], rng: np.random.Generator) -> Interval | None:
+def _return(lines: Sequence[ResultLine]) -> float | None:
     by_task = mean_by_task((line.task, line.return_) for line in lines)
-    return bootstrap_interval(list(by_task.values()), rng) if by_task else None
+    return statistics.fmean(by_task.values()) if by_task else None
 
 
 def _over_samples(
@@ -286,7 +313,7 @@ def _over_samples(
 ) -> dict[int, float]:
     """Estimate pass@k or pass^k for k = 1, 2, 4, … and the smallest number of samples."""
     samples = Counter(line.task for line in lines)
-    right = Counter(line.task for line in lines if line.success)
+    right = Counter(line.task for line in lines if line.success and line.is_scored)
     most = min(samples.values(), default=0)
     powers = {2**i for i in range(most.bit_length()) if 2**i <= most}
     return {
@@ -308,7 +335,7 @@ def _cost(lines: Sequence[ResultLine], seconds: Sequence[float]) -> Cost:
     )
 
 
-def _groups(lines: Sequence[ResultLine], rng: np.random.Generator) -> list[Group]:
+def _groups(lines: Sequence[ResultLine]) -> list[Group]:
     by_kind: defaultdict[tuple[str, str], list[ResultLine]] = defaultdict(list)
     for line in lines:
         for label, value in line.labels.items():
@@ -316,7 +343,7 @@ def _groups(lines: Sequence[ResultLine], rng: np.random.Generator) -> list[Group
     values = Counter(label for label, _ in by_kind)
     groups = []
     for label, value in sorted(by_kind, key=lambda kind: (kind[0], _natural(kind[1]))):
-        success = success_interval(by_kind[label, value], rng)
+        success = success_interval(by_kind[label, value])
         if success is not None and 1 < values[label] <= MAX_LABEL_VALUES:
             groups.append(Group(label=label, value=value, success=success))
     return groups

@@ -2,8 +2,9 @@
 
 import csv
 import io
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from rich.text import Text
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
+from agent_leaderboard.records.manifest import EnvironmentRecord
+from agent_leaderboard.report.seeds import Trained, trained_agents
 from agent_leaderboard.report.summary import (
     Board,
     Cell,
@@ -23,18 +26,27 @@ from agent_leaderboard.report.summary import (
     shown_name,
     summarise,
 )
-from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Interval
+from agent_leaderboard.report.uncertainty import (
+    ALPHA,
+    CONFIDENCE,
+    FAULT_RULE,
+    RANK_RULE,
+    Interval,
+    holm,
+)
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table, visible
-from agent_leaderboard.report.web_page import write_page
+from agent_leaderboard.report.web_page import make_page
 
 MAX_EPISODES: Final = 20
+TABLE: Final = "leaderboard.md"
+CSV: Final = "leaderboard.csv"
 PAGE: Final = "leaderboard.html"
+REPORTS: Final = (TABLE, CSV, PAGE)
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
-NOT_VERIFIED: Final = " (not verifiable)"
 COMPARISON_RULE: Final = (
-    "Difference of success in points, on the tasks that both played: paired bootstrap over tasks, "
-    "and the exact sign test, which is McNemar's where a task is played once. The p-values are not "
-    "corrected for the number of rows."
+    "Difference of success in points, on the tasks that both played; the test is exact (McNemar's "
+    "where a task is played once, of random signs else). Holm corrects its p-values for the number "
+    "of rows."
 )
 _BAR_WIDTH: Final = 20
 _MAX_NAME_WIDTH: Final = 26
@@ -57,22 +69,31 @@ def write_reports(run: Path, data: Path | None = None, *, text: bool = False) ->
         raise ConfigurationError(
             "The text of licensed data sets is read from the data: give --data DIR with --text."
         )
-    board = summarise(read_run(run))
-    write_text(run / "leaderboard.md", make_markdown(board))
-    write_text(run / "leaderboard.csv", make_csv(board))
-    for name in (PAGE, PAGE_WITH_TEXT) if text else (PAGE,):
-        write_page(
-            run / name,
+    names = (*REPORTS, PAGE_WITH_TEXT) if text else REPORTS
+    for name, content in make_reports(summarise(read_run(run)), names, data).items():
+        write_text(run / name, content)
+
+
+def make_reports(board: Board, names: Sequence[str], data: Path | None = None) -> dict[str, str]:
+    """Return the content of reports by name; see `write_reports`."""
+    made = {TABLE: make_markdown, CSV: make_csv}
+    return {
+        name: made[name](board)
+        if name in made
+        else make_page(
             board,
+            title=name,
             data=data,
             with_licensed_text=name == PAGE_WITH_TEXT,
             max_episodes=MAX_EPISODES,
         )
+        for name in names
+    }
 
 
 def print_table(run: Path, console: Console | None = None) -> None:
     """Print the leaderboard of a run folder, to standard output if no console is given."""
-    console = console or _console()
+    console = console or make_console()
     board = summarise(read_run(run))
     for environment in board.environments:
         console.print(_environment_table(board, environment))
@@ -86,7 +107,7 @@ def print_comparison(run: Path, first: str, second: str, console: Console | None
     Raises:
         UnknownNameError: If the run has no agent of such a name.
     """
-    console = console or _console()
+    console = console or make_console()
     board = summarise(read_run(run))
     agents = board.run.manifest.agents
     slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
@@ -94,21 +115,24 @@ def print_comparison(run: Path, first: str, second: str, console: Console | None
     table = Table(title=Text(f"{visible(first)} less {visible(second)}"), box=box.SIMPLE_HEAD)
     table.add_column("environment")
     for heading in ("difference", f"{CONFIDENCE:.0%} interval", "better", "equal", "worse",
-                    "p bootstrap", "p sign test"):  # fmt: skip
+                    "p", "p by Holm"):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
-    for environment in board.environments:
-        if (comparison := board.compare(environment, one, other)) is None:
-            continue
+    found = {
+        environment: comparison
+        for environment in board.environments
+        if (comparison := board.compare(environment, one, other))
+    }
+    adjusted = holm([comparison.p_value for comparison in found.values()])
+    for (environment, comparison), p_holm in zip(found.items(), adjusted, strict=True):
         difference = comparison.difference
-        is_sure = difference.low > 0 or difference.high < 0
         counts = (comparison.num_better, comparison.num_equal, comparison.num_worse)
         table.add_row(
             Text(environment),
-            Text(f"{100 * difference.mean:+.1f}", style="bold" if is_sure else ""),
+            Text(f"{100 * difference.mean:+.1f}", style="bold" if p_holm < ALPHA else ""),
             f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
             *map(str, counts),
-            p_value(comparison.p_bootstrap),
-            p_value(comparison.p_sign),
+            p_value(comparison.p_value),
+            p_value(p_holm),
         )
     console.print(table)
     console.print(Text(COMPARISON_RULE, style="dim"))
@@ -146,19 +170,19 @@ def make_markdown(board: Board) -> str:
     protocol = manifest.protocol
     parts = [
         "# Leaderboard",
-        f"Success in %, with the {CONFIDENCE:.0%} interval of the bootstrap over tasks and the "
+        f"Success in %, with the exact {CONFIDENCE:.0%} interval over tasks and the "
         f"rank; {protocol.samples_per_task} episode(s) a task, temperature "
         f"{protocol.temperature:g}, seed {protocol.seed}. {RANK_RULE} An oracle knows the "
-        "answers: it is an upper bound and has no rank. Episodes that a fault of "
-        "the infrastructure ended are not scored; they are counted as faults.",
+        f"answers: it is an upper bound and has no rank. {FAULT_RULE}",
         _matrix(board),
+        *_seeds(board),
         "## Costs",
         "Means over episodes. Seconds depend on the machine: they are in `leaderboard.html`.",
         _costs(board),
         "## Environments",
         "\n".join(
-            f"- `{record.slug}`: {record.id}, {record.num_tasks} tasks. Contamination: "
-            f"{markdown_cell(record.contamination)}"
+            f"- `{record.slug}`: {record.id}, {_arguments(record)}{record.num_tasks} tasks"
+            f"{board.marks[record.slug]}. Contamination: {markdown_cell(record.contamination)}"
             for record in manifest.environments
         ),
     ]
@@ -178,14 +202,46 @@ def make_csv(board: Board) -> str:
     return file.getvalue()
 
 
+def _seeds(board: Board) -> list[str]:
+    """Return a table of the agents that were trained several times, where there are any."""
+    trained = trained_agents(board)
+    if not trained:
+        return []
+    rows = [
+        [f"`{environment}`", *(_over_seeds(one, environment) for one in trained)]
+        for environment in board.environments
+    ]
+    names = [markdown_cell(", ".join(one.agents)) for one in trained]
+    fewest = min(len(one.agents) for one in trained)
+    return [
+        "## Over seeds of training",
+        f"Mean success of trainings that differ in their seed, with the {CONFIDENCE:.0%} interval "
+        "of Student's t over them. Whatever the scores, the sign test of "
+        f"{fewest} seeds against as many of another agent reaches no p below "
+        f"{2 * 0.5**fewest:.2g}.",
+        markdown_table(["environment", *names], rows),
+    ]
+
+
+def _over_seeds(trained: Trained, environment: str) -> str:
+    interval = trained.success.get(environment)
+    return "-" if interval is None else percent(interval)
+
+
+def _arguments(record: EnvironmentRecord) -> str:
+    given = (f"{key}={json.dumps(value)}" for key, value in record.kwargs.items())
+    return "".join(f"{markdown_cell(text)}, " for text in given)
+
+
 def _matrix(board: Board) -> str:
     rows = []
     for environment in board.environments:
         cells = [board.cells.get((environment, agent)) for agent in board.agents]
-        mark = "" if is_verifiable(board.run.manifest.environment(environment)) else NOT_VERIFIED
-        rows.append([f"`{environment}`{mark}", *map(_matrix_cell, cells)])
+        rows.append([f"`{environment}`{board.marks[environment]}", *map(_matrix_cell, cells)])
     overall = [board.overall[agent] for agent in board.agents]
     rows.append(["**mean**", *(percent(one) if one else "" for one in overall)])
+    elsewhere = [board.elsewhere[agent] for agent in board.agents]
+    rows.append(["mean of others like these", *(percent(one) if one else "" for one in elsewhere)])
     names = [markdown_cell(shown_name(record)) for record in board.run.manifest.agents]
     return markdown_table(["environment", *names], rows)
 
@@ -196,6 +252,8 @@ def _matrix_cell(cell: Cell | None) -> str:
     text = percent(cell.success)
     if cell.rank is not None:
         text += f" · {rank_mark(cell)}"
+    if cell.num_faults:
+        text += f" ({cell.num_faults} faults)"
     return f"**{text}**" if cell.is_leading else text
 
 
@@ -210,7 +268,7 @@ def _costs(board: Board) -> str:
         values = [
             f"`{environment}`",
             markdown_cell(shown_name(record)),
-            "" if cell.return_ is None else f"{cell.return_.mean:.3f}",
+            "" if cell.return_ is None else f"{cell.return_:.3f}",
             f"{cell.num_steps:.1f}",
             f"{cost.calls:.1f}",
             f"{cost.prompt_tokens:,.0f}",
@@ -234,6 +292,7 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
         "environment": environment,
         "environment_id": csv_cell(record.id),
         "is_verifiable": is_verifiable(record),
+        "measure": board.marks[environment].strip(" ()") or "published",
         "agent": csv_cell(agent.name),
         "kind": csv_cell(agent.kind),
         "model": csv_cell(agent.model or ""),
@@ -242,10 +301,11 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
         "num_episodes": cell.num_episodes,
         "num_faults": cell.num_faults,
     }
-    for name, interval in (("success", cell.success), ("return", cell.return_)):
-        row[name] = interval and interval.mean
-        row[f"{name}_low"] = interval and interval.low
-        row[f"{name}_high"] = interval and interval.high
+    success = cell.success
+    row["success"] = success and success.mean
+    row["success_low"] = success and success.low
+    row["success_high"] = success and success.high
+    row["return"] = cell.return_
     largest = max(cell.pass_at, default=None)
     costs = ("calls", "prompt_tokens", "completion_tokens", "money")
     return row | {
@@ -269,8 +329,9 @@ def _ordered(board: Board) -> Iterator[tuple[str, Cell]]:
 
 def _environment_table(board: Board, environment: str) -> Table:
     record = board.run.manifest.environment(environment)
-    mark = "" if is_verifiable(record) else NOT_VERIFIED
-    title = Text(f"{environment}{mark} · {visible(record.id)} · {record.num_tasks} tasks")
+    title = Text(
+        f"{environment}{board.marks[environment]} · {visible(record.id)} · {record.num_tasks} tasks"
+    )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("agent", max_width=_MAX_NAME_WIDTH, overflow="fold")
@@ -285,7 +346,7 @@ def _environment_table(board: Board, environment: str) -> Table:
             Text(visible(shown_name(board.run.manifest.agent(cell.agent)))),
             Text("-" if cell.success is None else percent(cell.success)),
             Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
-            "-" if cell.return_ is None else f"{cell.return_.mean:.2f}",
+            "-" if cell.return_ is None else f"{cell.return_:.2f}",
             f"{cost.calls:.1f}",
             f"{cost.tokens:,.0f}",
             "-" if cost.seconds is None else f"{cost.seconds:.2f}",
@@ -305,6 +366,7 @@ def draw_interval(interval: Interval) -> str:
     )
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Return a console that is wide enough for tables where nothing says how wide it is."""
     console = Console()
     return console if console.is_terminal else Console(width=_MIN_WIDTH)

@@ -1,7 +1,7 @@
 """How sure a score is: intervals, paired comparisons, and ranks with ties.
 
 The unit is the task. Samples of one task are averaged first, because they are not independent: a
-task that is easy is easy every time. Functions here are pure, and draw from a generator passed in.
+task that is easy is easy every time. All functions are pure, and give the same for the same scores.
 """
 
 import math
@@ -13,12 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_envs.errors import ConfigurationError
+from agent_leaderboard.report.special import beta_quantile, t_quantile
 
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
-NUM_RESAMPLES: Final = 5_000
-_CHUNK: Final = 1_000_000
-"""Draws made at once: memory stays small for any number of tasks."""
+MAX_UNSCORED: Final = 0.02
+"""Share of episodes, and of tasks, that may be without a score. Beyond it all of them count 0."""
+NUM_FLIPS: Final = 10_000
+"""Draws of the test of differences that are no whole numbers."""
+FAULT_RULE: Final = (
+    "Faults of the infrastructure stand beside the score. Episodes that it ended are left out "
+    f"if they are at most {MAX_UNSCORED:.0%} of an agent's in an environment; else all of them "
+    "count as failures."
+)
 
 TaskScores = Mapping[int, float]
 """The mean score of each task, by the task's index."""
@@ -43,12 +50,9 @@ class Comparison:
     """Two agents on the tasks that both played."""
 
     difference: Interval
-    """First less second, by the paired bootstrap."""
-    p_bootstrap: float
-    """Two-sided p-value of the paired bootstrap."""
-    p_sign: float
-    """Two-sided p-value of the exact sign test over tasks; with one sample a task and scores of 0
-    or 1 it is McNemar's exact test."""
+    """First less second."""
+    p_value: float
+    """Two-sided p-value of `paired_test`."""
     num_better: int
     """Tasks where the first scores higher."""
     num_worse: int
@@ -65,70 +69,147 @@ def mean_by_task(scores: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {task: math.fsum(samples[task]) / len(samples[task]) for task in sorted(samples)}
 
 
-def bootstrap_interval(
-    values: Sequence[float], rng: np.random.Generator, *, is_share: bool = False
-) -> Interval:
-    """Estimate a mean with the percentile interval of the bootstrap over tasks.
+# Intervals
 
-    (Efron and Tibshirani, 1993, chapter 13.) Where every value is the same, resampling finds no
-    spread at all; if the values are shares, their exact bound (Clopper and Pearson, 1934) stands
-    in: n failures out of n do not prove a success rate of 0.
+
+def share_interval(shares: Sequence[float], num_episodes: int | None = None) -> Interval:
+    """Estimate a share with an exact interval.
+
+    With one episode a task, the interval of Clopper and Pearson (1934): it holds the true share in
+    at least `CONFIDENCE` of all cases, whatever the share is. With several, that of Korn and
+    Graubard (1998): as many independent episodes as would vary as much as the tasks do.
 
     Args:
-        values: One per task, shape (N,).
-        rng: Draws the resamples.
-        is_share: Whether values lie between 0 and 1, as success does.
+        shares: How often each task was solved, from 0 to 1, shape (N,).
+        num_episodes: Episodes of all tasks together; N if not given.
 
     Raises:
-        ConfigurationError: If there are no values.
+        ConfigurationError: If there is no task.
     """
-    return mean_over_environments([values], rng, is_share=is_share)
-
-
-def mean_over_environments(
-    values: Sequence[Sequence[float]], rng: np.random.Generator, *, is_share: bool = True
-) -> Interval:
-    """Estimate the mean of several environments' means, each of equal weight.
-
-    Tasks are resampled within each environment: the environments are what they are, not a sample.
-    """
-    arrays = [np.asarray(one, float) for one in values]
-    if not arrays or not all(map(len, arrays)):
-        raise ConfigurationError("An interval needs values of at least one task, in each of them.")
-    mean = float(np.mean([array.mean() for array in arrays]))
-    num_tasks = sum(map(len, arrays))
-    if np.ptp(np.concatenate(arrays)) == 0:
-        low, high = _exact_bounds(mean, num_tasks) if is_share else (mean, mean)
-    else:
-        low, high = _percentiles(
-            np.mean([_resampled_means(array, rng) for array in arrays], axis=0)
-        )
+    values = np.asarray(shares, float)
+    if not (num_tasks := len(values)):
+        raise ConfigurationError("An interval needs values of at least one task.")
+    mean = math.fsum(values) / num_tasks
+    size = _effective_size(values, mean, num_episodes or num_tasks)
+    right = mean * size
+    low = beta_quantile(ALPHA / 2, right, size - right + 1) if mean > 0 else 0.0
+    high = beta_quantile(1 - ALPHA / 2, right + 1, size - right) if mean < 1 else 1.0
     return Interval(mean=mean, low=low, high=high, num_tasks=num_tasks)
 
 
-def compare(first: TaskScores, second: TaskScores, rng: np.random.Generator) -> Comparison | None:
+def _effective_size(values: npt.NDArray[np.float64], mean: float, num_episodes: int) -> float:
+    """Return how many independent episodes would vary as much; at least the number of tasks.
+
+    Samples of a task that always agree are worth one; those that do not tell more.
+    """
+    num_tasks, variance = len(values), float(values.var())
+    if mean in (0.0, 1.0) or num_tasks == num_episodes or num_tasks < 2:
+        return num_tasks
+    size = min(mean * (1 - mean) * num_tasks / max(variance, 1e-12), num_episodes)
+    doubt = t_quantile(ALPHA, num_episodes - 1) / t_quantile(ALPHA, num_tasks - 1)
+    return max(size * doubt**2, 1.0)
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Estimate a mean of any numbers by Student's t; as wide as all numbers from a single one."""
+    array = np.asarray(values, float)
+    if not len(array):
+        raise ConfigurationError("An interval needs at least one value.")
+    mean = math.fsum(array) / len(array)
+    reach = math.inf
+    if len(array) > 1:
+        deviation = float(array.std(ddof=1)) / math.sqrt(len(array))
+        reach = t_quantile(ALPHA, len(array) - 1) * deviation
+    return Interval(mean=mean, low=mean - reach, high=mean + reach, num_tasks=len(array))
+
+
+def mean_over_environments(intervals: Sequence[Interval]) -> Interval:
+    """Estimate the mean of the shares of several environments, each of equal weight.
+
+    The environments are what they are, not a sample: tasks alone are in doubt. The distances of the
+    single intervals' ends add up as independent errors do (Zou and Donner, 2008), so that what is
+    unsure of an environment where all tasks were solved, or none, counts too.
+    """
+    if not intervals:
+        raise ConfigurationError("A mean needs at least one environment.")
+    mean = math.fsum(one.mean for one in intervals) / len(intervals)
+    below = math.hypot(*(one.mean - one.low for one in intervals)) / len(intervals)
+    above = math.hypot(*(one.high - one.mean for one in intervals)) / len(intervals)
+    num_tasks = sum(one.num_tasks for one in intervals)
+    return Interval(
+        mean=mean, low=max(0.0, mean - below), high=min(1.0, mean + above), num_tasks=num_tasks
+    )
+
+
+def mean_elsewhere(intervals: Sequence[Interval]) -> Interval:
+    """Estimate the mean share in other environments, of which these are a sample.
+
+    Student's t over the environments' shares, whose spread holds that of their tasks; never
+    narrower than `mean_over_environments`.
+    """
+    fixed = mean_over_environments(intervals)
+    among = mean_interval([one.mean for one in intervals])
+    return Interval(
+        mean=fixed.mean,
+        low=max(0.0, min(fixed.low, among.low)),
+        high=min(1.0, max(fixed.high, among.high)),
+        num_tasks=fixed.num_tasks,
+    )
+
+
+# Comparisons
+
+
+def compare(first: TaskScores, second: TaskScores) -> Comparison | None:
     """Compare two agents on the tasks that both played; None if there are none."""
     array = np.asarray(_differences(first, second))
     if not len(array):
         return None
-    better, worse = int((array > 0).sum()), int((array < 0).sum())
-    p_sign = sign_test(better, worse)
-    if np.ptp(array) == 0:  # resampling finds no spread; the exact bound and test stand in
-        (low, high), p_bootstrap = _exact_difference(float(array[0]), len(array)), p_sign
-    else:
-        means = _resampled_means(array, rng)
-        low, high = _percentiles(means)
-        # One more than was counted: a p-value of 0 would claim more than resamples can show.
-        tail = min((means <= 0).sum(), (means >= 0).sum())
-        p_bootstrap = min(1.0, 2 * (float(tail) + 1) / (len(means) + 1))
     return Comparison(
-        difference=Interval(mean=float(array.mean()), low=low, high=high, num_tasks=len(array)),
-        p_bootstrap=p_bootstrap,
-        p_sign=p_sign,
-        num_better=better,
-        num_worse=worse,
-        num_equal=len(array) - better - worse,
+        difference=_difference_interval(array),
+        p_value=paired_test(array.tolist()),
+        num_better=int((array > 0).sum()),
+        num_worse=int((array < 0).sum()),
+        num_equal=int((array == 0).sum()),
     )
+
+
+def _difference_interval(differences: npt.NDArray[np.float64]) -> Interval:
+    """Estimate a mean difference after two more tasks: half a win, half a loss, and a tie.
+
+    (Agresti and Min, 2005, for scores of 0 and 1.) Tasks that agree leave the doubt that none out
+    of so many leaves about what has not been seen.
+    """
+    count = len(differences) + 2
+    centre = math.fsum(differences) / count
+    variance = (math.fsum(differences**2) + 1) / count - centre**2
+    unseen = 1 - (ALPHA / 2) ** (1 / len(differences))
+    reach = max(t_quantile(ALPHA, count - 1) * math.sqrt(variance / count), unseen)
+    mean = math.fsum(differences) / len(differences)
+    return Interval(
+        mean=mean,
+        low=max(-1.0, min(mean, centre - reach)),
+        high=min(1.0, max(mean, centre + reach)),
+        num_tasks=len(differences),
+    )
+
+
+def paired_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of no difference, from differences task by task.
+
+    Where each is 1, 0 or -1, the exact sign test, which is McNemar's. Else the same question asked
+    of their mean: how often is it as far from 0 if each had the other sign with chance 1/2?
+    """
+    array = np.asarray(differences, float)
+    if set(np.abs(array[array != 0])) <= {1.0}:
+        return sign_test(int((array > 0).sum()), int((array < 0).sum()))
+    rng = np.random.default_rng(0)
+    size = max(1, 1_000_000 // len(array))
+    reached, total = 1, abs(float(array.sum())) - 1e-9  # sums in another order differ a little
+    for start in range(0, NUM_FLIPS, size):
+        signs = rng.choice((-1.0, 1.0), size=(min(size, NUM_FLIPS - start), len(array)))
+        reached += int((np.abs(signs @ array) >= total).sum())
+    return reached / (NUM_FLIPS + 1)
 
 
 def sign_test(num_better: int, num_worse: int) -> float:
@@ -153,75 +234,49 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+# Ranks
+
 RANK_RULE: Final = (
-    "Ranks: the agent with the highest score leads, and every agent whose difference from it is "
-    "not significant shares its rank; of the rest, the highest leads the next group, and so on. A "
-    "rank is one more than the number of agents in the groups before; = marks one that is shared. "
-    "Significant: exact sign test on the tasks that both played (McNemar's where a task is played "
-    f"once), with Holm's correction over all that are compared with the leader, {ALPHA:.0%} level."
+    "Ranks: the agent with the highest score leads, and the agents after it share its rank up to "
+    "the first whose difference from it is significant; that one leads the next group, and so on. "
+    "A rank is one more than the number of agents in the groups before; = marks one that is "
+    "shared. Significant: exact test on the tasks that both played (McNemar's where a task is "
+    "played once, of random signs else), with Holm's correction over all that are compared with "
+    f"the leader, {ALPHA:.0%} level."
 )
 
 
 def ranks_with_ties(scores: Mapping[str, TaskScores]) -> dict[str, int]:
-    """Rank agents from 1 by `RANK_RULE`; none of their scores is empty."""
-    means = {agent: math.fsum(own.values()) / len(own) for agent, own in scores.items()}
+    """Rank agents from 1 by `RANK_RULE`: no better score has a worse rank.
+
+    An agent that lacks more than `MAX_UNSCORED` of the tasks that others have scores 0 there.
+    """
+    tasks = frozenset[int]().union(*scores.values())
+    filled = {agent: fill_unscored(own, tasks) for agent, own in scores.items()}
+    means = {agent: math.fsum(own.values()) / len(own) for agent, own in filled.items()}
     waiting = sorted(scores, key=lambda agent: (-means[agent], agent))
     ranks: dict[str, int] = {}
     while waiting:
         leader, *others = waiting
-        adjusted = holm([_sign_test_of(scores[leader], scores[other]) for other in others])
-        ties = {o for o, p_value in zip(others, adjusted, strict=True) if p_value >= ALPHA}
-        rank = len(ranks) + 1
-        ranks |= dict.fromkeys([leader, *ties], rank)
-        waiting = [agent for agent in others if agent not in ties]
+        p_values = [paired_test(_differences(filled[leader], filled[other])) for other in others]
+        group = [leader]
+        for other, p_value in zip(others, holm(p_values), strict=True):
+            if p_value < ALPHA and means[other] < means[group[-1]]:
+                break
+            group.append(other)
+        ranks |= dict.fromkeys(group, len(ranks) + 1)
+        waiting = waiting[len(group) :]
     return {agent: ranks[agent] for agent in scores}
 
 
-def _sign_test_of(first: TaskScores, second: TaskScores) -> float:
-    differences = _differences(first, second)
-    return sign_test(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+def fill_unscored(scores: TaskScores, tasks: Iterable[int]) -> dict[int, float]:
+    """Return the scores with 0 for tasks that lack one, if those are more than `MAX_UNSCORED`."""
+    tasks = set(tasks)
+    missing = tasks - scores.keys()
+    if len(missing) <= MAX_UNSCORED * len(tasks):
+        return dict(scores)
+    return dict(sorted((dict.fromkeys(missing, 0.0) | dict(scores)).items()))
 
 
 def _differences(first: TaskScores, second: TaskScores) -> list[float]:
     return [first[task] - second[task] for task in sorted(first.keys() & second.keys())]
-
-
-def _exact_bounds(share: float, num_tasks: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's bounds, which have a closed form where all is 0 or all 1."""
-    reach = (ALPHA / 2) ** (1 / num_tasks)
-    if share == 0:
-        return 0.0, 1 - reach
-    if share == 1:
-        return reach, 1.0
-    return share, share
-
-
-def _exact_difference(difference: float, num_tasks: int) -> tuple[float, float]:
-    """Bound a difference that is 0, 1 or -1 on every task.
-
-    At least `reach` of all tasks are then like these, with the confidence of `_exact_bounds`; of
-    the others, the worst is assumed.
-    """
-    if difference not in (-1.0, 0.0, 1.0):
-        return difference, difference
-    reach = (ALPHA / 2) ** (1 / num_tasks)
-    worst = max(-1.0, reach * difference - (1 - reach)), reach * difference + (1 - reach)
-    return worst[0], min(1.0, worst[1])
-
-
-def _resampled_means(
-    values: npt.NDArray[np.float64], rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    """Return the mean of each resample, shape (NUM_RESAMPLES,)."""
-    size = len(values)
-    rows = max(1, _CHUNK // size)
-    chunks = [
-        values[rng.integers(size, size=(min(rows, NUM_RESAMPLES - start), size))].mean(axis=1)
-        for start in range(0, NUM_RESAMPLES, rows)
-    ]
-    return np.concatenate(chunks)
-
-
-def _percentiles(means: npt.NDArray[np.float64]) -> tuple[float, float]:
-    low, high = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], method="inverted_cdf")
-    return float(low), float(high)

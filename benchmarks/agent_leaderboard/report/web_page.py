@@ -17,10 +17,17 @@ from typing import Any, Final
 import jinja2
 from tqdm.auto import tqdm
 
-from agent_envs.data.files import write_text
+from agent_leaderboard.records.sealing import MARK
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
-from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, is_verifiable, shown_name
-from agent_leaderboard.report.uncertainty import CONFIDENCE, RANK_RULE, Comparison, Interval
+from agent_leaderboard.report.families import slices, under_attack
+from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, shown_name
+from agent_leaderboard.report.uncertainty import (
+    CONFIDENCE,
+    FAULT_RULE,
+    RANK_RULE,
+    Comparison,
+    Interval,
+)
 from agent_leaderboard.report.visible_text import visible
 
 MAX_EPISODE_CHARS: Final = 3_000_000
@@ -29,22 +36,22 @@ MAX_TEXT_CHARS: Final = 2_000
 """Longer texts are cut off: a flood of output is no reading."""
 
 
-def write_page(
-    path: Path,
+def make_page(
     board: Board,
     *,
+    title: str,
     data: Path | None,
     with_licensed_text: bool,
     max_episodes: int,
-) -> None:
-    """Write the page of a board.
+) -> str:
+    """Return the page of a board; the `title` stands beside the progress.
 
     It shows at most `max_episodes` of a cell. What was said in them is found with the data sets
     below the folder `data`, and shown of licensed ones only on request.
     """
     episodes: dict[str, list[dict[str, Any]]] = {}
     with closing(TextSource(board.run.manifest, data)) as source:
-        for cell in tqdm(board.cells, desc=f"{path.name}: episodes", leave=False):
+        for cell in tqdm(board.cells, desc=f"{title}: episodes", leave=False):
             is_public = board.run.manifest.environment(cell[0]).is_text_public
             own = source if is_public or with_licensed_text else None
             views = view_episodes(board.run, cell, own, limit=max_episodes)
@@ -56,7 +63,7 @@ def write_page(
         "episodes": episodes,
         "episodesShown": shown,
     }
-    write_text(path, _render(board, payload, shown))
+    return _render(board, payload, shown)
 
 
 def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
@@ -74,9 +81,11 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
         board=board,
         manifest=board.run.manifest,
         rank_rule=RANK_RULE,
+        fault_rule=FAULT_RULE,
         confidence=f"{CONFIDENCE:.0%}",
+        slices=slices(board),
+        attacked=under_attack(board),
         is_upper_bound=is_upper_bound,
-        is_verifiable=is_verifiable,
         shown=shown,
         style=style,
         script=script,
@@ -95,7 +104,12 @@ def _payload(board: Board) -> dict[str, Any]:
     manifest = board.run.manifest
     return {
         "environments": [
-            {"slug": record.slug, "id": record.id, "isTextPublic": record.is_text_public}
+            {
+                "slug": record.slug,
+                "id": record.id,
+                "isTextPublic": record.is_text_public,
+                "isAttacked": record.attack_on is not None,
+            }
             for record in manifest.environments
         ],
         "agents": [
@@ -108,9 +122,17 @@ def _payload(board: Board) -> dict[str, Any]:
             for record in manifest.agents
         ],
         "overall": {agent: _interval(one) for agent, one in board.overall.items()},
+        "tasks": {
+            environment: {line.task: visible(line.task_id) for line in lines}
+            for (environment, _), lines in board.run.lines.items()
+        },
+        "scores": {
+            "/".join(key): {t: _short(s) for t, s in board.run.task_scores(*key).items()}
+            for key in board.cells
+        },
         "cells": {"/".join(key): _cell(cell) for key, cell in board.cells.items()},
         "comparisons": {
-            "/".join(key): _comparison(one) for key, one in board.comparisons().items()
+            "/".join(key): _comparison(*one) for key, one in board.comparisons().items()
         },
     }
 
@@ -118,7 +140,7 @@ def _payload(board: Board) -> dict[str, Any]:
 def _cell(cell: Cell) -> dict[str, Any]:
     return {
         "success": _interval(cell.success),
-        "return": _interval(cell.return_),
+        "return": _short(cell.return_),
         "rank": cell.rank,
         "isTied": cell.is_tied,
         "episodes": cell.num_episodes,
@@ -146,11 +168,11 @@ def _interval(interval: Interval | None) -> list[float | None] | None:
     return [*map(_short, (interval.mean, interval.low, interval.high)), interval.num_tasks]
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
+def _comparison(comparison: Comparison, p_holm: float) -> dict[str, Any]:
     return {
         "difference": _interval(comparison.difference),
-        "pBootstrap": _short(comparison.p_bootstrap),
-        "pSign": _short(comparison.p_sign),
+        "pValue": _short(comparison.p_value),
+        "pHolm": _short(p_holm),
         "better": comparison.num_better,
         "worse": comparison.num_worse,
         "equal": comparison.num_equal,
@@ -167,6 +189,11 @@ def _cut(text: str) -> str:
         rest = len(text) - MAX_TEXT_CHARS
         text = f"{text[:MAX_TEXT_CHARS]}\n(… {rest:,} more characters)"
     return visible(text)
+
+
+def _written(action: str) -> str:
+    """Return an action as it is recorded; what is sealed says only that it is."""
+    return "(sealed: who holds the data can read it)" if action.startswith(MARK) else _cut(action)
 
 
 def _episode(view: EpisodeView) -> dict[str, Any]:
@@ -194,15 +221,14 @@ def _episode(view: EpisodeView) -> dict[str, Any]:
         "answers": None if text is None else list(map(_cut, text.answers)),
         "note": None if view.note is None else _cut(view.note),
         "steps": [_step(view, i) for i in range(len(line.actions))],
-        "attempts": [[_cut(action) for action in attempt] for attempt in line.attempts],
+        "attempts": [list(map(_written, attempt)) for attempt in line.attempts],
     }
 
 
 def _step(view: EpisodeView, i: int) -> dict[str, Any]:
     line, text = view.line, view.text
     step = {
-        # Recorded actions may be digests; what is played again has the words.
-        "action": _cut(line.actions[i] if text is None else text.steps[i].action),
+        "action": _written(line.actions[i]) if text is None else _cut(text.steps[i].action),
         "reward": _short(line.rewards[i]),
         "terms": {visible(k): _short(v) for k, v in line.reward_terms[i].items() if v},
         "error": None if line.errors[i] is None else visible(str(line.errors[i])),

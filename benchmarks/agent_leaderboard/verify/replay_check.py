@@ -1,25 +1,28 @@
 """Compare recorded episodes with what comes of their actions when they are played again."""
 
+import contextlib
 import dataclasses
 import json
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agent_envs.errors import AgentEnvsError
-from agent_leaderboard.agents.agent import acts_by_rules
-from agent_leaderboard.play.episodes import (
-    FAULTS,
-    Chunk,
-    digest,
-    play_episodes,
-    withholds_actions,
-)
+from agent_leaderboard.agents.agent import PlayedEpisode, acts_by_rules
+from agent_leaderboard.play.episodes import FAULTS, Chunk, play_episodes
+from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import ResultLine
-from agent_leaderboard.verify.replay import ReplayedEpisode, Replayer
+from agent_leaderboard.verify.claims import check_tokens
 from agent_trainers.trajectory import StopReason
+
+SECONDS_PER_JOB: Final = 120
+SECONDS_PER_LINE: Final = 20
+"""What replay may take at most; the slowest programs are stopped by the sandbox long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,54 +38,106 @@ class ReplayJob:
     data: Path | None
 
 
-def check_lines(job: ReplayJob) -> list[str]:
-    """Return what is wrong with lines: file, line, field, what.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What came of a job."""
+
+    problems: Sequence[str]
+    """What is wrong: file, line, field, what."""
+    num_right: int
+    """Episodes that succeed when they are played again."""
+
+
+def check_lines(job: ReplayJob) -> Replayed:
+    """Play lines again.
 
     What does not agree is played once more by itself: a program that reached its time limit on a
     busy machine is no forgery, and a forgery stays one.
     """
     try:
-        problems = _check(job)
-        doubtful = [entry for entry in job.lines if problems.get(entry[0])]
-        if doubtful:
-            problems = _check(dataclasses.replace(job, lines=doubtful))
-    except AgentEnvsError as error:
-        return [f"manifest.json, agent {job.agent.slug!r}: {error}"]
-    return [text for texts in problems.values() for text in texts]
+        with _deadline(SECONDS_PER_JOB + SECONDS_PER_LINE * len(job.lines)):
+            problems, right = _check(job)
+            doubtful = [entry for entry in job.lines if problems.get(entry[0])]
+            if doubtful:
+                problems, again = _check(dataclasses.replace(job, lines=doubtful))
+                right = right | again
+    except Exception as error:  # noqa: BLE001 - environments of all kinds; the cell is named
+        name = "" if isinstance(error, AgentEnvsError) else f"{type(error).__name__}: "
+        return Replayed(
+            problems=[f"{job.file}: cannot be played again: {name}{error}"], num_right=0
+        )
+    texts = [text for own in problems.values() for text in own]
+    return Replayed(problems=texts, num_right=len(right))
 
 
-def _check(job: ReplayJob) -> dict[int, list[str]]:
-    """Return what is wrong with each line, by its number in the file."""
-    programmed = _ask_program(job)
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` after so many seconds, where signals can be had."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds:,.0f} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _check(job: ReplayJob) -> tuple[dict[int, list[str]], set[int]]:
+    """Return what is wrong with each line, by its number, and the numbers of those that succeed."""
+    asked = _ask_program(job)
     replayer = Replayer(job.environment, job.agent, job.data)
-    problems = {}
+    problems: dict[int, list[str]] = {}
+    right: set[int] = set()
     for index, (number, line) in enumerate(job.lines):
         place = f"{job.file}, line {number}"
-        actions = None if programmed is None else programmed[index]
-        texts = _check_line(replayer, job, line, actions)
+        try:
+            texts, is_right = _check_line(
+                replayer, job, line, None if asked is None else asked[index]
+            )
+        except TimeoutError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever stands in the file; it is reported
+            texts, is_right = [f"field 'actions': cannot be played again: {error}"], False
         problems[number] = [f"{place}, {text}" for text in texts]
+        if is_right:
+            right.add(number)
     replayer.close()
-    return problems
+    return problems, right
 
 
 def _check_line(
-    replayer: Replayer, job: ReplayJob, line: ResultLine, programmed: list[str] | None
+    replayer: Replayer, job: ReplayJob, line: ResultLine, asked: PlayedEpisode | None
+) -> tuple[list[str], bool]:
+    texts = list(_check_asked(replayer, line, asked))
+    again = replayer.replay(line)
+    texts += compare(line, again)
+    attempts = [replayer.seal.open(action) for attempt in line.attempts for action in attempt]
+    written = "\n".join([*(step.action for step in again.steps), *attempts])
+    texts += check_tokens(line, job.agent, written, again.question)
+    succeeds = again.metrics.get("success", 0.0) > 0.0
+    return texts, succeeds and line.is_scored
+
+
+def _check_asked(
+    replayer: Replayer, line: ResultLine, asked: PlayedEpisode | None
 ) -> Iterator[str]:
-    actions = line.actions
-    if programmed is not None and line.error is None:
-        is_withheld = withholds_actions(job.environment, job.agent)
-        recorded = [digest(action) for action in programmed] if is_withheld else programmed
-        actions = programmed
-        if recorded != line.actions:
-            shown = _shown(recorded)
-            yield f"field 'actions': are not what the agent {job.agent.slug!r} does: {shown}"
-            actions = programmed if is_withheld else line.actions
-    try:
-        again = replayer.replay_actions(line.task, line.seed, actions)
-    except Exception as error:  # noqa: BLE001 - whatever stands in the file; it is reported
-        yield f"field 'actions': cannot be played again: {error}"
+    """Yield what an agent that was asked again does otherwise, a fault that is none included."""
+    if asked is None:
         return
-    yield from compare(line, again)
+    if line.error is not None and asked.trajectory.stop_reason not in FAULTS:
+        yield f"field 'error': is {_shown(line.error)}, but the agent, asked again, plays it"
+        return
+    does = list(map(replayer.seal.close, asked.actions))
+    if line.error is None and does != line.actions:
+        shown = _shown(asked.actions)
+        yield f"field 'actions': are not what the agent {line.agent!r} does: {shown}"
 
 
 def compare(line: ResultLine, again: ReplayedEpisode) -> Iterator[str]:
@@ -124,7 +179,7 @@ def possible_stop_reasons(again: ReplayedEpisode) -> set[StopReason]:
     return {StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW, *FAULTS}
 
 
-def _ask_program(job: ReplayJob) -> list[list[str]] | None:
+def _ask_program(job: ReplayJob) -> list[PlayedEpisode] | None:
     """Return what an agent without a model does, for each line; None for one on a model."""
     if not acts_by_rules(job.agent.kind):
         return None
@@ -136,7 +191,7 @@ def _ask_program(job: ReplayJob) -> list[list[str]] | None:
         episodes=[(line.task_entry, line.sample) for _, line in job.lines],
         data=job.data,
     )
-    return [played.actions for played, _ in play_episodes(chunk)]
+    return [played for played, _ in play_episodes(chunk)]
 
 
 def _shown(value: Any) -> str:

@@ -1,52 +1,54 @@
 """Verify a run: form, checksums, task lists and completeness; then play every episode again.
 
-Whoever changes a file can make its checksum anew. Replay cannot be made to agree: task hashes,
-rewards, terms, mistakes, metrics and success are recomputed from the recorded actions in the
-environment itself, and agents without a model are asked once more what they do. What stays on
-trust is what cannot be asked again: that a model wrote these actions, what they cost, how long they
-took, and attempts that did not count.
+Whoever changes a file can make its checksum anew. Replay cannot be made to agree: which tasks the
+protocol draws, their hashes, rewards, terms, mistakes, metrics and success are recomputed from the
+recorded actions in the environment itself, agents without a model are asked once more what they do,
+and the pages are made again. What stays on trust is what cannot be asked again, and the summary
+says it: that a model wrote these actions, what they cost, and how long they took.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
-import gymnasium as gym
 from tqdm.auto import tqdm
 
-from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
-from agent_leaderboard.agents.agent import is_own
-from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
-from agent_leaderboard.play.episodes import FAULTS, environment_maker, episode_seed, list_episodes
+from agent_leaderboard.agents.agent import acts_by_rules, is_own
 from agent_leaderboard.play.processes import run_all
-from agent_leaderboard.play.task_lists import list_tasks, open_tool_env
-from agent_leaderboard.records.manifest import (
-    AgentRecord,
-    EnvironmentRecord,
-    Manifest,
-    Prices,
-    Protocol,
-    manifest_text,
-)
-from agent_leaderboard.records.reading import file_sha256, read_lines
-from agent_leaderboard.records.results import ResultLine, TaskEntry, parse_line, tasks_text
+from agent_leaderboard.records.manifest import AgentRecord, Manifest
+from agent_leaderboard.records.reference import Reference, published, read_reference
+from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.verify.replay_check import ReplayJob, check_lines, differences
+from agent_leaderboard.report.uncertainty import MAX_UNSCORED
+from agent_leaderboard.report.visible_text import visible
+from agent_leaderboard.verify.arguments import check_arguments
+from agent_leaderboard.verify.claims import check_names
+from agent_leaderboard.verify.environment_check import NotAtHandError, check_environment
+from agent_leaderboard.verify.folder_check import (
+    check_files,
+    check_tree,
+    read_results,
+    read_tasks,
+)
+from agent_leaderboard.verify.replay_check import Replayed, ReplayJob, check_lines
+from agent_leaderboard.verify.report_check import check_reports, read_board
 
 LINES_PER_JOB: Final = 50
-_SAFE_SANDBOXES: Final = ("strong", "container")
-_PATH_ARGUMENTS: Final = ("data", "corpus", "game")
+MAX_PROBLEMS: Final = 1_000
 _SHOWN: Final = 30
+_MAX_CHARS: Final = 500
+
+Cells = Mapping[tuple[str, str], list[tuple[int, ResultLine]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """What came of it."""
 
-    problems: list[str]
+    problems: Sequence[str]
     """What is wrong: file, line, field, and what. Empty where all is well."""
     num_episodes: int = 0
     """Episodes in the run."""
@@ -54,55 +56,128 @@ class Verification:
     """Those that were played again."""
     not_replayed: Mapping[str, str] = field(default_factory=dict)
     """Environments that cannot be played here, and why."""
-    own_agents: Sequence[str] = ()
-    """Agents of somebody's own code: what they did is replayed, but nobody can ask them again."""
+    own_measure: Mapping[str, str] = field(default_factory=dict)
+    """Environments that are measured otherwise than in the reference, and how."""
+    scores: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Of each results file: successes by replay, successes by the file, and episodes."""
+    on_trust: Sequence[str] = ()
+    """What nobody can play again, agent by agent."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is wrong, and every episode was played again."""
+        return not self.problems and not self.not_replayed
 
     def summary(self) -> str:
         """Return it as text."""
-        lines = self.problems[:_SHOWN]
+        lines = [visible(text)[:_MAX_CHARS] for text in self.problems[:_SHOWN]]
         if (more := len(self.problems) - len(lines)) > 0:
             lines.append(f"... and {more} more")
-        lines += [f"NOT replayed: {slug}: {why}" for slug, why in self.not_replayed.items()]
         lines += [
-            f"NOT asked again: {slug}: its code is its author's own" for slug in self.own_agents
+            f"{name}: {right} of {count} episodes succeed by replay; the file says {says}"
+            for name, (right, says, count) in self.scores.items()
+            if right != says
         ]
+        lines += [f"NOT replayed: {slug}: {why}" for slug, why in self.not_replayed.items()]
+        lines += [f"Own measure: {slug}: {how}" for slug, how in self.own_measure.items()]
+        lines += [f"On trust: {text}" for text in self.on_trust]
         if self.problems:
             lines.append(f"Verification FAILED: {len(self.problems)} problems.")
             return "\n".join(lines)
         scored = f"{self.num_replayed:,} of {self.num_episodes:,} episodes were replayed"
-        state = "in part" if self.not_replayed else "in full"
-        lines.append(f"Verified {state}: {scored}, every score recomputed; nothing is wrong.")
+        if self.not_replayed:
+            lines.append(f"Verified IN PART: {scored}; the other scores are claims.")
+        else:
+            lines.append(f"Verified in full: {scored}, every score recomputed; nothing is wrong.")
         return "\n".join(lines)
 
 
-def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verification:
-    """Check a run's folder; nothing that stands in it is an exception.
+def check_run(
+    run: Path,
+    data: Path | None = None,
+    *,
+    jobs: int = 1,
+    reference: Path | None = None,
+    prepare_worker: Callable[[], None] | None = None,
+) -> Verification:
+    """Check a run's folder in this process; nothing that stands in it is an exception.
 
-    Environments that need the `data` folder are not replayed without; `jobs` processes replay.
+    Environments that need the `data` folder are not replayed without; `jobs` processes replay, each
+    of which calls `prepare_worker` first. A
+    run that measures otherwise than `reference` is wrong; without one it is said how it differs
+    from the published one. `agent_leaderboard.verify.contained.verify` is the same within limits.
     """
     folder = RunFolder(run)
     try:
+        if problems := list(check_tree(run)):
+            return Verification(problems=problems)
         manifest = folder.read_manifest()
+        measure = published() if reference is None else read_reference(reference)
+        problems = [*check_files(folder, manifest), *check_names(manifest)]
     except DataError as error:
         return Verification(problems=[str(error)])
-    problems = [*_check_manifest(folder, manifest), *_check_checksums(folder, manifest)]
-    tasks = {e.slug: _read_tasks(folder, e, problems) for e in manifest.environments}
-    lines = {
-        (environment.slug, agent.slug): _read_results(
-            folder, manifest.protocol, environment.slug, agent, tasks[environment.slug], problems
-        )
-        for environment, agent in manifest.cells
+    other = _own_measure(manifest, measure)
+    if reference is not None:
+        problems += [f"manifest.json, environment {slug!r}: {how}" for slug, how in other.items()]
+    cells, not_replayed = _read(folder, manifest, data, problems)
+    work = list(_replay_jobs(manifest, cells, not_replayed, data))
+    replayed = _replay(work, jobs, problems, prepare_worker)
+    if not problems:
+        problems += _check_pages(run, data, not_replayed)
+    return Verification(
+        problems=problems[:MAX_PROBLEMS],
+        num_episodes=sum(map(len, cells.values())),
+        num_replayed=sum(len(job.lines) for job in work),
+        not_replayed=not_replayed,
+        own_measure=other,
+        scores=_scores(work, replayed),
+        on_trust=[text for agent in manifest.agents for text in _on_trust(agent, cells)],
+    )
+
+
+def _own_measure(manifest: Manifest, reference: Reference) -> dict[str, str]:
+    found = {
+        environment.slug: "; ".join(reference.differences(manifest.protocol, environment))
+        for environment in manifest.environments
+    }
+    return {slug: how for slug, how in found.items() if how}
+
+
+def _read(
+    folder: RunFolder, manifest: Manifest, data: Path | None, problems: list[str]
+) -> tuple[Cells, dict[str, str]]:
+    """Return the lines of each cell, and why environments cannot be played; note what is wrong."""
+    tasks = {e.slug: read_tasks(folder, e, problems) for e in manifest.environments}
+    cells = {
+        (e.slug, a.slug): read_results(folder, manifest.protocol, e, a, tasks[e.slug], problems)
+        for e, a in manifest.cells
     }
     not_replayed: dict[str, str] = {}
     for environment in tqdm(manifest.environments, desc="checking tasks", leave=False):
+        slug = environment.slug
+        place = f"manifest.json, environment {slug!r}"
+        if refused := list(check_arguments(environment.id, environment.kwargs)):
+            problems += [f"{place}, {text}" for text in refused]
+            not_replayed[slug] = "see above"
+            continue
         try:
-            problems += _check_environment(environment, tasks[environment.slug], data)
-        except (MissingExtraError, SandboxUnavailableError, _NotAtHandError) as error:
-            not_replayed[environment.slug] = str(error)
-        except AgentEnvsError as error:
-            problems.append(f"manifest.json, environment {environment.slug!r}: {error}")
-            not_replayed[environment.slug] = "see above"
-    replay = [
+            problems += check_environment(environment, manifest.protocol, tasks[slug], data)
+        except (MissingExtraError, SandboxUnavailableError, NotAtHandError) as error:
+            not_replayed[slug] = str(error)
+        except Exception as error:  # noqa: BLE001 - environments of all kinds; it is named
+            name = "" if isinstance(error, AgentEnvsError) else f"{type(error).__name__}: "
+            problems.append(f"{place}: cannot be made: {name}{error}")
+            not_replayed[slug] = "see above"
+    return cells, not_replayed
+
+
+# Playing again
+
+
+def _replay_jobs(
+    manifest: Manifest, cells: Cells, not_replayed: Mapping[str, str], data: Path | None
+) -> list[ReplayJob]:
+    return [
         ReplayJob(
             file=f"results/{slug}/{agent}.jsonl",
             environment=manifest.environment(slug),
@@ -111,235 +186,74 @@ def verify(run: Path, data: Path | None = None, *, jobs: int = 1) -> Verificatio
             lines=own[start : start + LINES_PER_JOB],
             data=data,
         )
-        for (slug, agent), own in lines.items()
+        for (slug, agent), own in cells.items()
         if slug not in not_replayed
         for start in range(0, len(own), LINES_PER_JOB)
     ]
-    problems += _replay(replay, jobs)
-    return Verification(
-        problems=problems,
-        num_episodes=sum(map(len, lines.values())),
-        num_replayed=sum(len(job.lines) for job in replay),
-        not_replayed=not_replayed,
-        own_agents=[agent.slug for agent in manifest.agents if is_own(agent.kind)],
-    )
 
 
-class _NotAtHandError(DataError):
-    """Data that are needed are not there."""
-
-
-# What stands in the folder
-
-
-def _check_manifest(folder: RunFolder, manifest: Manifest) -> Iterator[str]:
-    if folder.manifest_path.read_text(encoding="utf-8") != manifest_text(manifest):
-        yield "manifest.json: is not in the form in which manifests are written"
-    for environment in manifest.environments:
-        yield from (
-            f"manifest.json, environment {environment.slug!r}, {text}"
-            for text in _check_kwargs(environment)
-        )
-
-
-def _check_kwargs(environment: EnvironmentRecord) -> Iterator[str]:
-    """Yield what a manifest of others must not make this machine do."""
-    kwargs = environment.kwargs
-    try:
-        lookup(gym.registry, environment.id, kind="environment")
-    except KeyError as error:
-        yield f"field 'id': {error}"
-    if kwargs.get("sandbox", "strong") not in _SAFE_SANDBOXES:
-        yield (
-            f"field 'kwargs': recorded programs are not run in the sandbox {kwargs['sandbox']!r}; "
-            f"only in {' or '.join(_SAFE_SANDBOXES)}"
-        )
-    for name in _PATH_ARGUMENTS:
-        for text in texts_in(kwargs.get(name)):
-            path = PurePosixPath(text)
-            if path.parts[:1] != (DATA_PLACEHOLDER,) or ".." in path.parts:
-                yield f"field 'kwargs': {name} {text!r} is no file below {DATA_PLACEHOLDER}"
-
-
-def _check_checksums(folder: RunFolder, manifest: Manifest) -> Iterator[str]:
-    try:
-        checksums = folder.read_checksums()
-    except DataError as error:
-        yield str(error)
-        return
-    expected = set(folder.expected_files(manifest))
-    for name in sorted(expected - checksums.keys()):
-        yield f"checksums.json: {name} is missing"
-    for name in sorted(checksums.keys() - expected):
-        yield f"checksums.json: {name!r} is no file of this run"
-    for name in sorted(expected & checksums.keys()):
-        try:
-            if file_sha256(folder.path / name) != checksums[name]:
-                yield f"{name}: its checksum is not that in checksums.json"
-        except DataError as error:
-            yield str(error)
-    for part in ("tasks", "results"):
-        for path in sorted((folder.path / part).rglob("*")):
-            name = path.relative_to(folder.path).as_posix()
-            if path.is_file() and name not in expected:
-                yield f"{name}: is no file of this run"
-
-
-def _read_tasks(
-    folder: RunFolder, environment: EnvironmentRecord, problems: list[str]
-) -> list[TaskEntry]:
-    name = environment.tasks_path
-    try:
-        entries = folder.read_tasks(environment.slug)
-        digest = file_sha256(folder.path / name)
-    except DataError as error:
-        problems.append(str(error))
-        return []
-    if folder.tasks_path(environment.slug).read_text(encoding="utf-8") != tasks_text(entries):
-        problems.append(f"{name}: is not in the form in which task lists are written")
-    if digest != environment.tasks_sha256:
-        problems.append(f"{name}: is not the task list of the manifest (field 'tasks_sha256')")
-    if len(entries) != environment.num_tasks:
-        problems.append(
-            f"{name}: has {len(entries)} tasks; manifest.json, field 'num_tasks' says "
-            f"{environment.num_tasks}"
-        )
-    for task, count in Counter(entry.task for entry in entries).items():
-        if count > 1:
-            problems.append(f"{name}: task {task} is listed {count} times")
-    return entries
-
-
-def _read_results(
-    folder: RunFolder,
-    protocol: Protocol,
-    environment: str,
-    agent: AgentRecord,
-    tasks: Sequence[TaskEntry],
+def _replay(
+    jobs: Sequence[ReplayJob],
+    processes: int,
     problems: list[str],
-) -> list[tuple[int, ResultLine]]:
-    """Return the lines of listed episodes, each with its number in the file."""
-    name = f"results/{environment}/{agent.slug}.jsonl"
-    lines: list[tuple[int, ResultLine]] = []
-    try:
-        for number, text in read_lines(folder.results_path(environment, agent.slug)):
-            try:
-                lines.append((number, parse_line(text, f"{name}, line {number}")))
-            except DataError as error:
-                problems.append(str(error))
-    except DataError as error:
-        problems.append(str(error))
-    by_task = {entry.task: entry for entry in tasks}
-    for number, line in lines:
-        # What a line must say because of where it stands.
-        expected: dict[str, Any] = {
-            "environment": environment,
-            "agent": agent.slug,
-            "seed": episode_seed(protocol, max(line.task, 0), max(line.sample, 0)),
-        }
-        if entry := by_task.get(line.task):
-            expected |= {"task_id": entry.task_id, "task_sha256": entry.sha256}
-            expected["labels"] = entry.labels
-        texts = [*differences(line, expected, "must be"), *_check_usage(line, agent.prices)]
-        problems += [f"{name}, line {number}, {text}" for text in texts]
-    wanted = [(entry.task, sample) for entry, sample in list_episodes(tasks, protocol)]
-    problems += [f"{name}{text}" for text in _check_order(wanted, lines)]
-    listed = set(wanted)
-    return [(number, line) for number, line in lines if (line.task, line.sample) in listed]
-
-
-def _check_usage(line: ResultLine, prices: Prices | None) -> Iterator[str]:
-    usage = line.usage
-    for name in ("calls", "prompt_tokens", "completion_tokens"):
-        if getattr(usage, name) < 0:
-            yield f"field 'usage.{name}': is negative"
-    money = None if prices is None else prices.cost(usage.prompt_tokens, usage.completion_tokens)
-    if usage.money != money:
-        yield f"field 'usage.money': is {usage.money}, the prices give {money}"
-    if (line.error is None) == (line.stop_reason in FAULTS):
-        yield f"field 'error': is {line.error!r}, but 'stop_reason' is '{line.stop_reason}'"
-
-
-def _check_order(
-    wanted: Sequence[tuple[int, int]], lines: Sequence[tuple[int, ResultLine]]
-) -> Iterator[str]:
-    """Yield episodes that are missing, there twice, of no task, or in another order."""
-    found = [(line.task, line.sample) for _, line in lines]
-    listed, there, seen = set(wanted), set(found), set[tuple[int, int]]()
-    for task, sample in wanted:
-        if (task, sample) not in there:
-            yield f": task {task}, sample {sample} is missing"
-    for (number, line), episode in zip(lines, found, strict=True):
-        if episode not in listed:
-            yield f", line {number}, field 'task': {episode} is not listed"
-        elif episode in seen:
-            yield f", line {number}, field 'task': task {line.task} is there twice"
-        seen.add(episode)
-    if sorted(found) == sorted(wanted) and found != wanted:
-        number = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True), 1) if a != b)
-        yield f", line {number}, field 'task': episodes are not in the order of the task list"
-
-
-# What the environments say
-
-
-def _check_environment(
-    environment: EnvironmentRecord, tasks: Sequence[TaskEntry], data: Path | None
-) -> list[str]:
-    """Return what the manifest and the task list say otherwise than the environment itself."""
-    for text in _check_kwargs(environment):
-        raise DataError(f"is not played: {text}")
-    record = f"manifest.json, environment {environment.slug!r}"
-    problems = [f"{record}, field 'data': {text}" for text in _check_data(environment, data)]
-    env, max_turns = open_tool_env(environment_maker(environment, None, data))
-    truth = {
-        "max_turns": max_turns,
-        "reward_terms": dict(env.reward_weights),
-        "outcome_terms": sorted(env.outcome_terms & env.reward_weights.keys()),
-    }
-    says = "the environment says"
-    problems += [f"{record}, {text}" for text in differences(environment, truth, says)]
-    limit = env.num_tasks
-    for number, entry in enumerate(tasks, start=1):
-        where = f"{environment.tasks_path}, entry {number}"
-        if entry.task < 0 or (limit is not None and entry.task >= limit):
-            problems.append(f"{where}, field 'task': there is no task {entry.task}")
-            continue
-        (again,) = list_tasks(env, [entry.task])
-        truth = {name: getattr(again, name) for name in ("task_id", "sha256", "labels")}
-        problems += [f"{where}, {text}" for text in differences(entry, truth, says)]
-    env.close()
-    return problems
-
-
-def _check_data(environment: EnvironmentRecord, data: Path | None) -> Iterator[str]:
-    """Compare the data files with those of the run; `_NotAtHandError` if there are none here."""
-    named = {
-        text.removeprefix(f"{DATA_PLACEHOLDER}/")
-        for text in texts_in(environment.kwargs)
-        if DATA_PLACEHOLDER in text
-    }
-    if named and data is None:
-        raise _NotAtHandError("its data are not at hand; pass --data, or set AGENT_R1_DATA")
-    folder = data or Path()
-    recorded = {file.name: file.sha256 for file in environment.data}
-    for name in sorted(named):
-        if not (folder / name).exists():
-            raise _NotAtHandError(f"{folder / name} is not there")
-        if name not in recorded and not (folder / name).is_dir():
-            yield f"{name} is missing"
-    for name, sha256 in recorded.items():
-        is_named = any(name == other or name.startswith(f"{other}/") for other in named)
-        if not is_named:
-            yield f"{name!r} is no file of the arguments"
-        elif file_sha256(folder / name) != sha256:
-            yield f"{name} is another file than the run used (SHA-256)"
-
-
-def _replay(jobs: Sequence[ReplayJob], processes: int) -> list[str]:
-    found: dict[int, list[str]] = {}
+    prepare_worker: Callable[[], None] | None,
+) -> dict[int, Replayed]:
+    """Return what came of each job, by its number; add what is wrong to `problems`."""
+    found: dict[int, Replayed] = {}
     with tqdm(total=sum(len(job.lines) for job in jobs), desc="replaying", unit="episode") as bar:
-        for number, problems in run_all(check_lines, jobs, processes):
-            found[number] = problems
-            bar.update(len(jobs[number].lines))
-    return [problem for number in sorted(found) for problem in found[number]]
+        try:
+            for number, replayed in run_all(check_lines, jobs, processes, prepare_worker):
+                found[number] = replayed
+                bar.update(len(jobs[number].lines))
+        except (BrokenProcessPool, MemoryError) as error:
+            missing = sorted({job.file for i, job in enumerate(jobs) if i not in found})
+            problems.append(
+                f"{missing[0]} and {len(missing) - 1} more: replay ended ({type(error).__name__}): "
+                "it took too much memory or time"
+            )
+    problems += [text for number in sorted(found) for text in found[number].problems]
+    return found
+
+
+def _scores(
+    jobs: Sequence[ReplayJob], replayed: Mapping[int, Replayed]
+) -> dict[str, tuple[int, int, int]]:
+    scores: dict[str, tuple[int, int, int]] = {}
+    for number, job in enumerate(jobs):
+        right, says, count = scores.get(job.file, (0, 0, 0))
+        says += sum(line.success and line.is_scored for _, line in job.lines)
+        right += replayed[number].num_right if number in replayed else 0
+        scores[job.file] = right, says, count + len(job.lines)
+    return scores
+
+
+def _check_pages(run: Path, data: Path | None, not_replayed: Mapping[str, str]) -> list[str]:
+    try:
+        return list(check_reports(run, read_board(run), data, not_replayed))
+    except AgentEnvsError as error:
+        return [f"the pages cannot be made again: {error}"]
+
+
+def _on_trust(agent: AgentRecord, cells: Cells) -> list[str]:
+    """Say what of an agent nobody can ask again."""
+    own = {slug: lines for (slug, other), lines in cells.items() if other == agent.slug}
+    found = []
+    if is_own(agent.kind):
+        found.append(f"{agent.slug}: its code is its author's own; nobody can ask it again")
+    elif not acts_by_rules(agent.kind):
+        calls = sum(line.usage.calls for lines in own.values() for _, line in lines)
+        tokens = sum(
+            line.usage.prompt_tokens + line.usage.completion_tokens
+            for lines in own.values()
+            for _, line in lines
+        )
+        found.append(
+            f"{agent.slug}: that {visible(str(agent.model))[:80]} wrote its actions, in {calls:,} "
+            f"calls with {tokens:,} tokens (which fit the text)"
+        )
+    for slug, lines in own.items():
+        faults = sum(not line.is_scored for _, line in lines)
+        if faults:
+            counts = "are left out" if faults <= MAX_UNSCORED * len(lines) else "count as failures"
+            found.append(f"{agent.slug} on {slug}: {faults} of {len(lines)} are faults; {counts}")
+    return found

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import build_agent, tool_env
-from agent_leaderboard.play.episodes import digest, environment_maker, withholds_actions
+from agent_leaderboard.agents.agent import tool_env
+from agent_leaderboard.play.episodes import environment_maker, environment_seal
 from agent_leaderboard.play.task_lists import task_labels, task_sha256
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.records.results import ResultLine
-from agent_trainers.rollout.collector import EpisodeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +62,17 @@ class Replayer:
         Raises:
             AgentEnvsError: If the environment cannot be made, for want of data for example.
         """
-        self._agent = agent
-        self._is_withheld = withholds_actions(environment, agent)
-        self._make_env = environment_maker(environment, agent.tool_format, data)
-        self._env = self._make_env()
+        self.seal = environment_seal(environment, data)
+        self._env = environment_maker(environment, agent.tool_format, data)()
 
     def replay(self, line: ResultLine) -> ReplayedEpisode:
-        """Play an episode again; where its actions are withheld, the agent is asked again.
+        """Play an episode again.
 
         Raises:
-            ConfigurationError: If there is no such task, actions go on after the end, or the agent
-                acts otherwise than the recorded digests say.
+            DataError: If its actions are sealed with other data.
+            ConfigurationError: If there is no such task, or actions go on after the end.
         """
-        if not self._is_withheld:
-            return self.replay_actions(line.task, line.seed, line.actions)
-        rng = np.random.default_rng(line.seed)
-        spec = EpisodeSpec(task=line.task, seed=line.seed, group_id="", rng=rng)
-        agent = build_agent(self._agent.kind, self._agent.settings)
-        (episode,) = agent.play(self._make_env, [spec])
-        if list(map(digest, episode.actions)) != line.actions:
-            raise ConfigurationError(f"The agent {line.agent!r} acts otherwise than was recorded.")
-        return self.replay_actions(line.task, line.seed, episode.actions)
+        return self.replay_actions(line.task, line.seed, list(map(self.seal.open, line.actions)))
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.
@@ -113,7 +100,7 @@ class Replayer:
             )
         return ReplayedEpisode(
             task_id=known.id,
-            task_sha256=task_sha256(known),
+            task_sha256=task_sha256(known, self.seal),
             labels=task_labels(known),
             question=question,
             answers=known.answers,

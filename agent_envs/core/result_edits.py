@@ -1,0 +1,134 @@
+"""Adversarial edits: an attacker changes a few words of what tools say before the model reads it.
+
+The attacker is a black box's: it sees the question and the results, neither the model nor the right
+answer, and has a budget of edits. What the environment itself knows, and so how it scores, stays
+as it is. ``attack={"attacker": "swap", "budget": 2}`` of any `ToolEnv`; an attacker of one's own is
+named by its import path. `AgentR1/AdversarialEdits-v0` trains one.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from agent_envs.core.lookup import lookup, lookup_or_import
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool import ToolResult
+from agent_envs.errors import ConfigurationError
+
+MAX_EDIT_CHARS: Final = 80
+"""Longer texts are no edit but another result."""
+DEFAULT_BUDGET: Final = 2
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
+_VALUE: Final = re.compile(r"\d+(?:[.,]\d+)*|(?<!^)\b[A-Z][\w'-]+")
+_WORD: Final = re.compile(r"[^\W\d_]{3,}")
+
+
+class Edit(NamedTuple):
+    """The first place where `old` stands as whole words is to say `new`."""
+
+    old: str
+    new: str
+
+
+Attacker = Callable[[str, str, np.random.Generator], Sequence[Edit]]
+"""Returns the edits that it would make, given the question and a result."""
+
+
+def apply_edit(text: str, edit: Edit) -> str:
+    """Return a text after an edit; the same where the edit is none, or too long."""
+    if not edit.old or max(map(len, edit)) > MAX_EDIT_CHARS:
+        return text
+    pattern = rf"(?<!\w){re.escape(edit.old)}(?!\w)"
+    return re.sub(pattern, lambda _: edit.new, text, count=1)
+
+
+class ResultEdits:
+    """What an attacker does to the results of an episode; the same in each episode of a task."""
+
+    def __init__(self, attack: Mapping[str, Any]) -> None:
+        """Let an attacker edit.
+
+        Args:
+            attack: ``attacker``, a key of `ATTACKERS` or an import path, and ``budget``, the edits
+                of an episode.
+
+        Raises:
+            UnknownNameError: If there is no such attacker, or another key.
+            ConfigurationError: If the budget is no whole number from 0.
+        """
+        for name in attack:
+            lookup({"attacker": None, "budget": None}, name, kind="key of attack")
+        self._name = str(attack.get("attacker", "swap"))
+        self._budget = attack.get("budget", DEFAULT_BUDGET)
+        if isinstance(self._budget, bool) or not isinstance(self._budget, int) or self._budget < 0:
+            raise ConfigurationError(
+                f"attack: 'budget' must be a whole number from 0, not {self._budget!r}."
+            )
+        lookup_or_import(ATTACKERS, self._name, kind="attacker")
+        self.num_edits = self._num_results = 0
+
+    def begin(self, task: Task) -> None:
+        """Begin an episode."""
+        self._task_id, self._question = task.id, task.question
+        self.num_edits = self._num_results = 0
+
+    def edit(self, result: ToolResult) -> ToolResult:
+        """Return a result as the model gets to read it."""
+        self._num_results += 1
+        left = self._budget - self.num_edits
+        if left < 1 or result.error is not None or not result.content:
+            return result
+        place = f"{self._task_id}\n{self._num_results}".encode("utf-8", "replace")
+        rng = np.random.default_rng(zlib.crc32(place))
+        attacker = lookup_or_import(ATTACKERS, self._name, kind="attacker")
+        content = result.content
+        for edit in attacker(self._question, content, rng)[:left]:
+            edited = apply_edit(content, Edit(*edit))
+            self.num_edits += edited != content
+            content = edited
+        return replace(result, content=content)
+
+
+def swap_values(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
+    """Let one sentence say the name or number of another; a lone number becomes another one."""
+    values = _values(question, text)
+    if len(values) > 1:
+        one, other = rng.choice(len(values), 2, replace=False)
+        return [Edit(values[one], values[other])]
+    if values and values[0].isdecimal():
+        return [Edit(values[0], str(int(values[0]) + int(rng.integers(1, 10))))]
+    return []
+
+
+def misspell(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
+    """Let two letters inside a name, or two digits of a number, change places."""
+    values = [value for value in _values(question, text) if len(set(value[1:])) > 1]
+    if not values:
+        return []
+    value = values[int(rng.integers(len(values)))]
+    places = [i for i in range(1, len(value) - 1) if value[i] != value[i + 1]]
+    if not places:
+        return []
+    i = places[int(rng.integers(len(places)))]
+    return [Edit(value, f"{value[:i]}{value[i + 1]}{value[i]}{value[i + 2 :]}")]
+
+
+ATTACKERS: Final[Mapping[str, Attacker]] = {"swap": swap_values, "misspell": misspell}
+"""Attackers that need no model."""
+
+
+def _values(question: str, text: str) -> list[str]:
+    """Return what each sentence seems to tell, each once: its last name or number, or word.
+
+    What the question says itself is no news, and neither is the title of a passage: ``[1] ...``.
+    """
+    asked = set(question.lower().split())
+    told = []
+    for sentence in filter(lambda each: not each.startswith("["), _SENTENCE_END.split(text)):
+        found = _VALUE.findall(sentence) or _WORD.findall(sentence)
+        told += [value for value in found if value.lower() not in asked][-1:]
+    return list(dict.fromkeys(told))

@@ -1,0 +1,99 @@
+"""Adversarial edits of what tools say: within a budget, the same each time, scored as without."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_envs.core.result_edits import (
+    MAX_EDIT_CHARS,
+    Edit,
+    apply_edit,
+    misspell,
+    swap_values,
+)
+from agent_envs.errors import ConfigurationError, UnknownNameError
+
+TEXT = (
+    "[1] Oslo\nOslo is the capital of Norway. It was founded in 1040.\n[2] Bergen\nHe met Ada Holm."
+)
+
+
+def play(task=0, **kwargs):
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", **kwargs)
+    env.reset(seed=0, options={"task": task})
+    steps = [env.step(action) for action in env.unwrapped.reference_actions()]
+    return [step[0] for step in steps], [step[1] for step in steps], steps[-1][-1]["metrics"]
+
+
+def insert_always(question, text, rng):
+    return [Edit(".", "..."), Edit("the", "no"), Edit("is", "was")]
+
+
+def test_an_edit_changes_whole_words_once_and_no_more_than_a_few():
+    assert apply_edit("an ant and an ant", Edit("ant", "bee")) == "an bee and an ant"
+    assert apply_edit("antler", Edit("ant", "bee")) == "antler"
+    assert apply_edit("an ant", Edit("ant", "b" * (MAX_EDIT_CHARS + 1))) == "an ant"
+    assert apply_edit("an ant", Edit("", "b")) == "an ant"
+    assert apply_edit("an ant", Edit("ant", r"\1")) == r"an \1"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attackers_change_what_sentences_tell_and_nothing_of_the_question(seed):
+    values = {"Norway", "1040", "Holm"}
+    (swapped,) = swap_values("what is Oslo ?", TEXT, np.random.default_rng(seed))
+    assert swapped.old != swapped.new
+    assert {swapped.old, swapped.new} <= values
+    (misspelt,) = misspell("what is Oslo ?", TEXT, np.random.default_rng(seed))
+    assert misspelt.old in values
+    assert sorted(misspelt.old) == sorted(misspelt.new)
+    assert misspelt.old != misspelt.new
+
+
+def test_a_lone_number_becomes_another_and_nothing_is_no_edit():
+    (edit,) = swap_values("6 * 7 ?", "42", np.random.default_rng(0))
+    assert edit.old == "42"
+    assert 43 <= int(edit.new) <= 51
+    assert swap_values("q", "", np.random.default_rng(0)) == []
+    assert misspell("q", "7", np.random.default_rng(0)) == []
+
+
+def test_an_attacked_episode_shows_other_words_and_earns_what_it_earned():
+    plain, rewards, _ = play()
+    edited, again, metrics = play(attack={"attacker": "swap", "budget": 1})
+    assert (again, metrics["num_edits"]) == (rewards, 1.0)
+    assert edited[0] != plain[0]
+    assert edited[1:] == plain[1:]  # the budget is spent
+    assert play(attack={"attacker": "swap", "budget": 1})[0] == edited
+
+
+def test_the_budget_holds_for_an_attacker_of_ones_own_and_0_is_no_attack():
+    attack = {"attacker": f"{__name__}:insert_always", "budget": 2}
+    assert play(attack=attack)[2]["num_edits"] == 2.0
+    assert play(attack={"budget": 0})[0] == play()[0]
+
+
+def test_a_snapshot_goes_on_with_the_budget_that_was_left():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", attack={"budget": 1})
+    env.reset(seed=0, options={"task": 0})
+    first, second, _ = env.unwrapped.reference_actions()
+    start = env.unwrapped.snapshot()
+    shown = env.step(first)[0]
+    after = env.unwrapped.snapshot()
+    env.unwrapped.restore(start)
+    assert env.step(first)[0] == shown
+    env.unwrapped.restore(after)
+    assert env.step(second)[-1]["metrics"]["num_edits"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("attack", "error"),
+    [
+        ({"attacker": "swop"}, UnknownNameError),
+        ({"budgets": 1}, UnknownNameError),
+        ({"budget": -1}, ConfigurationError),
+        ({"budget": True}, ConfigurationError),
+    ],
+)
+def test_a_wrong_attack_is_named_when_the_environment_is_made(attack, error):
+    with pytest.raises(error):
+        gym.make("AgentR1/SyntheticMultiHop-v0", attack=attack)

@@ -1,0 +1,78 @@
+"""The environment in which a model attacks an agent by editing what its tools say."""
+
+import gymnasium as gym
+import pytest
+
+from agent_envs.envs.synthetic.adversary import read_facts
+from agent_envs.errors import ConfigurationError
+
+
+def start(task=0, **kwargs):
+    env = gym.make("AgentR1/AdversarialEdits-v0", **kwargs)
+    question, _ = env.reset(seed=0, options={"task": task})
+    return env, question
+
+
+def call(env, name, **arguments):
+    return env.step(env.unwrapped.write_call(name, **arguments))
+
+
+def give_up(messages):
+    return "<answer>nothing</answer>"
+
+
+def test_the_agent_that_reads_solves_every_world_when_it_is_left_alone():
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", hops=[1, 2, 3], split="test")
+    for task in range(30):
+        _, info = env.reset(seed=0, options={"task": task})
+        is_over = False
+        while not is_over:
+            *_, terminated, truncated, info = env.step(read_facts(info["messages"]))
+            is_over = terminated or truncated
+        assert info["metrics"]["success"] == 1.0
+
+
+def test_one_edit_makes_it_fail_and_costs_a_tenth():
+    for task in range(10):
+        env, _ = start(task)
+        steps = [env.step(action) for action in env.unwrapped.reference_actions()]
+        assert sum(step[1] for step in steps) == pytest.approx(0.9)
+        assert steps[-1][-1]["metrics"]["success"] == 1.0
+        assert steps[-1][2]
+
+
+def test_letting_everything_pass_earns_nothing():
+    env, _ = start()
+    while True:
+        _, reward, terminated, _, info = call(env, "release")
+        assert reward == 0.0
+        if terminated:
+            break
+    assert info["metrics"]["agent_success"] == 1.0
+    assert info["metrics"]["success"] == 0.0
+
+
+def test_edits_beyond_the_budget_or_of_words_that_are_not_there_are_refused():
+    env, question = start(budget=1)
+    assert "edits left : 1" in question
+    observation, reward, *_ = call(env, "replace", old="no such words", new="x")
+    assert "do not stand in the result" in observation
+    assert reward == 0.0
+    observation, reward, *_ = call(env, "insert", sentence="it is not so .")
+    assert "it is not so .\n" in observation
+    assert reward == pytest.approx(-0.1)
+    observation, reward, *_ = call(env, "misspell", word="island")
+    assert "No edits are left" in observation
+    assert reward == 0.0
+
+
+def test_an_agent_that_fails_alone_pays_no_attacker():
+    env, _ = start(victim=f"{__name__}:give_up")
+    assert env.unwrapped.is_finished()
+    *_, info = call(env, "release")
+    assert info["metrics"]["success"] == 0.0
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(ConfigurationError, match="at least 1, not 0"):
+        gym.make("AgentR1/AdversarialEdits-v0", budget=0)

@@ -1,0 +1,226 @@
+"""From a template to what is submitted, as a stranger does it; and runs compared over time."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_envs.errors import ConfigurationError, DataError
+from agent_leaderboard import cli
+from agent_leaderboard.play import episodes
+from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.records.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+ONLY = ["synthetic-multi-hop", "synthetic-table"]
+
+
+@pytest.fixture(scope="module")
+def entry(tmp_path_factory):
+    """An empty folder in which an agent was made from the template and run on two environments."""
+    folder = tmp_path_factory.mktemp("stranger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("AGENT_R1_DATA", raising=False)
+        patch.setattr(cli, "DATA_BESIDE", folder / "none")
+        cli.main(["new", "wise_owl"])
+        cli.main(["--config", "wise_owl.yaml", "--output", "run", "--environments", *ONLY])
+    return folder
+
+
+@pytest.fixture
+def here(entry, tmp_path, monkeypatch):
+    """A copy of the folder, to work in."""
+    shutil.copytree(entry, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.delenv("AGENT_R1_DATA", raising=False)
+    monkeypatch.setattr(cli, "DATA_BESIDE", tmp_path / "none")
+    forget()
+    return tmp_path / "copy"
+
+
+def forget():
+    """Forget the agent, as a process that begins does."""
+    sys.modules.pop("wise_owl", None)
+    episodes._agent.cache_clear()
+
+
+def test_the_template_is_an_agent_with_a_name_of_its_own(entry, monkeypatch):
+    (agent,) = load_configs([entry / "wise_owl.yaml"]).agents
+    assert (agent.name, agent.kind) == ("wise owl", "wise_owl:WiseOwl")
+    monkeypatch.chdir(entry)
+    with pytest.raises(SystemExit, match="exists; nothing was written"):
+        cli.main(["new", "wise_owl"])
+    with pytest.raises(SystemExit, match="cannot name a module"):
+        cli.main(["new", "wise owl"])
+
+
+def test_a_board_is_played_as_far_as_data_are_at_hand_and_says_what_is_missing(here, capsys):
+    config = load_configs([here / "wise_owl.yaml"])
+    assert all(environment.optional for environment in config.environments)
+    names = ["hotpotqa", "synthetic-table"]
+    cli.main(["--config", "wise_owl.yaml", "--output", "part", "--tasks", "1",
+              "--environments", *names])  # fmt: skip
+    manifest = RunFolder(Path("part")).read_manifest()
+    assert [record.slug for record in manifest.environments] == ["synthetic-table"]
+    left_out = next(one for one in manifest.left_out if one.id == "AgentR1/HotpotQA-v0")
+    assert "its data are not at hand: hotpotqa_dev_distractor.jsonl.gz" in left_out.reason
+
+
+def test_check_plays_five_tasks_and_shows_what_was_a_mistake(here, capsys):
+    agent = Path("wise_owl.py")
+    agent.write_text(agent.read_text().replace("return state.answer(", "return str("))
+    cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
+    output = capsys.readouterr().out
+    assert output.count("SyntheticTableEnv-") == 5
+    assert "was a mistake (no_action)" in output
+    assert "5 of 5 episodes were replayed" in output
+    forget()
+    agent.write_text("class WiseOwl:\n    def __init__(self, tool):\n        pass\n"
+                     "    def act(self, state):\n        return state.questoin\n")  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
+    assert ended.value.code == 1
+    assert "has no attribute 'questoin'" in capsys.readouterr().out
+
+
+def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, capsys):
+    cli.main(["submit", "run"])
+    folder = here / "submissions" / "wise-owl"
+    cli.main(["verify", str(folder)])
+    assert "Verified in full: 200 of 200" in capsys.readouterr().out.replace("\n", " ")
+    text = folder.with_suffix(".md").read_text()
+    assert "# Leaderboard entry: wise owl" in text
+    assert "| organisation | my organisation |" in text
+    assert "| `synthetic-table` |" in text
+    assert not list(folder.glob("leaderboard.*"))
+    with pytest.raises(SystemExit, match="is there already"):
+        cli.main(["submit", "run"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (("organisation: my organisation", "# "), ConfigurationError, "has no organisation"),
+        (("board: published", "board: published\nprotocol: {seed: 3}"), DataError, "seed is 3"),
+    ],
+)
+def test_a_run_that_is_no_entry_is_refused_with_the_reason(here, change, error, message):
+    config = here / "wise_owl.yaml"
+    config.write_text(config.read_text().replace(*change))
+    cli.main(["--config", str(config), "--output", "other", "--tasks", "100",
+              "--environments", "synthetic-table"])  # fmt: skip
+    with pytest.raises(SystemExit, match=message):
+        cli.main(["submit", "other"])
+
+
+def test_history_tells_what_became_of_an_agent_and_what_was_changed(here, capsys):
+    config = here / "wise_owl.yaml"
+    config.write_text(config.read_text().replace("{tool: search}", "{tool: lookup}"))
+    cli.main(["--config", str(config), "--output", "later", "--environments", *ONLY])
+    capsys.readouterr()
+    cli.main(["history", "run", "later"])
+    output = " ".join(capsys.readouterr().out.split())
+    assert "agent wise-owl: settings: {'tool': 'search'} → {'tool': 'lookup'}" in output
+    assert "synthetic-table" in output
+    assert " 100 " in output  # tasks that both hold
+    with pytest.raises(SystemExit, match="two run folders or more"):
+        cli.main(["history", "run"])
+
+
+def test_a_file_for_a_folder_and_ctrl_c_are_a_line_each(here, monkeypatch, capsys):
+    (here / "file").write_text("")
+    with pytest.raises(SystemExit, match="file"):
+        cli.main(["--config", "wise_owl.yaml", "--output", "file", "--tasks", "1"])
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent_leaderboard.play.run.run", stop)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--config", "wise_owl.yaml"])
+    assert ended.value.code == 130
+    assert "it goes on where it was" in capsys.readouterr().err
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with a submission in a commit of its own; returns it and the commit before."""
+    folder = tmp_path / "checkout"
+    (folder / "benchmarks").mkdir(parents=True)
+    (folder / "benchmarks" / "code.py").write_text("")
+    git(folder, "init", "--quiet")
+    return folder, commit(folder)
+
+
+def git(folder, *words):
+    own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", folder, *own, *words], check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def commit(folder):
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "x")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def verify_submission(tmp_path, folder, base):
+    """Run what the workflow runs, with a command that notes what it was asked."""
+    command = tmp_path / "bin" / "agent-r1-bench"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text('#!/bin/sh\necho "asked: $*"\n')
+    command.chmod(0o755)
+    return subprocess.run(
+        ["bash", ROOT / ".ci" / "verify_submission", folder, base],
+        env=os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_workflow_verifies_each_folder_that_is_added(tmp_path, checkout):
+    folder, base = checkout
+    for name in ("owl", "fox"):
+        path = folder / "benchmarks" / "submissions" / name / "manifest.json"
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    commit(folder)
+    done = verify_submission(tmp_path, folder, base)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split("/")[-1] for line in done.stdout.splitlines() if "asked" in line] == [
+        "fox --reference published --jobs 2", "owl --reference published --jobs 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["benchmarks/code.py", "setup.py", ".github/workflows/x.yml"])
+def test_the_workflow_refuses_a_submission_that_brings_code(tmp_path, checkout, name):
+    folder, base = checkout
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("print()")
+    commit(folder)
+    done = verify_submission(tmp_path, folder, base)
+    assert done.returncode == 1
+    assert "changes nothing outside" in done.stdout
+
+
+def test_the_workflow_refuses_a_link_and_a_change_of_what_is_published(tmp_path, checkout):
+    folder, base = checkout
+    link = folder / "benchmarks" / "submissions" / "owl" / "manifest.json"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/etc/passwd")
+    middle = commit(folder)
+    done = verify_submission(tmp_path, folder, base)
+    assert done.returncode == 1
+    assert "plain files only" in done.stdout
+    link.unlink()
+    link.write_text("{}")
+    base = commit(folder)
+    link.write_text("{} ")
+    commit(folder)
+    done = verify_submission(tmp_path, folder, base)
+    assert (done.returncode, base != middle) == (1, True)
+    assert "was there before" in done.stdout
