@@ -39,8 +39,8 @@ def trajectory_page(
 ) -> str:
     """Return one self-contained HTML page: every step, how the state changed, tokens, rows.
 
-    Of `tokenizer`, ``decode`` alone is used; without one, actions are shown as they are. Of `curves`
-    those of evaluations stand above, as a table.
+    Of `tokenizer`, ``decode`` alone is used; without one, actions are shown as they are. Of
+    `curves` those of evaluations stand above, as a table.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
