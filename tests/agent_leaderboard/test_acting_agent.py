@@ -68,9 +68,7 @@ def test_an_outage_pauses_a_run_and_its_faults_are_played_again(tmp_path, capsys
     with pytest.raises(RolloutError, match=r"(?s)Paused: .*'mine' on 'hops'.*the server is away"):
         play(tmp_path / "again", "Failing", settings, tasks=9)
     results = tmp_path / "again" / "run" / "results" / "hops" / "mine.jsonl"
-    assert (
-        len(results.read_text().splitlines()) == 6
-    )  # the third chunk of two made it five in a row
+    assert len(results.read_text().splitlines()) == 6  # the third chunk of two made it six in a row
     assert "2 of 2 episodes ended by a fault" in capsys.readouterr().err
     flag.write_text("back")
     assert files_of(play(tmp_path / "again", "Failing", settings, tasks=9).path) == whole

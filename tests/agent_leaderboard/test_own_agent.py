@@ -40,7 +40,7 @@ def test_it_plays_and_others_can_replay_it_but_not_ask_it_again(own_run):
     verification = verify(own_run.path)
     assert verification.problems == []
     assert verification.num_replayed == 3
-    assert "NOT asked again: mine: its code is its author's own" in verification.summary()
+    assert "mine: its code is its author's own" in verification.summary()
     assert "mine (own code)" in make_markdown(summarise(read_run(own_run.path)))
 
 

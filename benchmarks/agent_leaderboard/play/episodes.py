@@ -23,8 +23,8 @@ from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
-OUTAGE_EPISODES: Final = 5
-"""So many faults in a row, and none scored between them, are an outage."""
+OUTAGE_EPISODES: Final = 6
+"""So many faults in a row, and none scored between them, are an outage; more than `check` plays."""
 FAULTS: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 

@@ -277,7 +277,7 @@ def _tell_faults(lines: Sequence[ResultLine]) -> None:
 def _outage(line: ResultLine) -> RolloutError:
     return RolloutError(
         f"Paused: at least the last {OUTAGE_EPISODES} episodes of {line.agent!r} on "
-        f"{line.environment!r} failed through no fault of the agent ({line.error}). When that is "
+        f"{line.environment!r} ended by a fault ({line.error}). When that is "
         "mended, give the same command again: it goes on, and plays them again."
     )
 
