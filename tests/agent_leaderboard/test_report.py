@@ -50,7 +50,9 @@ def printed(function, *arguments, width=120):
 
 def test_markdown_holds_score_interval_and_rank(board):
     text = make_markdown(board)
-    row = next(line for line in text.splitlines() if line.startswith("| `multi-hop` |"))
+    row = next(
+        line for line in text.splitlines() if line.startswith("| `multi-hop` (own measure) |")
+    )
     cells = [cell.strip() for cell in row.split(" | ")]
     assert cells[1] == "100.0 [63.1, 100.0]"  # the oracle has no rank
     assert cells[2] == "**100.0 [63.1, 100.0] · =1**"
@@ -90,7 +92,7 @@ def test_hidden_characters_are_written_out():
 
 def test_the_terminal_shows_a_table_for_each_environment(run_folder):
     text = printed(print_table, run_folder)
-    assert "multi-hop · AgentR1/SyntheticMultiHop-v0 · 8 tasks" in text
+    assert "multi-hop (own measure) · AgentR1/SyntheticMultiHop-v0 · 8 tasks" in text
     assert re.search(r"=1 +some +37\.5 \[\d+\.\d, \d+\.\d\] +·*━+●━+·* +0\.45 ", text)
     assert "\u202e" not in text
     assert "McNemar" in text
@@ -207,7 +209,8 @@ def test_a_run_under_way_has_reports_of_what_is_there(tmp_path, run_folder):
     shutil.copytree(run_folder, folder)
     shutil.rmtree(folder / "results" / LICENSED)
     write_reports(folder)
-    assert "| `hotpotqa` | - | - | - | - |" in (folder / "leaderboard.md").read_text()
+    mark = "(own data: only who holds them can check)"
+    assert f"| `hotpotqa` {mark} | - | - | - | - |" in (folder / "leaderboard.md").read_text()
     shutil.rmtree(folder / "results")
     write_reports(folder)
     assert payload(folder / "leaderboard.html")["cells"] == {}

@@ -82,7 +82,7 @@ def test_results_of_licensed_data_hold_no_question_answer_or_observation(small_r
     replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent("oracle"), small_data)
     line = folder.read_results("hotpotqa", "oracle")[0]
     episode = replayer.replay(line)
-    assert episode.steps[-1].action == "<answer>Norway</answer>"
+    assert episode.answers[0] in episode.steps[-1].action
     assert [step.reward for step in episode.steps] == line.rewards
     assert "maker" in (small_run / "results" / "table" / "oracle.jsonl").read_text()
 

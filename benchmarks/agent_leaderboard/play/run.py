@@ -288,8 +288,10 @@ def _outage(line: ResultLine) -> RolloutError:
 def _keep_lines(path: Path, count: int) -> None:
     """Cut a file after so many lines; also cuts a last one that is not whole."""
     lines = path.read_bytes().splitlines(keepends=True)
-    with path.open("r+b") as file:
-        file.truncate(sum(map(len, lines[:count])))
+    kept, written = (sum(map(len, some)) for some in (lines[:count], lines))
+    if kept < written:
+        with path.open("r+b") as file:
+            file.truncate(kept)
 
 
 def _append(path: Path, text: str) -> None:
