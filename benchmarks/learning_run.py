@@ -1,7 +1,7 @@
 """One learning run: train the embedded policy by one method, with one seed, then measure it.
 
 ``python -m benchmarks.learning_run FOLDER`` does what ``FOLDER/run.json`` says and writes
-``FOLDER/result.json``.
+``FOLDER/result.json``; ``python -m benchmarks.learning_run FOLDER JSON`` writes ``run.json`` first.
 """
 
 import functools
@@ -23,6 +23,7 @@ from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy
+from benchmarks.demonstrated import references, show
 from benchmarks.naive_rag import NaiveRAG
 from benchmarks.performance.models import load_tokenizer
 from benchmarks.trl_peer import make_trl_trainer, played_by_ours
@@ -32,7 +33,10 @@ LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
 NUM_EPISODES: Final = 128
 """Episodes per optimiser step, as in the default run."""
 MAX_NEW_TOKENS: Final = 24
+FIRST_SHOWN: Final = 20_000_000
+"""Where the tasks begin whose references are shown; no run draws near it."""
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "one hop": (MULTI_HOP, {"hops": 1}),
     "clean facts": (MULTI_HOP, {}),
     "outdated facts": (MULTI_HOP, {"outdated": 1.0}),
     "three questions": (LONG_HORIZON, {}),
@@ -45,8 +49,7 @@ class LearningRun:
     """What to train and measure."""
 
     method: str
-    """A name of ``--algorithm``; ``trl`` for TRL's own trainer; ``base`` and ``naive_rag`` are not
-    trained."""
+    """A name of ``--algorithm``; ``trl`` for TRL's own trainer; ``base`` is not trained."""
     seed: int
     budget: int
     """Environment steps to train for; the batch that reaches it is the last one."""
@@ -57,6 +60,12 @@ class LearningRun:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Sequence[str] = ()
     """Further options of ``agent-r1-train``."""
+    is_naive_rag: bool = False
+    """Whether the policy reads what one search with the question finds, when it is measured."""
+    num_shown: int = 0
+    """References in the environment that are shown before: with its context, if it has one."""
+    first_task: int = 0
+    """The first held-out task: settings are chosen on others than they are reported on."""
 
 
 class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
@@ -93,15 +102,20 @@ def run(folder: Path) -> None:
     spec = LearningRun(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
     started = time.perf_counter()
     curve: list[tuple[int, float]] = []
-    if spec.method in ("base", "naive_rag"):
-        model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
+    start = TINY_POLICY
+    if spec.num_shown:
+        start = folder / "shown"
+        make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
+        show(references(make_env, FIRST_SHOWN, spec.num_shown), start)
+    if spec.method == "base":
+        model = AutoModelForCausalLM.from_pretrained(start)
     else:
-        model, curve = train(spec, folder)
+        model, curve = train(spec, folder, start)
     model.eval()
     policy: Policy = transformers_policy(
         model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
     )
-    if spec.method == "naive_rag":
+    if spec.is_naive_rag:
         policy = NaiveRAG(policy, load_tokenizer())
     write_json(
         folder / "result.json",
@@ -114,9 +128,12 @@ def run(folder: Path) -> None:
     )
 
 
-def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]]:
-    """Train; return the model and the learning curve."""
+def train(
+    spec: LearningRun, folder: Path, start: Path = TINY_POLICY
+) -> tuple[Any, list[tuple[int, float]]]:
+    """Train the policy of `start`; return the model and the learning curve."""
     options = [
+        *([] if start == TINY_POLICY else ["--config", "default", "--model", str(start)]),
         "--algorithm", "grpo" if spec.method == "trl" else spec.method,
         "--env", spec.env,
         "--env_kwargs", json.dumps(dict(spec.env_kwargs)),
@@ -148,11 +165,20 @@ def measure(policy: Policy, column: str, spec: LearningRun) -> float:
     evaluation = evaluate_policy(
         functools.partial(gym.make, env, split="test", **kwargs, **context),
         policy,
-        range(spec.num_tasks),
+        range(spec.first_task, spec.first_task + spec.num_tasks),
         seed=spec.seed,
     )
     return evaluation.metrics["success"]
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    folder, *spec = sys.argv[1:] if arguments is None else arguments
+    if spec:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder) / "run.json", asdict(LearningRun(**json.loads(spec[0]))))
+    run(Path(folder))
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    main()

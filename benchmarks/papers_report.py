@@ -1,5 +1,6 @@
 """Write the papers' tables as Markdown, as a picture and as JSON."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,13 +9,18 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
+from agent_leaderboard.report.uncertainty import holm
 from agent_leaderboard.report.visible_text import markdown_table
+from benchmarks.paired_statistics import ALPHA, half_width, seeds_needed, sign_flip_test
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """What the runs of each method found, one per seed; see `benchmarks.learning_run`."""
-RATIO_TO_BEAT: Final = 2.9
-"""GRPO over naive RAG in the first paper's table."""
-_UNTRAINED: Final = ("base tool call", "naive RAG")
+NAIVE_RAG: Final = "naive RAG"
+_UNTRAINED: Final = ("base tool call",)
+_ONE_HOP: Final = "one hop"
+"""Where one search can do: the only column in which naive RAG is a fair rival."""
+_REFERENCE: Final = "grpo"
+"""What the other trained rows are compared with: the first paper's best."""
 _COMPARED: Final = {
     "masks": (
         ("ppo, both masks", "ppo, no advantage mask"),
@@ -34,7 +40,7 @@ _COMPARED: Final = {
         ("tree", "gigpo"),
     ),
 }
-"""Which methods of a table are set beside each other: the one meant to be better first."""
+"""Which methods of a table are set beside each other: the one the papers found better first."""
 
 
 def write_report(
@@ -75,10 +81,17 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "method": name,
         "scores": scores,
         "mean": statistics.fmean(by_seed),
-        "spread": _spread(by_seed),
+        "half_width": _finite(half_width(by_seed)),
         "half_way": [_half_way(run["curve"]) for run in runs if run["curve"]],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
+        "options": list(runs[0].get("run", {}).get("options", ())),
+        "commands": [run["command"] for run in runs if "command" in run],
     }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON knows."""
+    return value if math.isfinite(value) else None
 
 
 def _by_seed(scores: Mapping[str, Sequence[float]]) -> list[float]:
@@ -91,10 +104,6 @@ def _half_way(curve: Sequence[Sequence[float]]) -> float:
     half = curve[-1][0] / 2
     nearest = sorted(curve, key=lambda point: abs(point[0] - half))[:5]
     return statistics.fmean(success for _, success in nearest)
-
-
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 # Markdown
@@ -113,20 +122,59 @@ def _markdown(
         f"{facts['jobs']} at a time on one core each, so about {facts['wall_seconds'] / 60:.0f} "
         f"minutes in all. {versions}.",
         f"Success in % of {facts['num_tasks']} held-out tasks per column, sampled at temperature "
-        f"1: mean and standard deviation over seeds {', '.join(map(str, facts['seeds']))}. Each "
-        f"run trains for {facts['budget']:,} environment steps (over the long horizon "
+        f"1: mean and 95 % interval by Student's t over {len(facts['seeds'])} seeds. Each run "
+        f"trains for {facts['budget']:,} environment steps (over the long horizon "
         f"{facts['long_budget']:,}) in batches of 128 episodes, *vine* and *tree* of 96 and their "
-        "branches; the learning rate falls to 0 over them. In-domain: *clean facts* and *outdated "
-        "facts*, half of the training worlds each. Out of domain: *three questions* in a row, "
-        "which only the runs of the last table train. "
-        "Half-way: success in the training batches around half of the environment steps.",
+        "branches; the learning rate falls to 0 over them. In-domain: *clean facts* and *outdated facts*, half of the training worlds each. "
+        "Out of domain: *one hop*, and *three questions* in a row, which only the runs of the last "
+        "table train. Half-way: success in the training batches around half of the environment "
+        "steps. Naive RAG searches once with the question and is trained, by the same budget, to "
+        "read what that finds where one search can do.",
+        _tuning(facts),
+        "Comparisons are paired by seed: mean difference with its 95 % interval by Student's t, "
+        "and the exact test that flips signs, with Holm's correction over the comparisons of a "
+        "table. *Cannot be told apart*: p of 5 % or more.",
         "![Learning curves](papers_table.png)",
     ]
     for name, rows in tables.items():
-        lines = [f"- {line}" for pair in _COMPARED.get(name, ()) if (line := _compare(rows, *pair))]
-        findings = _rows_findings(rows) if name == "rows" else "\n".join(lines)
-        parts += [f"## {titles[name]}", _table(rows), findings]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {titles[name]}", _table(rows), compare_rows(name, rows)]
+    parts.append(_commands(tables))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _tuning(facts: Mapping[str, Any]) -> str:
+    """Say how learning rates were chosen."""
+    if not facts.get("tuning"):
+        return "Learning rates were not tuned: all rows have the same."
+    rates = ", ".join(f"{rate:g}" for rate in facts["learning_rates"])
+    head = ["table", "method", *(f"{rate:g}" for rate in facts["learning_rates"]), "chosen"]
+    lines = [
+        [
+            row["study"],
+            row["method"],
+            *(f"{100 * value:.1f}" for value in row["success"].values()),
+            f"{row['chosen']:g}",
+        ]
+        for row in facts["tuning"]
+    ]
+    return (
+        f"The learning rate of each row is the best of {rates} for it, by success on seeds and "
+        f"tasks of their own, with the same budget for all:\n\n{markdown_table(head, lines, 2)}"
+    )
+
+
+def _commands(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return the command of the first seed of each row; JSON holds those of all cells."""
+    lines = [
+        f"- {name}, *{row['method']}*: `{row['commands'][0]}`"
+        for name, rows in tables.items()
+        for row in rows
+        if row["commands"]
+    ]
+    if not lines:
+        return ""
+    intro = "Of the first seed; `papers_table.json` holds those of all cells."
+    return "\n\n".join(["## Commands", intro, "\n".join(lines)])
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -135,52 +183,80 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ["method", *columns, *means, "half-way, in training", "environment steps"]
     lines = []
     for row in rows:
-        cells = [_percent(statistics.fmean(s), _spread(s)) for s in row["scores"].values()]
+        cells = [_percent(s) for s in row["scores"].values()]
         if len(columns) > 1:
-            cells.append(_percent(row["mean"], row["spread"]))
-        half_way = row["half_way"]
-        cells.append(_percent(statistics.fmean(half_way), _spread(half_way)) if half_way else "")
+            cells.append(_percent(_by_seed(row["scores"])))
+        cells.append(_percent(row["half_way"]) if row["half_way"] else "")
         cells.append(f"{statistics.fmean(row['environment_steps']):,.0f}")
         lines.append([row["method"], *cells])
     return markdown_table(header, lines)
 
 
-def _percent(mean: float, spread: float) -> str:
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}"
+def _percent(values: Sequence[float], sign: str = "") -> str:
+    mean, half = 100 * statistics.fmean(values), 100 * half_width(values)
+    return f"{mean:{sign}.1f} ± {half:.1f}" if math.isfinite(half) else f"{mean:{sign}.1f}"
 
 
-def _rows_findings(rows: Sequence[Mapping[str, Any]]) -> str:
-    naive = next((row["mean"] for row in rows if row["method"] == "naive RAG"), None)
-    trained = [row for row in rows if row["method"] not in _UNTRAINED]
-    if naive is None or not trained:
-        return ""
-    short = [row["method"] for row in trained if row["mean"] < RATIO_TO_BEAT * naive]
-    worst = min(trained, key=lambda row: float(row["mean"]))
-    verdict = (
-        f"Below {RATIO_TO_BEAT} times naive RAG: {', '.join(short)}"
-        if short
-        else f"Every trained row is at least {RATIO_TO_BEAT} times naive RAG"
-    )
-    return (
-        f"{verdict}; the lowest, {worst['method']}, reaches {100 * worst['mean']:.1f} %, naive RAG "
-        f"{100 * naive:.1f} %."
-    )
-
-
-def _compare(rows: Sequence[Mapping[str, Any]], better: str, worse: str) -> str:
+def compare_rows(study: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the seeds allow to say of the rows of a table, a line per comparison."""
     by_name = {row["method"]: row for row in rows}
-    if better not in by_name or worse not in by_name:
+    if study == "rows":
+        others = [n for n in by_name if n not in (*_UNTRAINED, NAIVE_RAG, _REFERENCE)]
+        pairs = [(_REFERENCE, NAIVE_RAG), *((_REFERENCE, other) for other in others)]
+    else:
+        pairs = list(_COMPARED.get(study, ()))
+    pairs = [pair for pair in pairs if by_name.keys() >= set(pair)]
+    differences = [_differences(by_name[a], by_name[b]) for a, b in pairs]
+    adjusted = holm([sign_flip_test(own) for own in differences])
+    lines = [
+        _say(pair, own, p, by_name, is_claim=study != "rows")
+        for pair, own, p in zip(pairs, differences, adjusted, strict=True)
+    ]
+    if not lines:
         return ""
-    first, second = by_name[better], by_name[worse]
-    pairs = list(zip(_by_seed(first["scores"]), _by_seed(second["scores"]), strict=True))
-    wins = sum(a > b for a, b in pairs)
-    verb = "beats" if first["mean"] > second["mean"] else "does not beat"
-    return (
-        f"*{better}* {verb} *{worse}*: {100 * first['mean']:.1f} % against "
-        f"{100 * second['mean']:.1f} %, ahead with {wins} of {len(pairs)} seeds; half-way "
-        f"{100 * statistics.fmean(first['half_way']):.1f} % against "
-        f"{100 * statistics.fmean(second['half_way']):.1f} %."
+    num_seeds, needed = len(differences[0]), seeds_needed(len(pairs))
+    if num_seeds < needed:
+        lines.append(
+            f"{num_seeds} seeds cannot tell any of these {len(pairs)} pairs apart, however they "
+            f"end: that takes {needed}."
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[float]:
+    """Return first less second by seed: where one search can do, if one of both is naive RAG."""
+    a, b = (
+        row["scores"][_ONE_HOP]
+        if NAIVE_RAG in (first["method"], second["method"]) and _ONE_HOP in row["scores"]
+        else _by_seed(row["scores"])
+        for row in (first, second)
     )
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _say(
+    pair: tuple[str, str],
+    differences: Sequence[float],
+    p_value: float,
+    by_name: Mapping[str, Mapping[str, Any]],
+    *,
+    is_claim: bool,
+) -> str:
+    first, second = pair
+    where = (
+        f" in *{_ONE_HOP}*" if NAIVE_RAG in pair and _ONE_HOP in by_name[first]["scores"] else ""
+    )
+    wins = sum(value > 0 for value in differences)
+    figures = (
+        f"{_percent(differences, '+')} points{where}, ahead with {wins} of {len(differences)} "
+        f"seeds, p = {p_value:.3f}"
+    )
+    if p_value >= ALPHA:
+        return f"*{first}* and *{second}* cannot be told apart: {figures}."
+    if statistics.fmean(differences) > 0:
+        return f"*{first}* beats *{second}*: {figures}."
+    against = ", against what the papers found" if is_claim else ""
+    return f"*{second}* beats *{first}*{against}: {figures}."
 
 
 # Picture

@@ -1,20 +1,23 @@
 """The papers' tables in miniature: ``python -m benchmarks.papers_table``.
 
-Trains the embedded policy by every method on the synthetic family, three seeds each, with the same
-budget of environment steps, and measures it in variants that were trained and one that was not;
-then the ablations of masks and of context, and credit per step against credit per trajectory over a
-long horizon. A run that is done is not repeated: a command that was stopped goes on.
+Trains the embedded policy by every method on the synthetic family with the same budget of
+environment steps: first with several learning rates, on seeds and tasks of their own, then with the
+best of them on ten seeds. It is measured in variants that were trained and in some that were not;
+then come the ablations of masks and of context, and credit per step against credit per trajectory
+over a long horizon. A run that is done is not repeated: a command that was stopped goes on.
 """
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +31,8 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.cli.arguments import parse
 from agent_trainers.cli.results import PACKAGES
 from benchmarks.learning_run import COLUMNS, LONG_HORIZON, MULTI_HOP, LearningRun
-from benchmarks.papers_report import write_report
+from benchmarks.paired_statistics import MOST_SEEDS
+from benchmarks.papers_report import NAIVE_RAG, write_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,11 @@ class Method:
     """See `LearningRun`."""
     options: tuple[str, ...] = ()
     context: dict[str, Any] | None = None
+    env_kwargs: dict[str, Any] | None = None
+    """What it is trained on, if not on what all are."""
+    is_naive_rag: bool = False
+    num_shown: int = 0
+    """See `LearningRun`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,8 @@ def _trained(*names: str) -> tuple[Method, ...]:
     return tuple(Method(name=name, method=name) for name in names)
 
 
+NUM_SHOWN: Final = 64
+"""References, each in the context of its row: no context is new to the policy that is trained."""
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
 _FEWER_EPISODES: Final = ("--per_device_train_batch_size", "96")
@@ -66,7 +77,7 @@ STUDIES: Final = (
         title="Methods",
         methods=(
             Method(name="base tool call", method="base"),
-            Method(name="naive RAG", method="naive_rag"),
+            Method(name=NAIVE_RAG, method="grpo", env_kwargs={"hops": 1}, is_naive_rag=True),
             *_trained("ppo", "grpo", "reinforce++", "reinforce++-baseline", "rloo"),
             *_trained("gigpo", "step_ppo"),
             Method(name="TRL environment_factory", method="trl"),
@@ -87,10 +98,10 @@ STUDIES: Final = (
         name="context",
         title="Context",
         methods=(
-            Method(name="grpo, full", method="grpo"),
-            Method(name="grpo, window of 1 turn", method="grpo",
+            Method(name="grpo, full", method="grpo", num_shown=NUM_SHOWN),
+            Method(name="grpo, window of 1 turn", method="grpo", num_shown=NUM_SHOWN,
                    context={"name": "window", "turns": 1}),
-            Method(name="grpo, budget of 90 tokens", method="grpo",
+            Method(name="grpo, budget of 90 tokens", method="grpo", num_shown=NUM_SHOWN,
                    context={"name": "budget", "tokens": 90}),
         ),
     ),
@@ -105,9 +116,13 @@ STUDIES: Final = (
         is_long_horizon=True,
     ),
 )  # fmt: skip
-_FACTS: Final = ("jobs", "num_tasks", "seeds", "budget", "long_budget")
+_FACTS: Final = ("jobs", "num_tasks", "seeds", "budget", "long_budget", "learning_rates")
 TRAINED_ON: Final = {"outdated": 0.5}
-"""Half of the worlds hold outdated facts, so the first two columns are in-domain."""
+"""Half of the worlds hold outdated facts, so those two columns are in-domain."""
+TUNING_SEEDS: Final = (101, 102)
+FIRST_TUNING_TASK: Final = 1_000_000
+"""Learning rates are chosen on seeds and held-out tasks that no table reports."""
+NUM_TUNING_TASKS: Final = 100
 
 
 @dataclass
@@ -115,12 +130,16 @@ class PapersTableArguments:
     """How much to run, and where."""
 
     seeds: list[int] = field(
-        default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each method."}
+        default_factory=lambda: list(range(1, 11)), metadata={"help": "Seeds of each method."}
+    )
+    learning_rates: list[float] = field(
+        default_factory=lambda: [1e-3, 2e-3, 4e-3],
+        metadata={"help": "Each method is reported with the best of them."},
     )
     budget: int = field(
-        default=24_000, metadata={"help": "Environment steps that each run may train for."}
+        default=10_000, metadata={"help": "Environment steps that each run may train for."}
     )
-    long_budget: int = field(default=8_000, metadata={"help": "The same over the long horizon."})
+    long_budget: int = field(default=6_000, metadata={"help": "The same over the long horizon."})
     num_tasks: int = field(default=300, metadata={"help": "Held-out tasks per column."})
     studies: list[str] = field(
         default_factory=lambda: [study.name for study in STUDIES],
@@ -150,24 +169,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(options: PapersTableArguments, command: str) -> None:
     """Do the runs that are missing, then write the tables."""
+    if len(options.seeds) > MOST_SEEDS:
+        raise ConfigurationError(f"--seeds: at most {MOST_SEEDS}, for the exact test.")
     known = {study.name: study for study in STUDIES}
     studies = [lookup(known, name, kind="study") for name in options.studies]
-    wanted = {
-        (study.name, method.name, seed): learning_run(study, method, seed, options)
-        for study in studies
-        for method in study.methods
-        for seed in options.seeds
+    arms = [(study, method) for study in studies for method in study.methods]
+    tried = {
+        (study.name, method.name, rate): [
+            tuning_run(study, method, seed, rate, options) for seed in TUNING_SEEDS
+        ]
+        for study, method in arms
+        if method.method != "base" and len(options.learning_rates) > 1
+        for rate in options.learning_rates
     }
-    folders = {key: Path(options.work) / _folder(spec) for key, spec in wanted.items()}
-    _do_all({folders[key]: spec for key, spec in wanted.items()}, options.jobs)
-    results = {folder: _read(folder) for folder in folders.values()}
-    seconds = sum(result["seconds"] for result in results.values())
+    tuned = _do_all([spec for specs in tried.values() for spec in specs], options)
+    tuning: dict[tuple[str, str], dict[float, float]] = {}
+    for (study_name, method_name, rate), specs in tried.items():
+        scores = [_mean_score(tuned[_folder(spec, options)]) for spec in specs]
+        tuning.setdefault((study_name, method_name), {})[rate] = statistics.fmean(scores)
+    rates = {
+        (study.name, method.name): _best(tuning.get((study.name, method.name)), options)
+        for study, method in arms
+    }
+    wanted = {
+        (study.name, method.name): [
+            learning_run(study, method, seed, rates[study.name, method.name], options)
+            for seed in options.seeds
+        ]
+        for study, method in arms
+    }
+    results = _do_all([spec for specs in wanted.values() for spec in specs], options)
+    seconds = sum(result["seconds"] for result in (tuned | results).values())
     settings = asdict(options)
     write_report(
         Path(options.output),
         {
             study.name: {
-                method.name: [results[folders[study.name, method.name, s]] for s in options.seeds]
+                method.name: [
+                    results[_folder(spec, options)] | {"command": _command(spec, options)}
+                    for spec in wanted[study.name, method.name]
+                ]
                 for method in study.methods
             }
             for study in studies
@@ -178,8 +219,12 @@ def run(options: PapersTableArguments, command: str) -> None:
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "wall_seconds": round(seconds / options.jobs),
             "run_seconds": round(seconds),
-            "num_runs": len(results),
+            "num_runs": len(tuned | results),
             **{name: settings[name] for name in _FACTS},
+            "tuning": [
+                {"study": study, "method": method, "chosen": rates[study, method], "success": found}
+                for (study, method), found in tuning.items()
+            ],
             "versions": {"python": platform.python_version()}
             | {package: importlib.metadata.version(package) for package in PACKAGES},
         },
@@ -187,11 +232,12 @@ def run(options: PapersTableArguments, command: str) -> None:
 
 
 def learning_run(
-    study: Study, method: Method, seed: int, options: PapersTableArguments
+    study: Study, method: Method, seed: int, rate: float | None, options: PapersTableArguments
 ) -> LearningRun:
-    """Return what to run for one cell of a table."""
+    """Return what to run for one cell of a table, at a learning rate."""
     is_long = study.is_long_horizon
     context = {} if method.context is None else {"context": method.context}
+    trained_on = TRAINED_ON if method.env_kwargs is None else method.env_kwargs
     return LearningRun(
         method=method.method,
         seed=seed,
@@ -199,12 +245,47 @@ def learning_run(
         num_tasks=options.num_tasks,
         columns=("three questions",) if is_long else tuple(COLUMNS),
         env=LONG_HORIZON if is_long else MULTI_HOP,
-        env_kwargs=context if is_long else TRAINED_ON | context,
-        options=method.options,
+        env_kwargs=context if is_long else trained_on | context,
+        options=method.options + (() if rate is None else ("--learning_rate", f"{rate:g}")),
+        is_naive_rag=method.is_naive_rag,
+        num_shown=method.num_shown,
     )
 
 
-def _folder(spec: LearningRun) -> str:
+def tuning_run(
+    study: Study, method: Method, seed: int, rate: float, options: PapersTableArguments
+) -> LearningRun:
+    """Return a run that a learning rate is chosen by: what the method is trained on, elsewhere."""
+    spec = learning_run(study, method, seed, rate, options)
+    own = ("one hop",) if method.is_naive_rag else ("clean facts", "outdated facts")
+    return dataclasses.replace(
+        spec,
+        columns=spec.columns if study.is_long_horizon else own,
+        num_tasks=min(options.num_tasks, NUM_TUNING_TASKS),
+        first_task=FIRST_TUNING_TASK,
+    )
+
+
+def _best(success: Mapping[float, float] | None, options: PapersTableArguments) -> float | None:
+    """Return the rate with the most success, the lower of two; None for what is not trained."""
+    if success is None:
+        return options.learning_rates[0] if len(options.learning_rates) == 1 else None
+    return max(sorted(success), key=success.__getitem__)
+
+
+def _mean_score(result: Mapping[str, Any]) -> float:
+    return statistics.fmean(result["scores"].values())
+
+
+def _command(spec: LearningRun, options: PapersTableArguments) -> str:
+    """Return what repeats one cell."""
+    folder = _folder(spec, options)
+    return shlex.join(
+        ["python", "-m", "benchmarks.learning_run", str(folder), json.dumps(asdict(spec))]
+    )
+
+
+def _folder(spec: LearningRun, options: PapersTableArguments) -> Path:
     """Return a readable name; the same for the same run in two tables."""
     context = spec.env_kwargs.get("context")
     parts = [
@@ -212,22 +293,30 @@ def _folder(spec: LearningRun) -> str:
         *(value.removeprefix("--") for value in spec.options),
         *([context["name"]] if context else []),
         *(["long"] if spec.env == LONG_HORIZON else []),
+        *(["naive_rag"] if spec.is_naive_rag else []),
+        *(["shown"] if spec.num_shown else []),
+        *(["tuning"] if spec.first_task else []),
         str(spec.seed),
     ]
-    return "-".join(parts)
+    return Path(options.work) / "-".join(parts)
 
 
-def _do_all(specs: dict[Path, LearningRun], jobs: int) -> None:
-    missing = {folder: spec for folder, spec in specs.items() if not _is_done(folder, spec)}
-    with ThreadPoolExecutor(jobs) as pool:
+def _do_all(
+    specs: Sequence[LearningRun], options: PapersTableArguments
+) -> dict[Path, dict[str, Any]]:
+    """Do the runs that are not done; return what all found."""
+    by_folder = {_folder(spec, options): spec for spec in specs}
+    missing = {folder: spec for folder, spec in by_folder.items() if not _is_done(folder, spec)}
+    with ThreadPoolExecutor(options.jobs) as pool:
         under_way = {pool.submit(_do, folder, spec): folder for folder, spec in missing.items()}
-        num_done = len(specs) - len(missing)
-        bar = tqdm(as_completed(under_way), total=len(specs), initial=num_done, unit="run")
+        num_done = len(by_folder) - len(missing)
+        bar = tqdm(as_completed(under_way), total=len(by_folder), initial=num_done, unit="run")
         failed = [under_way[future] for future in bar if future.result() != 0]
     if failed:
         raise ConfigurationError(
             "failed: " + ", ".join(f"{folder} (see {folder / 'log.txt'})" for folder in failed)
         )
+    return {folder: _read(folder) for folder in by_folder}
 
 
 def _do(folder: Path, spec: LearningRun) -> int:

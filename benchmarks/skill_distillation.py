@@ -23,7 +23,6 @@ from typing import Any, Final
 import gymnasium as gym
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
-from trl import SFTTrainer
 
 from agent_envs.data.files import write_json
 from agent_leaderboard.report.visible_text import markdown_table
@@ -34,9 +33,10 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
 from agent_trainers.rollout.skills import NOTE, tell_actions
-from agent_trainers.trainers.supervised import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory
+from benchmarks.demonstrated import show
 from benchmarks.learning_run import MAX_NEW_TOKENS, MULTI_HOP, LearningRun, run
+from benchmarks.paired_statistics import half_width
 from benchmarks.performance.models import load_tokenizer
 
 COLUMN: Final = "clean facts"
@@ -46,10 +46,6 @@ NUM_OWN: Final = 1000
 """The policy's own episodes beside them."""
 FIRST_TASK: Final = 10_000_000
 """Where the tasks of both begin; no run draws near it."""
-T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % quantile of Student's t by degrees of freedom, from 1."""
-
-
 SIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "0": ("--skill_weight", "0.0"),
     "0.1": ("--skill_weight", "0.1"),
@@ -136,9 +132,7 @@ def _percent(values: Sequence[float], sign: str = "") -> str:
     mean = 100 * statistics.fmean(values)
     if len(values) < 2:
         return f"{mean:{sign}.1f}"
-    quantile = T_95[min(len(values) - 1, len(T_95)) - 1]
-    half = 100 * quantile * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:{sign}.1f} ± {half:.1f}"
+    return f"{mean:{sign}.1f} ± {100 * half_width(values):.1f}"
 
 
 # A policy that can read
@@ -154,20 +148,7 @@ def make_reader(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY_POLICY).eval()
     policy = transformers_policy(model, tokenizer, max_new_tokens=MAX_NEW_TOKENS)
     own = Rollout(make_env, policy).collect(plan_samples(tasks[NUM_SHOWN:], 1, seed=0))
-    dataset, _ = supervised_dataset([*(with_skill(t, renderer) for t in shown), *own], None)
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    config = WarmStartConfig(
-        str(unfinished), per_device_train_batch_size=16, learning_rate=2e-3, num_train_epochs=1,
-        warmup_steps=5, use_cpu=True, bf16=False, save_strategy="no", report_to="none",
-        disable_tqdm=True, gradient_checkpointing=False,
-    )  # fmt: skip
-    trainer = SFTTrainer(
-        str(TINY_POLICY), args=config, train_dataset=dataset, processing_class=tokenizer
-    )
-    with contextlib.redirect_stdout(sys.stderr):
-        trainer.train()
-    trainer.save_model()
-    unfinished.rename(folder)
+    show([*(with_skill(t, renderer) for t in shown), *own], folder)
 
 
 def with_skill(trajectory: Trajectory, renderer: ChatRenderer) -> Trajectory:

@@ -58,8 +58,8 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         *,
         split: str = "train",
         hops: int | Sequence[int] = 2,
-        variant: str = "default",
-        top_k: int = 2,
+        variant: str | Sequence[str] = "default",
+        top_k: int | Sequence[int] = 2,
         questions: int = 1,
         outdated: float = 0.0,
         max_searches: int | None = None,
@@ -73,8 +73,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
                 one.
             variant: ``"default"``, ``"paraphrase"`` (other phrasings), ``"relations"`` (other
                 relations), or ``"injected"`` (planted text in what a search shows; see
-                `agent_envs.envs.qa.injection`); the embedded policy was made on the first only.
-            top_k: How many facts a search returns at most.
+                `agent_envs.envs.qa.injection`); of several, each task draws one. The embedded
+                policy was made on the first only.
+            top_k: How many facts a search returns at most; of several numbers, each task draws one.
             questions: How many questions an episode asks about one world, one after the other, each
                 in a conversation of its own.
             outdated: In which share of the worlds each fact stands beside one that looks like it
@@ -89,18 +90,28 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         lengths = (hops,) if isinstance(hops, int) else tuple(hops)
         if not lengths or not all(length in range(1, MAX_HOPS + 1) for length in lengths):
             raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
-        limits = {"top_k": top_k, "questions": questions, "max_searches": max_searches}
-        for name, value in limits.items():
+        shown = (top_k,) if isinstance(top_k, int) else tuple(top_k)
+        least = {"top_k": min(shown, default=0), "questions": questions}
+        for name, value in (least | {"max_searches": max_searches}).items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         self._first_seed = lookup(SPLITS, split, kind="split")
-        lookup(VARIANTS, variant, kind="variant")
+        variants = (variant,) if isinstance(variant, str) else tuple(variant)
+        if not variants:
+            raise ConfigurationError("variant must name at least one.")
+        for name in variants:
+            lookup(VARIANTS, name, kind="variant")
+        if "injected" in variants and len(variants) > 1:
+            raise ConfigurationError(
+                "variant 'injected' plants text in every world: it cannot stand beside others. "
+                "Make an environment of its own for it."
+            )
         if not 0.0 <= outdated <= 1.0:
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
-        self._family = _Family(variant, lengths, questions, float(outdated))
+        self._family = _Family(variants, lengths, questions, float(outdated), shown)
         self._split, self._max_searches = split, max_searches
-        self.is_injected = variant == "injected"
-        search = make_search_tool(self, top_k=top_k, show=self.show_passage)
+        self.is_injected = variants == ("injected",)
+        search = make_search_tool(self, top_k=max(shown), show=self.show_passage)
         super().__init__(default_tools=[search], **shared)
 
     @classmethod
@@ -126,7 +137,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     def get_task(self, index: int) -> Task:
         """Make world `index` of the split, and its questions."""
-        world, questions, self.retriever = _episode(self._first_seed + index, self._family)
+        world, questions, self.retriever, self._top_k = _episode(
+            self._first_seed + index, self._family
+        )
         gold = [world.passages[i].text for question in questions for i in question.gold]
         return Task(
             id=f"{self._family.label}-{self._split}-{index}",
@@ -137,7 +150,8 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     def on_restore(self) -> None:
         """Take the world of the task."""
-        _, _, self.retriever = _episode(self._first_seed + (self.task_index or 0), self._family)
+        seed = self._first_seed + (self.task_index or 0)
+        _, _, self.retriever, self._top_k = _episode(seed, self._family)
 
     def begin_episode(self) -> None:
         """Forget the last episode."""
@@ -168,7 +182,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         if self._max_searches is not None and self._num_searches >= self._max_searches:
             raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
         self._num_searches += 1
-        return super().search(query, top_k)
+        return super().search(query, min(top_k, self._top_k))
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the sentences of the facts on the way to the answers."""
@@ -199,27 +213,30 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 class _Family(NamedTuple):
     """What a world and its questions are made of, besides the seed."""
 
-    variant: str
+    variants: tuple[str, ...]
     hops: tuple[int, ...]
     questions: int
     outdated: float
+    top_k: tuple[int, ...]
 
     @property
     def label(self) -> str:
-        """The family's part of a task's id."""
+        """The family's part of a task's id; how long a list is does not make another task."""
         extras = f"-outdated{self.outdated:g}" if self.outdated else ""
         several = f"-{self.questions}q" if self.questions > 1 else ""
         hops = "or".join(map(str, self.hops))
-        return f"synthetic-{self.variant}-{hops}hop{several}{extras}"
+        return f"synthetic-{'or'.join(self.variants)}-{hops}hop{several}{extras}"
 
 
 @lru_cache(maxsize=256)  # the members of a group play the same world
-def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], Retriever]:
+def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], Retriever, int]:
     rng = np.random.default_rng(seed)
     # drawn apart, so that a world stays the same whatever its family is mixed with
     draws = np.random.default_rng([seed, len(family.hops)])
     hops = int(draws.choice(family.hops))
     is_outdated = bool(draws.random() < family.outdated)
-    world = make_world(rng, variant=family.variant, outdated=is_outdated)
+    variant = str(draws.choice(family.variants))
+    top_k = int(draws.choice(family.top_k))
+    world = make_world(rng, variant=variant, outdated=is_outdated)
     questions = tuple(make_question(world, rng, hops=hops) for _ in range(family.questions))
-    return world, questions, build_retriever(Corpus(world.passages))
+    return world, questions, build_retriever(Corpus(world.passages)), top_k

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs import ConfigurationError
+from agent_envs import AgentEnvsError, ConfigurationError
 from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world, vocabulary
 from agent_envs.retrieval import Corpus, build_retriever
 
@@ -167,6 +167,46 @@ def test_a_budget_of_searches_ends_with_an_observation():
     assert "no search left" in observation
     env.reset(options={"task": 1})
     assert "error" not in env.step(first)[4]["action"]
+
+
+def test_of_several_phrasings_and_list_lengths_each_task_draws_one_and_a_snapshot_keeps_it():
+    arguments = {"variant": ["default", "relations"], "top_k": [1, 3], "hops": [1, 2]}
+    env, other = gym.make(ID, **arguments), gym.make(ID, **arguments)
+    drawn = []
+    for task in range(40):
+        env.reset(options={"task": task})
+        name = env.unwrapped.task.data["questions"][0].queries[-1].split()[0]
+        snapshot = env.unwrapped.snapshot()
+        other.reset(options={"task": 0})
+        other.unwrapped.restore(snapshot)
+        search = env.unwrapped.reference_actions()[0]
+        shown = [each.step(search)[0].splitlines() for each in (env, other)]
+        lengths = {sum(line.startswith("[") for line in lines) for lines in shown}
+        drawn.append((name in VARIANTS["relations"], *lengths))
+    assert set(drawn) == {(novel, length) for novel in (False, True) for length in (1, 3)}
+
+
+def test_a_task_is_the_same_in_every_mixture_of_list_lengths():
+    asked = [
+        [gym.make(ID, top_k=top_k).reset(options={"task": task})[0] for task in range(5)]
+        for top_k in (2, [2, 3, 4])
+    ]
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"top_k": []}, "top_k must be at least 1"),
+        ({"top_k": [2, 0]}, "top_k must be at least 1, not 0"),
+        ({"variant": []}, "variant must name at least one"),
+        ({"variant": ["default", "injected"]}, "cannot stand beside others"),
+        ({"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(AgentEnvsError, match=message):
+        gym.make(ID, **arguments)
 
 
 def test_of_several_lengths_each_task_draws_one():
