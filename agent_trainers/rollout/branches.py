@@ -7,7 +7,6 @@ saved as any other.
 """
 
 import dataclasses
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from agent_trainers.rollout.episode import Episode, EpisodeSpec, lend_tokenizer
 from agent_trainers.rollout.saved_states import (
     SavedState,
     StateStore,
-    can_be_saved,
+    expect_same,
     key_before,
     restore_environment,
     save_environment,
@@ -138,16 +137,7 @@ class BranchEpisode(Episode):
         self.states.put(key, SavedState(environment=saved, info=info))
 
     def _expect_same(self, step: int, what: str, found: Any, recorded: Any) -> None:
-        if _text(found) == _text(recorded):
-            return
-        no_snapshot = "" if can_be_saved(self.env) else " and offers no snapshot() and restore()"
-        raise SnapshotError(
-            f"{type(self.env.unwrapped).__name__} cannot be branched: with the same task "
-            f"({self.spec.task}), seed ({self.spec.seed}) and actions it {what} something else at "
-            f"step {step}{no_snapshot}. It shows or gives {_text(found)[-300:]}; recorded was "
-            f"{_text(recorded)[-300:]}. Make it as it was made then, and deterministic, or let it "
-            "offer snapshots and let the rollout keep them (keeps_states=True)."
-        )
+        expect_same(self.env, self.spec.task, step, what, found, recorded)
 
 
 @dataclass(slots=True)
@@ -243,7 +233,3 @@ def _check_state(trajectory: Trajectory, step: int) -> None:
             "environment can be brought to its states. Episodes that Rollout plays say it; those "
             "of programs, demonstrations and older files do not."
         )
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=repr)

@@ -375,5 +375,5 @@ class _Collection:
             return
         actions = [transition.action for transition in episode.transitions]
         spec, messages = episode.spec, episode.info["messages"]
-        key = state_key(spec.task, spec.seed, actions, messages)
+        key = state_key(spec.env, spec.task, spec.seed, actions, messages)
         self._states.put(key, SavedState(environment=episode.saved, info=episode.info))

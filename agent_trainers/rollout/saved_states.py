@@ -1,7 +1,7 @@
 """States of environments, kept so that episodes can go on from them.
 
-By the contract a state follows from task, seed and actions, so these are what it is found by; with
-them what it shows, for environments that keep no such contract.
+By the contract a state follows from environment, task, seed and actions, so these are what it is
+found by; with them what it shows, for environments that keep no such contract.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from agent_envs.core.messages import Message
+from agent_envs.errors import SnapshotError
 from agent_envs.wrappers.awaited import Awaited
 from agent_envs.wrappers.potential_shaping import PotentialShaping
 from agent_trainers.trajectory import Trajectory
@@ -87,10 +88,14 @@ class StateStore:
 
 
 def state_key(
-    task: int | None, seed: int | None, actions: Sequence[str], messages: Sequence[Message]
+    env: str,
+    task: int | None,
+    seed: int | None,
+    actions: Sequence[str],
+    messages: Sequence[Message],
 ) -> str:
-    """Return what a state is found by: how it is reached, and what it shows."""
-    text = json.dumps([task, seed, list(actions), list(messages)], sort_keys=True, default=repr)
+    """Return what a state is found by: where and how it is reached, and what it shows."""
+    text = _text([env, task, seed, list(actions), list(messages)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -98,7 +103,7 @@ def key_before(trajectory: Trajectory, step: int) -> str:
     """Return the key of the state before a step."""
     actions = [transition.action for transition in trajectory.transitions[:step]]
     messages = trajectory.transitions[step].messages
-    return state_key(trajectory.task, trajectory.seed, actions, messages)
+    return state_key(trajectory.env, trajectory.task, trajectory.seed, actions, messages)
 
 
 def can_be_saved(env: gym.Env[Any, Any]) -> bool:
@@ -123,6 +128,30 @@ def restore_environment(env: gym.Env[Any, Any], saved: bytes) -> None:
     for wrapper, values in zip(_wrappers(env), counts, strict=True):
         for name, value in values.items():
             setattr(wrapper, name, value)
+
+
+def expect_same(
+    env: gym.Env[Any, Any], task: int | None, step: int, what: str, found: Any, recorded: Any
+) -> None:
+    """Refuse a replay that comes to something else than was recorded.
+
+    Raises:
+        SnapshotError: Says what differs, and at which step.
+    """
+    if _text(found) == _text(recorded):
+        return
+    no_snapshot = "" if can_be_saved(env) else " and offers no snapshot() and restore()"
+    raise SnapshotError(
+        f"{type(env.unwrapped).__name__} cannot be branched: with the same task ({task}), seed and "
+        f"actions it {what} something else at step {step}{no_snapshot}. It shows or gives "
+        f"{_text(found)[-300:]}; recorded was {_text(recorded)[-300:]}. Make it as it was made "
+        "then, and deterministic, or let it offer snapshots and let the rollout keep them "
+        "(keeps_states=True)."
+    )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _wrappers(env: gym.Env[Any, Any]) -> list[gym.Wrapper[Any, Any, Any, Any]]:

@@ -159,6 +159,37 @@ def test_a_run_with_branches_is_bit_for_bit_the_run_without_them():
     assert run(branches=True) == run(branches=False)
 
 
+class RatedEnv(CounterEnv):
+    """Pays by a rate, which is part of its state, and shows the same at any rate."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def step(self, action):
+        observation, earned, *rest = super().step(action)
+        return observation, earned * self.rate, *rest
+
+    def snapshot(self):
+        return self.rate, super().snapshot()
+
+    def restore(self, snapshot):
+        self.rate, rest = snapshot
+        super().restore(rest)
+
+
+@pytest.mark.parametrize("keeps_states", [True, False])
+def test_states_of_several_environments_are_not_mixed_up_where_they_look_the_same(keeps_states):
+    envs = {"low": lambda: RatedEnv(1), "high": lambda: RatedEnv(10)}
+    policy = ScriptedPolicy(lambda request: "2")
+    rollout = Rollout(envs, policy, keeps_states=keeps_states)
+    recorded = rollout.collect([replace(specs(1)[0], env=name) for name in envs])
+    states = [(t, step) for t in recorded for step in range(len(t.transitions))]
+    branches = rollout.branch_many(states, 2, rng=np.random.default_rng(0))
+    for (trajectory, _), same in zip(states, branches.continuations, strict=True):
+        assert [(b.env, steps_of(b)) for b in same] == [(trajectory.env, steps_of(trajectory))] * 2
+
+
 def test_a_branch_can_be_branched_and_comes_back_from_a_file(tmp_path):
     rollout = Rollout(limited, ScriptedPolicy(draw))
     (recorded,) = rollout.collect(specs(1))

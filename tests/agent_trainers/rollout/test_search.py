@@ -189,6 +189,22 @@ def test_where_there_are_no_snapshots_the_same_is_found_by_replay(name):
         assert rewards == trajectory.rewards
 
 
+@pytest.mark.parametrize("name", ["oracle_beam", "oracle_best_first"])
+def test_a_state_that_no_replay_comes_to_again_ends_the_search(name):
+    moods = iter(range(10**6))
+
+    class Moody(Lock):
+        def _info(self):
+            info = super()._info()
+            info["messages"][-1]["content"] += f" {next(moods)}"
+            return info
+
+    played = search(name, lambda: Unsaved(TimeLimit(Moody(), LENGTH)))
+    for trajectory in played:
+        assert not trajectory.is_scorable
+        assert "Moody cannot be branched" in trajectory.error
+
+
 def test_what_is_found_depends_neither_on_other_episodes_nor_on_the_time_steps_take():
     together = search("best_first", played=specs(4))
     alone = search("best_first", played=specs(4)[2:3])
