@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from agent_envs.core.deadline import Outcome
 from agent_envs.core.event_loop import resolve
 from agent_trainers.policies.policy import Policy
@@ -51,7 +53,8 @@ class SearchRun:
             if isinstance(candidate, Candidate) and candidate.result is None:
                 new.setdefault((candidate.node, candidate.generation.text),
                                Try(self, candidate, policy))  # fmt: skip
-        return list(new.values())[:left]
+        costs = np.cumsum([each.parent.step_cost for each in new.values()])
+        return list(new.values())[: int(np.searchsorted(costs, left, side="right"))]
 
     def trajectory(self) -> Trajectory:
         """Return the episode that was chosen, or that failed, with what the search took."""

@@ -101,6 +101,11 @@ class Node:
         """How many steps led here."""
         return len(self.episode.transitions)
 
+    @property
+    def step_cost(self) -> int:
+        """Environment steps that one step from here takes: without a snapshot all are replayed."""
+        return 1 if self.episode.saved is not None else 1 + self.depth
+
     def reading(self, action: str | None = None) -> Reading:
         """Return the state, or an action in it, as a learned value reads it."""
         info = self.episode.info
@@ -180,9 +185,10 @@ class Tree:
         is_within = self.budget.tokens is None or tokens <= self.budget.tokens
         return is_within and self.spent.steps + steps <= self.budget.steps
 
-    def turns_left(self, node: Node) -> int:
+    def steps_left(self, node: Node) -> int:
         """Return how many steps it may take to the end of an episode; 0 if that is not known."""
-        return 0 if self._turn_limit is None else max(0, self._turn_limit - node.depth)
+        depths = range(node.depth, self._turn_limit or 0)
+        return len(depths) if node.episode.saved is not None else sum(depths) + len(depths)
 
     def propose(
         self, nodes: Iterable[Node], count: int, *, is_valued: bool = False
@@ -207,6 +213,8 @@ class Tree:
 def readings_of(parent: Node, child: Node) -> list[Reading]:
     """Return what a learned value has to read to score a state; see `score`."""
     before, now = parent.episode, child.episode
+    if now.stop_reason is StopReason.CONTEXT_OVERFLOW:  # no step was taken
+        return []
     action = parent.reading(now.transitions[-1].action)
     if child.is_over:
         return [action]
@@ -220,8 +228,8 @@ def score(parent: Node, child: Node, values: Sequence[float]) -> None:
     anew, as with the next of several questions, the score goes on from that of the conversation
     before: it is the value of the first state, and what the value gained in each conversation.
     """
-    child.score = parent.offset + values[0]
-    child.offset = parent.offset if len(values) == 1 else child.score - values[1]
+    child.score = parent.offset + values[0] if values else parent.score
+    child.offset = child.score - values[1] if len(values) > 1 else parent.offset
 
 
 def _goes_on(before: dict[str, Any], now: dict[str, Any]) -> bool:

@@ -59,7 +59,7 @@ class SearchKind:
 def play_once(tree: Tree, start: Node | None = None) -> Search:
     """Play one episode to its end, as far as the budget goes."""
     node = tree.begin() if start is None else start
-    while not node.is_over and tree.affords(1):
+    while not node.is_over and tree.affords(node.step_cost):
         (candidate,) = yield from tree.propose([node], 1)
         yield from tree.carry_out([candidate])
         if candidate.result is None:
@@ -71,15 +71,18 @@ def play_once(tree: Tree, start: Node | None = None) -> Search:
 def play_often(tree: Tree, choose: Callable[[Sequence[Node]], Node]) -> Search:
     """Play episodes from the beginning as long as the budget lasts; return the chosen one."""
     played: list[Node] = []
-    while not played or tree.affords(max(node.depth for node in played)):
+    dearest = 0
+    while not played or (dearest > 0 and tree.affords(dearest)):
+        before = tree.spent.steps
         played.append((yield from play_once(tree)))
+        dearest = max(dearest, tree.spent.steps - before)
     return choose([node for node in played if node.is_over] or played)
 
 
 def rerank(tree: Tree, candidates: int) -> Search:
     """Play one episode; of the actions proposed in each state the most valuable is carried out."""
     node = tree.begin()
-    while not node.is_over and tree.affords(1):
+    while not node.is_over and tree.affords(node.step_cost):
         proposed = yield from tree.propose([node], candidates, is_valued=True)
         chosen = max(proposed, key=lambda candidate: candidate.score)
         yield from tree.carry_out([chosen])
@@ -93,7 +96,10 @@ def beam(tree: Tree, rate: Rate, settings: SearchSettings) -> Search:
     """Go on from the best states of each depth, by several actions each (beam search)."""
     ended: list[Node] = []
     states = [tree.begin()]
-    while states and tree.affords(len(states) * settings.candidates + tree.turns_left(states[0])):
+    while states:
+        cost = settings.candidates * sum(node.step_cost for node in states)
+        if not tree.affords(cost + tree.steps_left(states[0])):
+            break
         found = yield from tree.expand(states, settings.candidates)
         ended += yield from rate(tree, found)
         ended += [node for node in found if node.is_over]
@@ -111,10 +117,10 @@ def best_first(tree: Tree, rate: Rate, settings: SearchSettings) -> Search:
     num_fruitless = 0
     while num_fruitless <= len(states):
         # room is kept for one episode, from wherever the best state then is
-        reserve = 0 if ended else tree.turns_left(states[0])
-        if not tree.affords(settings.candidates + reserve):
-            break
+        reserve = 0 if ended else tree.steps_left(states[0])
         node = min(states, key=lambda node: (times[node], -node.score))
+        if not tree.affords(settings.candidates * node.step_cost + reserve):
+            break
         times[node] += 1
         reached = yield from tree.expand([node], settings.candidates)
         found = [node for node in reached if node not in known]
@@ -140,7 +146,7 @@ def by_lookahead(episodes: int) -> Rate:
         ended: list[Node] = []
         for _ in range(episodes):
             under_way = {node: node for node in nodes if not node.is_over}
-            while under_way and tree.affords(len(under_way)):
+            while under_way and tree.affords(sum(n.step_cost for n in under_way.values())):
                 proposed = yield from tree.propose(under_way.values(), 1)
                 yield from tree.carry_out(proposed)
                 reached = dict(zip(under_way, [c.result for c in proposed], strict=True))

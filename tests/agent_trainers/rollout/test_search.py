@@ -9,6 +9,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from agent_trainers.policies import ScriptedPolicy
+from agent_trainers.policies.generation import Generation
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.rollout.episode import Episode
 from agent_trainers.rollout.search import SearchRollout
@@ -148,6 +149,39 @@ def test_no_search_takes_more_steps_than_its_budget(name, budget):
         assert all(t.stop_reason is StopReason.ANSWERED for t in found)
     else:
         assert all(t.stop_reason is StopReason.TURN_LIMIT and t.is_truncated for t in found)
+
+
+@pytest.mark.parametrize("budget", [4, 6, 13, 20, 31])
+@pytest.mark.parametrize("name", SEARCHES)
+def test_steps_that_are_taken_again_stay_within_the_budget_too(name, budget):
+    num_steps = 0
+
+    class Counted(Lock):
+        def step(self, action):
+            nonlocal num_steps
+            num_steps += 1
+            return super().step(action)
+
+    make_env = lambda: Unsaved(TimeLimit(Counted(), LENGTH))  # noqa: E731
+    found = search(name, make_env, budget=Budget(steps=budget))
+    assert num_steps == sum(t.metrics["search_steps"] for t in found)
+    assert all(t.metrics["search_steps"] <= budget for t in found)
+    # an episode is 6: 1, 2 and 3 steps; an oracle that looks ahead keeps no room for it
+    if budget >= 6 and name not in ORACLES:
+        assert all(t.stop_reason is StopReason.ANSWERED for t in found)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_first_state_that_does_not_fit_the_policy_ends_the_search(name):
+    class Full(ScriptedPolicy):
+        def generate(self, requests):
+            return [Generation(text="", finish_reason="overflow") for _ in requests]
+
+    plan = SEARCHES[name].make_plan(SearchSettings())
+    value = Judge() if SEARCHES[name].uses_value else None
+    rollout = SearchRollout(limited, Full(draw), plan, Budget(steps=9), value=value)
+    (found,) = rollout.collect(specs(1))
+    assert found.stop_reason is StopReason.CONTEXT_OVERFLOW
 
 
 @pytest.mark.parametrize("name", ["best_of", "best_first", "oracle_best_first"])
