@@ -136,8 +136,10 @@ def _repeated_calls(trajectory: Trajectory) -> Iterator[Mark]:
         for call, result in zip(calls, results, strict=False):
             if call.get("kind") != "tool_call" or call.get("error"):
                 continue
-            arguments = call.get("arguments") or {}
-            key = (str(call.get("name")), repr(sorted(arguments.items(), key=str)), str(result))
+            arguments = call.get("arguments")  # of any type where the environment is foreign
+            if isinstance(arguments, Mapping):
+                arguments = sorted(arguments.items(), key=str)
+            key = (str(call.get("name")), repr(arguments), str(result))
             if key in seen:
                 yield Mark(sign=REPEATED_CALLS, step=t, seen=f"{key[0]} was called so before")
             seen.add(key)

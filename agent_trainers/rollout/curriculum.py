@@ -103,8 +103,8 @@ def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None
         parsed = _CURRICULUM.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"curriculum: {place}: {first['msg']}.") from None
+        place = ": ".join(filter(None, ("curriculum", ".".join(map(str, first["loc"])))))
+        raise ConfigurationError(f"{place}: {first['msg']}.") from None
     except ValueError as error:
         raise ConfigurationError(f"curriculum is not valid JSON ({error}).") from None
     lengths = {len(values) for values in parsed.arguments.values()}

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
@@ -17,7 +18,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][\w.,=+-]{0,79}", re.ASCII)
 """What an environment may be called: part of a metric's name, ``env/<name>/success``."""
 _EXAMPLE: Final = (
     "[{id: AgentR1/SyntheticMultiHop-v0, weight: 2, kwargs: {hops: [1, 2]}}, "
-    "{id: AgentR1/SyntheticTools-v0}]"
+    "{id: AgentR1/SyntheticTable-v0}]"
 )
 _ABSENT: Final = object()
 
@@ -92,7 +93,8 @@ def name_members(
 
     A name that is not given is the id without its namespace; where that is not enough, with the
     arguments in which the environment differs from those of the same id: ``Name-v0,hops=3``. A
-    variant that is played just as an environment of `trained` is measured anyway is left out.
+    variant that is played just as an environment of `trained` is measured anyway is left out,
+    unless it names its tasks.
 
     Raises:
         ConfigurationError: If two have the same name, or are the same and have none.
@@ -102,7 +104,9 @@ def name_members(
     others = [
         variant
         for variant in variants
-        if variant.name or (variant.id, dict(variant.kwargs)) not in measured
+        if variant.name
+        or variant.tasks is not None
+        or (variant.id, dict(variant.kwargs)) not in measured
     ]
     return named, _with_names(others, [*trained, *others], taken=named)
 
@@ -210,7 +214,10 @@ def _check_tasks(tasks: Any, place: str) -> None:
     if tasks is None:
         return
     is_list = isinstance(tasks, Sequence) and not isinstance(tasks, str) and len(tasks) > 0
-    if not is_list or not all(isinstance(task, int) and task >= 0 for task in tasks):
+    if not is_list or not all(type(task) is int and task >= 0 for task in tasks):
         raise ConfigurationError(
             f"{place}: tasks must be indices of tasks, such as [0, 1, 2], not {tasks!r}."
         )
+    # one that came twice could be trained on and held out
+    if twice := [task for task, count in Counter(tasks).items() if count > 1]:
+        raise ConfigurationError(f"{place}: tasks names task {twice[0]} more than once.")

@@ -170,7 +170,9 @@ def with_levels(
             f"{'none' if not members else 'more than one'}. Leave them out: the environments of "
             "the run are its levels, in their order."
         )
-    tasks = members[0].tasks if rows is None else check_tasks("train_dataset", rows)["task"]
+    tasks = members[0].tasks
+    if rows is not None:
+        tasks = list(dict.fromkeys(check_tasks("train_dataset", rows)["task"]))
     made = [
         replace(members[0], kwargs={**members[0].kwargs, **level}, tasks=tasks, name="")
         for level in levels

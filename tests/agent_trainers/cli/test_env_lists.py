@@ -12,7 +12,7 @@ from agent_trainers.cli.env_lists import environments_of, gather_lists
 from agent_trainers.cli.train_options import environment_settings
 
 HOP = "AgentR1/SyntheticMultiHop-v0"
-TOOLS = "AgentR1/SyntheticTools-v0"
+TOOLS = "AgentR1/SyntheticTable-v0"
 BASE = {"use_cpu": True, "bf16": False}
 
 
@@ -35,7 +35,7 @@ def test_environments_of_a_file_are_read_by_weight(config_file):
     options, config = parsed(*config_file(envs=envs, eval_envs=[{"id": HOP, "name": "test"}]))
     trained, variants = environments_of(options)
     assert [(m.id, m.name, m.weight, dict(m.kwargs)) for m in trained] == [
-        (HOP, "SyntheticMultiHop-v0", 2, {"hops": [1, 2, 3]}), (TOOLS, "SyntheticTools-v0", 1, {})
+        (HOP, "SyntheticMultiHop-v0", 2, {"hops": [1, 2, 3]}), (TOOLS, "SyntheticTable-v0", 1, {})
     ]  # fmt: skip
     assert [member.name for member in variants] == ["test"]
     assert (config.eval_strategy, config.eval_steps) == ("steps", 0.17)
@@ -52,7 +52,7 @@ def test_env_given_several_times_is_the_list():
         assert (variants, config.eval_strategy) == ([], "no")
     options, _ = parsed("--eval_env", TOOLS, "--eval-env", json.dumps({"id": HOP, "name": "x"}))
     assert [member.name for member in environments_of(options).variants] == [
-        "SyntheticTools-v0", "x"
+        "SyntheticTable-v0", "x"
     ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_environments_on_the_command_line_take_the_place_of_those_of_a_file(conf
     assert [dict(member.kwargs) for member in environments_of(options).trained] == [{}, {}]
     kept, _ = parsed(*config_file(envs=[HOP, TOOLS]), "--eval_env", HOP)
     assert [member.name for member in environments_of(kept).trained] == [
-        "SyntheticMultiHop-v0", "SyntheticTools-v0"
+        "SyntheticMultiHop-v0", "SyntheticTable-v0"
     ]  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_settings_of_several_hold_the_digest_of_their_files(config_file, tmp_pat
     settings = output_folder.settings_of(environment_settings(options), options, config)
     assert settings["env"] is None
     assert [member["name"] for member in settings["envs"]] == [
-        "SyntheticMultiHop-v0", "SyntheticTools-v0"
+        "SyntheticMultiHop-v0", "SyntheticTable-v0"
     ]  # fmt: skip
     assert [*settings["data"]] == ["data of envs SyntheticMultiHop-v0 kwargs"]
 

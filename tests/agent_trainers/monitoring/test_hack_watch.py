@@ -155,6 +155,18 @@ def test_marks_name_the_step_and_what_was_seen(sign):
     assert words.get(sign, "thought") in marks[0].seen.lower()
 
 
+def test_arguments_of_a_foreign_environment_may_be_of_any_type():
+    [trajectory, *_] = play(nagging, make())
+    changed = [
+        replace(t, info=t.info | {"action": {"kind": "tool_call", "name": "go", "arguments": ["n"]},
+                                  "tool_result": "a wall"})
+        for t in trajectory.transitions
+    ]  # fmt: skip
+    found = find_marks(replace(trajectory, transitions=changed))
+    repeats = [mark for mark in found if mark.sign == "repeated_calls"]
+    assert len(repeats) == len(changed) - 1
+
+
 def test_the_action_that_killed_the_judge_is_kept():
     trajectory = play(HACKS["judge_killed"][0], make(wrap=Judged))[0]
     assert "<answer> \\\\ </answer>" in trajectory.error

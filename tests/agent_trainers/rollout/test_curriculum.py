@@ -95,7 +95,7 @@ def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
 
 
 @pytest.mark.parametrize(("curriculum", "pools", "message"), [
-    ("level", LEVELS, "'levels', 'learning_progress', 'pools'"),
+    ("level", LEVELS, "^curriculum: Input tag .*'levels', 'learning_progress', 'pools'"),
     ({"kind": "levels", "target": 0}, LEVELS, "target: .*greater than 0"),
     ({"kind": "pools", "review": 1}, LEVELS, "review"),
     ('{"kind": "levels"', LEVELS, "not valid JSON"),

@@ -1,5 +1,7 @@
 import json
+import re
 
+import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError
@@ -7,7 +9,7 @@ from agent_envs.errors import UnknownNameError
 from agent_trainers.rollout.env_members import EnvMember, name_members, read_members
 
 HOP = "AgentR1/SyntheticMultiHop-v0"
-TOOLS = "AgentR1/SyntheticTools-v0"
+TOOLS = "AgentR1/SyntheticTable-v0"
 
 
 def names(trained, variants=()):
@@ -35,6 +37,8 @@ def test_an_entry_is_an_id_json_or_a_mapping():
     pytest.param({"id": HOP, "kwargs": [1]}, "kwargs must be arguments by name", id="kwargs"),
     pytest.param({"id": HOP, "name": "a/b"}, "name must be letters", id="name"),
     pytest.param({"id": HOP, "tasks": 3}, "tasks must be indices", id="tasks"),
+    pytest.param({"id": HOP, "tasks": [True]}, "tasks must be indices", id="task true"),
+    pytest.param({"id": HOP, "tasks": [4, 2, 4]}, "names task 4 more than once", id="twice"),
     pytest.param({"id": HOP, "wieght": 2}, "Did you mean 'weight'", id="misspelt"),
     pytest.param('{"id": ', "entry 2 is not valid JSON", id="json"),
     pytest.param(3, "entry 2 must be an id or", id="number"),
@@ -46,8 +50,10 @@ def test_a_wrong_entry_is_named(entry, message):
 
 @pytest.mark.parametrize("values", [[], {}, HOP, None, 3])
 def test_what_is_no_list_is_refused(values):
-    with pytest.raises(ConfigurationError, match="envs must be a list of environments"):
+    with pytest.raises(ConfigurationError, match="envs must be a list of environments") as refused:
         read_members(values, "envs")
+    for env_id in re.findall(r"AgentR1/[\w-]+", str(refused.value)):
+        gym.spec(env_id)  # what the error advises is there
 
 
 def test_what_is_only_measured_has_no_weight():
@@ -56,7 +62,7 @@ def test_what_is_only_measured_has_no_weight():
 
 
 def test_a_name_is_the_id_or_what_sets_it_apart():
-    assert names([HOP, TOOLS]) == (["SyntheticMultiHop-v0", "SyntheticTools-v0"], [])
+    assert names([HOP, TOOLS]) == (["SyntheticMultiHop-v0", "SyntheticTable-v0"], [])
     of_one_id = [{"id": HOP, "kwargs": {"hops": [1, 2], "split": "train"}},
                  {"id": HOP, "kwargs": {"split": "train"}}]  # fmt: skip
     assert names(of_one_id)[0] == [
@@ -65,7 +71,7 @@ def test_a_name_is_the_id_or_what_sets_it_apart():
     # what is measured takes no name from what is trained
     trained, variants = names([HOP], [{"id": HOP, "kwargs": {"hops": 3}}, TOOLS])
     assert trained == ["SyntheticMultiHop-v0"]
-    assert variants == ["SyntheticMultiHop-v0,hops=3", "SyntheticTools-v0"]
+    assert variants == ["SyntheticMultiHop-v0,hops=3", "SyntheticTable-v0"]
 
 
 def test_two_of_one_name_are_refused():
@@ -78,4 +84,7 @@ def test_two_of_one_name_are_refused():
 def test_what_is_measured_anyway_is_not_measured_twice():
     trained = EnvMember(id=HOP, kwargs={"hops": 2}, eval_kwargs={"split": "test"})
     same = {"id": HOP, "kwargs": {"hops": 2, "split": "test"}}
-    assert names([trained], [same, TOOLS]) == (["SyntheticMultiHop-v0"], ["SyntheticTools-v0"])
+    assert names([trained], [same, TOOLS]) == (["SyntheticMultiHop-v0"], ["SyntheticTable-v0"])
+    # on tasks of its own it is something else
+    _, variants = names([trained], [same | {"tasks": [1, 2]}])
+    assert variants == ["SyntheticMultiHop-v0,split=test"]

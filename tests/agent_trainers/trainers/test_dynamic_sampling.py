@@ -205,7 +205,7 @@ def test_a_critic_compares_no_groups(make_config):
 def test_the_environment_of_a_command_line_becomes_levels_with_names_and_its_tasks():
     curriculum = parse_curriculum({"kind": "levels", "arguments": {"hops": [1, 3]}})
     given = EnvMember(id=environment_maker(ID, {"hops": 2, "top_k": 3}), name="mine")
-    rows = Dataset.from_dict({"task": [4, 5]})
+    rows = Dataset.from_dict({"task": [4, 5, 4]})  # a draw with repeats
     levels, left = with_levels([given], rows, curriculum)
     assert left is None
     assert [list(member.tasks) for member in levels] == [[4, 5], [4, 5]]
