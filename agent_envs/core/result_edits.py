@@ -99,7 +99,7 @@ def swap_values(question: str, text: str, rng: np.random.Generator) -> list[Edit
     if len(values) > 1:
         one, other = rng.choice(len(values), 2, replace=False)
         return [Edit(values[one], values[other])]
-    if values and values[0].isdecimal():
+    if values and values[0].isdecimal() and len(values[0]) <= MAX_EDIT_CHARS:
         return [Edit(values[0], str(int(values[0]) + int(rng.integers(1, 10))))]
     return []
 

@@ -1,5 +1,6 @@
 """Hostile runs: links, pipes, bombs, servers and endless arguments do no harm and end."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -129,6 +130,74 @@ def test_a_hostile_manifest_is_a_problem_and_ends_soon(copy, small_data, old, ne
     path.write_text(path.read_text().replace(old, new))
     seal(copy)
     assert check_run(copy, small_data).problems
+
+
+def test_a_manifest_nested_too_deep_or_with_no_number_is_said_to_be(copy):
+    path = copy / "manifest.json"
+    text = path.read_text()
+    for value, said in (
+        ('{"a":' * 900 + "1" + "}" * 900, "nested deeper than"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"a": NaN}', "NaN is no number"),
+    ):
+        path.write_text(text.replace('"kwargs": {', f'"kwargs": {{"a": {value}, ', 1))
+        (problem,) = check_run(copy).problems
+        assert said in problem
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"context": []},
+        {"context": {"name": []}},
+        {"context": {"name": {}}},
+        {"attack": {"attacker": []}},
+        {"attack": {"attacker": "swap", "budget": 10**400}},
+        {"attack": {"attacker": "os:system"}},
+        {"rewards": {"exact_match": 10**400}},
+        {"rewards": {"exact_match": float("nan")}},
+        {"max_episode_steps": float("inf")},
+    ],
+)
+def test_values_of_any_type_are_refused_and_named(kwargs):
+    (name,) = kwargs
+    (problem,) = check_arguments("AgentR1/SyntheticTable-v0", kwargs)
+    assert f"{name} = " in problem
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${data}/",
+        "${data}//etc/passwd",
+        "${data}/./rows",
+        "${data}/a/../../rows",
+        "${data}/${data}/rows",
+        "${data}/rows\0",
+        "${data}\\rows",
+        "${data}",
+    ],
+)
+def test_a_data_file_is_named_plainly_below_the_data_folder(value):
+    assert list(check_arguments("AgentR1/HotpotQA-v0", {"data": "${data}/a/rows.jsonl"})) == []
+    assert list(check_arguments("AgentR1/HotpotQA-v0", {"data": value}))
+
+
+def test_no_file_outside_of_the_data_folder_is_compared(copy, small_data, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    (record,) = [e for e in manifest["environments"] if e["data"]]
+    record["kwargs"]["data"] = [record["kwargs"]["data"], "${data}/"]
+    for content in (b"s", b"t"):
+        digest = hashlib.sha256(content).hexdigest()
+        record["data"] = [*record["data"][:1], {"name": str(secret), "sha256": digest}]
+        path.write_text(json.dumps(manifest, indent=2) + "\n")
+        seal(copy)
+        problems = check_run(copy, small_data).problems
+        assert any("no value that is taken from others" in problem for problem in problems)
+        assert not any("secret" in problem for problem in problems)
 
 
 def test_a_line_of_huge_numbers_is_a_problem(copy, small_data):

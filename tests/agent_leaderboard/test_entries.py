@@ -224,3 +224,41 @@ def test_the_workflow_refuses_a_link_and_a_change_of_what_is_published(tmp_path,
     done = verify_submission(tmp_path, folder, base)
     assert (done.returncode, base != middle) == (1, True)
     assert "was there before" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["work/model.py", "conftest.py", "leaderboard.html", "results/x.py", "Owl/x", "a\nb.json"],
+)
+def test_the_workflow_refuses_what_is_no_file_of_a_run(tmp_path, checkout, name):
+    folder, base = checkout
+    for each in ("manifest.json", name):
+        path = folder / "benchmarks" / "submissions" / "owl" / each
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    commit(folder)
+    done = verify_submission(tmp_path, folder, base)
+    assert done.returncode == 1
+    assert "is no file of a run" in done.stdout
+    assert "asked" not in done.stdout
+
+
+def test_the_workflow_refuses_a_link_among_a_thousand_files(tmp_path, checkout):
+    folder, base = checkout
+    tasks = folder / "benchmarks" / "submissions" / "owl" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "a.json").symlink_to("/etc/passwd")
+    for number in range(1_500):  # more than a pipe holds
+        (tasks / f"t{number}.json").write_text("{}")
+    commit(folder)
+    done = verify_submission(tmp_path, folder, base)
+    assert done.returncode == 1
+    assert "plain files only" in done.stdout
+
+
+@pytest.mark.parametrize("base", ["HEAD", "0" * 40])
+def test_the_workflow_fails_where_nothing_is_compared(tmp_path, checkout, base):
+    folder, _ = checkout
+    done = verify_submission(tmp_path, folder, base)
+    assert done.returncode != 0
+    assert "asked" not in done.stdout

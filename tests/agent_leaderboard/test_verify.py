@@ -318,3 +318,55 @@ def test_costs_are_checked_against_the_price_table(tmp_path):
     assert "line 1, field 'usage.money': is 0.5, the prices give None" in text
     assert "line 1, field 'usage.calls': is negative" in text
     assert isinstance(folder, RunFolder)
+
+
+def test_a_price_below_nothing_is_refused(copy):
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["agents"][0]["prices"] = {"prompt": -5.0, "completion": 0.0, "currency": "USD"}
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    (problem,) = verify(copy).problems
+    assert "agents.0.prices.prompt" in problem
+    assert "greater than or equal to 0" in problem
+
+
+def test_seconds_that_no_sum_holds_are_refused(copy, small_data):
+    path = copy / "seconds" / "table" / "random.jsonl"
+    write(path, [record | {"seconds": 1e308} for record in read(path)])
+    (problem,) = verify(copy, small_data).problems
+    assert problem.startswith("seconds/table/random.jsonl, line 1: field 'seconds'")
+
+
+@pytest.mark.parametrize("names", [("agents",), ("agents", "environments")])
+def test_a_run_of_nothing_is_not_verified(copy, names):
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text()) | {name: [] for name in names}
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    for name in ("results", "seconds", *(["tasks"] if len(names) > 1 else [])):
+        shutil.rmtree(copy / name)
+    kept = {file.relative_to(copy).as_posix(): "" for file in copy.glob("tasks/*.json")}
+    (copy / "checksums.json").write_text(json.dumps(kept | {"manifest.json": ""}))
+    seal(copy)
+    assert any("nothing to verify" in problem for problem in verify(copy).problems)
+
+
+@pytest.mark.parametrize(
+    ("attack", "attack_on", "said"),
+    [
+        ("edits", "hotpotqa", "name no attacker"),
+        ("injection", "hotpotqa", "is not the same without an attack"),
+        ("injection", "table", "is not the same without an attack"),
+        ("injection", None, "one is given without the other"),
+    ],
+)
+def test_an_environment_that_is_no_attack_is_not_taken_for_one(
+    copy, small_data, attack, attack_on, said
+):
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    (record,) = [e for e in manifest["environments"] if e["slug"] == "table"]
+    record |= {"attack": attack, "attack_on": attack_on}
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    seal(copy)
+    problems = verify(copy, small_data).problems
+    assert any(said in problem for problem in problems), problems

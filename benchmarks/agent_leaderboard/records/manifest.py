@@ -98,9 +98,9 @@ class EnvironmentRecord(Record):
 class Prices(Record):
     """What a model's tokens cost."""
 
-    prompt: float
+    prompt: Annotated[float, Field(ge=0)]
     """Of a million prompt tokens."""
-    completion: float
+    completion: Annotated[float, Field(ge=0)]
     """Of a million completion tokens."""
     currency: str = "USD"
 

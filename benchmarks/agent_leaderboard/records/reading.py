@@ -6,7 +6,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -16,6 +16,8 @@ from agent_envs.errors import DataError
 
 MAX_FILE_BYTES: Final = 256 * 2**20
 """What a file of a run may hold; the published ones hold less than a hundredth."""
+MAX_DEPTH: Final = 50
+"""How deep JSON may be nested: more is no setting, and takes Python's stack."""
 
 
 class Record:
@@ -86,12 +88,28 @@ def parse_json(text: str, place: str | Path) -> Any:
     """Return what JSON text holds.
 
     Raises:
-        DataError: If it is no JSON; begins with `place`.
+        DataError: If it is no JSON, or nested deeper than `MAX_DEPTH`; begins with `place`.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not valid JSON ({error}).") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for group in map(_items, level) for item in group]
+    if level:
+        raise DataError(f"{place}: is nested deeper than {MAX_DEPTH} levels.")
+    return value
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def validated(kind: Any, value: Any, place: str | Path) -> Any:

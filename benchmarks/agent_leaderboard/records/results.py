@@ -95,7 +95,7 @@ class SecondsLine(Record):
 
     task: TaskIndex
     sample: TaskIndex
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
 
 
 def tasks_text(entries: Sequence[TaskEntry]) -> str:

@@ -5,7 +5,6 @@ sets', reach no server, run no program outside the sandbox, and end. So argument
 this list only, within bounds; environments that are played on a server are not on it.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
@@ -25,7 +24,7 @@ MAX_ITEMS: Final = 64
 def _number(low: float, high: float) -> Check:
     def check(value: Any) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value is None or (is_number and math.isfinite(value) and low <= value <= high)
+        return value is None or (is_number and low <= value <= high)  # of NaN neither holds
 
     return check
 
@@ -43,10 +42,12 @@ def _flag(value: Any) -> bool:
 
 
 def _file(value: Any) -> bool:
-    if not isinstance(value, str) or "\\" in value:
+    if not isinstance(value, str) or not value.startswith(f"{DATA_PLACEHOLDER}/"):
         return False
-    path = PurePosixPath(value)
-    return path.parts[:1] == (DATA_PLACEHOLDER,) and ".." not in path.parts
+    name = value.removeprefix(f"{DATA_PLACEHOLDER}/")
+    path = PurePosixPath(name)
+    is_plain = str(path) == name and path.parts and not path.is_absolute()
+    return bool(is_plain) and ".." not in path.parts and not set("\\$\0") & set(name)
 
 
 def _some(check: Check) -> Check:
@@ -72,14 +73,14 @@ def _table(check: Check) -> Check:
 def _context(value: Any) -> bool:
     options = value if isinstance(value, Mapping) else {"name": value}
     plain = {key: option for key, option in options.items() if key != "name"}
-    return options.get("name") in CONTEXTS and _table(_plain)(plain)
+    return _one_of(*CONTEXTS)(options.get("name")) and _table(_plain)(plain)
 
 
 def _attack(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and value.keys() <= {"attacker", "budget"}
-        and value.get("attacker", "swap") in ATTACKERS
+        and _one_of(*ATTACKERS)(value.get("attacker", "swap"))
         and _number(0, 1_000)(value.get("budget"))
     )
 

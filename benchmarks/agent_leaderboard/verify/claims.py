@@ -49,7 +49,7 @@ Count = Callable[[str], int]
 def check_names(manifest: Manifest) -> Iterator[str]:
     """Yield names in a manifest that stand for something else, and settings no agent has."""
     for environment in manifest.environments:
-        for text in _check_environment_name(environment):
+        for text in (*_check_environment_name(environment), *_check_attack(environment, manifest)):
             yield f"manifest.json, environment {environment.slug!r}, {text}"
     known = {environment.slug for environment in manifest.environments}
     for agent in manifest.agents:
@@ -65,8 +65,19 @@ def _check_environment_name(environment: EnvironmentRecord) -> Iterator[str]:
     named = [name.lower() for name in ARGUMENTS if joined.startswith(name.lower())]
     if named and own not in named:
         yield f"field 'slug': {environment.slug!r} is the name of {named[0]}, not of {own}"
+
+
+def _check_attack(environment: EnvironmentRecord, manifest: Manifest) -> Iterator[str]:
+    """Yield why an environment is not the attack on another that it is said to be."""
     if (environment.attack is None) != (environment.attack_on is None):
         yield "fields 'attack' and 'attack_on': one is given without the other"
+    if environment.attack == "edits" and not environment.kwargs.get("attack"):
+        yield "field 'attack': is 'edits', but its arguments name no attacker"
+    for plain in manifest.environments:  # it may be missing: a board has holes
+        if plain.slug == environment.attack_on and (
+            plain.attack_on is not None or plain.id != environment.id
+        ):
+            yield f"field 'attack_on': {plain.slug!r} is not the same without an attack"
 
 
 def _check_agent(agent: AgentRecord) -> Iterator[str]:

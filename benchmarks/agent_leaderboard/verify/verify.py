@@ -114,6 +114,8 @@ def check_run(
         manifest = folder.read_manifest()
         measure = published() if reference is None else read_reference(reference)
         problems = [*check_files(folder, manifest), *check_names(manifest)]
+        if not any(environment.num_tasks for environment, _ in manifest.cells):
+            problems.append("manifest.json: no agent plays any task; there is nothing to verify")
     except DataError as error:
         return Verification(problems=[str(error)])
     other = _own_measure(manifest, measure)

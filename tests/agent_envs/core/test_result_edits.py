@@ -97,3 +97,10 @@ def test_a_snapshot_goes_on_with_the_budget_that_was_left():
 def test_a_wrong_attack_is_named_when_the_environment_is_made(attack, error):
     with pytest.raises(error):
         gym.make("AgentR1/SyntheticMultiHop-v0", attack=attack)
+
+
+@pytest.mark.parametrize("attacker", [swap_values, misspell])
+def test_a_number_longer_than_an_edit_stays_as_it_is(attacker):
+    digits = "12" * 5_000  # more than Python turns into a number
+    for edit in attacker("How many?", digits, np.random.default_rng(0)):
+        assert apply_edit(digits, edit) == digits
