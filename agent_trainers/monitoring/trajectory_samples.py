@@ -80,19 +80,22 @@ def trained_samples(
 
     `new_logprobs`, (B, T), are of the policy to compare with; see `step_tokens`.
     """
-    played = record.trajectories
-    return [
-        TrajectorySample(
-            label=f"{label}, {played[i].env}" if played[i].env else label,
-            trajectory=played[i],
-            optimiser_step=optimiser_step,
-            # A trajectory that cannot be scored was not trained on.
-            steps=step_tokens(record, i, new_logprobs) if played[i].is_scorable else None,
-            rows=[row for row in record.rows if row.episode == i],
-            marks=find_marks(played[i]),
+    samples = []
+    for i in chosen:
+        played = record.trajectories[i]
+        # One that cannot be scored, or is a branch that only measures, has none.
+        rows = [row for row in record.rows if row.episode == i]
+        samples.append(
+            TrajectorySample(
+                label=f"{label}, {played.env}" if played.env else label,
+                trajectory=played,
+                optimiser_step=optimiser_step,
+                steps=step_tokens(record, i, new_logprobs) if rows else None,
+                rows=rows,
+                marks=find_marks(played),
+            )
         )
-        for i in chosen
-    ]
+    return samples
 
 
 def state_change(trajectory: Trajectory, step: int) -> StateChange:

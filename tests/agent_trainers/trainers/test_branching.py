@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from agent_envs import ConfigurationError
+from agent_trainers.monitoring.report import trajectory_page
+from agent_trainers.monitoring.trajectory_samples import trained_samples
 from agent_trainers.programs.tasks import ProgramTasks
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 
@@ -72,6 +74,17 @@ def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
     assert log["branches/completion_tokens"] == sum(t.usage["completion_tokens"] for t in branches)
     assert log["branches/replayed_steps"] == 0
     assert log["success"] == pytest.approx(sum(t.success for t in own) / len(own))
+
+
+@pytest.mark.parametrize("estimator", ["vine", "tree"])
+def test_a_branch_is_shown_with_numbers_only_where_it_was_trained_on(make_trainer, estimator):
+    trainer = make_trainer(estimator, max_steps=1, branch_budget=1.0)
+    trainer.train()
+    played = trainer.last_batch.trajectories
+    samples = trained_samples(trainer.last_batch, range(len(played)), label="0", optimiser_step=0)
+    is_shown = [sample.steps is not None for sample in samples]
+    assert is_shown == [estimator == "tree" or not t.start for t in played]
+    trajectory_page(samples, title="", tokenizer=trainer.processing_class)
 
 
 def test_without_a_budget_there_are_no_branches(make_trainer):
