@@ -10,6 +10,15 @@ import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 
 
+def turn_limit_of(env: gym.Env[Any, Any]) -> int | None:
+    """Return how many steps Gymnasium allows an episode of an environment; None for no limit."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, TimeLimit):
+            return env._max_episode_steps
+        env = env.env
+    return None
+
+
 class TurnLimit:
     """Knows which step is the last one that Gymnasium allows.
 

@@ -12,13 +12,14 @@ from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
+from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.intervals import wilson_interval
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import PolicyArguments, Venue, open_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate
-from agent_trainers.rollout.search import SearchRollout, turn_limit
+from agent_trainers.rollout.search import SearchRollout
 from agent_trainers.rollout.search_tree import Budget
 from agent_trainers.rollout.searches import SEARCHES, SearchKind, SearchSettings
 
@@ -193,6 +194,6 @@ def _budget_steps(options: PolicyArguments, venue: Venue) -> int:
     if given is not None:
         return given
     env = venue.make_env()
-    limit = turn_limit(env)
+    limit = turn_limit_of(env)
     env.close()
     return _STEPS if limit is None else _EPISODES * limit

@@ -41,8 +41,8 @@ HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "value_clip_range", "bootstrap_truncated",
     ),
     "rollout": (
-        "num_generations", "curriculum", "max_extra_groups", "temperature", "step_timeout",
-        "episode_timeout", "group_quorum", "max_fault_share",
+        "num_generations", "curriculum", "max_extra_groups", "branch_budget", "temperature",
+        "step_timeout", "episode_timeout", "group_quorum", "max_fault_share",
         "transformers_generation", "use_vllm", "vllm_mode", "vllm_importance_sampling_mode",
         "max_logprob_drift",
     ),

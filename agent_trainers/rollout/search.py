@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import TimeLimit
 
 from agent_envs.core.deadline import CallSession, Outcome, outcome_of
+from agent_envs.core.turn_limit import turn_limit_of
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import IDLE_SECONDS, EpisodeSpec, TextEnv
@@ -105,7 +104,7 @@ class SearchRollout:
 
         def reset(env: TextEnv, key: int) -> Any:
             episodes[key].env = env
-            limits[key] = turn_limit(env)
+            limits[key] = turn_limit_of(env)
             return episodes[key].reset(self._step_timeout)
 
         for outcome in self._in_environments(reset, range(len(specs))):
@@ -228,12 +227,3 @@ class SearchRollout:
         if outcome.error is None:
             self._envs.give_back(env)
         return outcome
-
-
-def turn_limit(env: TextEnv) -> int | None:
-    """Return how many steps Gymnasium allows an episode of an environment; None for no limit."""
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, TimeLimit):
-            return env._max_episode_steps
-        env = env.env
-    return None

@@ -382,8 +382,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         if self.max_extra_groups and (needs_values(estimator) or self.branch_steps > 0):
             raise ConfigurationError(
                 f"max_extra_groups={self.max_extra_groups} plays groups anew that have nothing to "
-                f"compare, and advantage_estimator={estimator!r} compares more than groups. Leave "
-                "it out, or choose an estimator such as 'grpo'."
+                f"compare, and advantage_estimator={estimator!r} compares states, not groups. "
+                "Leave it out, or choose an estimator such as 'grpo'."
             )
         if self.skill_teacher == "reference" and self.beta == 0.0:
             raise ConfigurationError(

@@ -39,7 +39,7 @@ def test_an_unknown_name_is_an_error_with_the_right_one(tmp_path, text, message)
     ("text", "message"),
     [
         (AGENT, "a run needs 'environments' and 'agents'"),
-        (ENVIRONMENT + AGENT + "protocol: {samples_per_task: 0}", "samples_per_task: .* than 0"),
+        (ENVIRONMENT + AGENT + "protocol: {samples_per_task: 0}", "samples_per_task: .* to 1"),
         (ENVIRONMENT + AGENT + "protocol: {seed: x}", "protocol: seed: .*valid integer"),
         (ENVIRONMENT + AGENT.replace("}]", "}, {name: Oracle, kind: random}]"), "is used twice"),
         (ENVIRONMENT + AGENT.replace("}]", ", train: {}}]"), "has no model to train"),
@@ -91,7 +91,7 @@ def test_the_published_run_names_every_environment_run_or_left_out():
 
     config = load_configs([PRESETS["published"]])
     named = [e.id for e in config.environments] + [e.id for e in config.left_out]
-    assert sorted(named) == sorted(spec.id for spec in ENVIRONMENTS)
+    assert set(named) == {spec.id for spec in ENVIRONMENTS}
 
 
 def test_the_data_folder_is_filled_in_everywhere(tmp_path):

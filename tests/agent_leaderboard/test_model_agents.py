@@ -17,7 +17,7 @@ from tests.agent_trainers.vllm_engine import install_vllm
 
 MODEL = {"model": str(TINY_POLICY), "concurrency": 8}
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
-KINDS = [name for name, kind in AGENTS.items() if kind.needs_model]
+KINDS = [name for name, kind in AGENTS.items() if kind.needs_model and name != "program"]
 
 
 def specs(count=3, seed=0):

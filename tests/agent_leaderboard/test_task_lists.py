@@ -8,7 +8,9 @@ import pytest
 
 from agent_envs.core.tasks import Task
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, task_labels, task_sha256
+from agent_leaderboard.records.sealing import Seal
 
+PUBLIC = Seal()
 TASK = Task(
     id="a",
     question="Who?",
@@ -33,13 +35,17 @@ def open_env(name, **kwargs):
     ],
 )
 def test_any_change_of_a_task_is_another_hash(change):
-    assert task_sha256(dataclasses.replace(TASK, **change)) != task_sha256(TASK)
+    assert task_sha256(dataclasses.replace(TASK, **change), PUBLIC) != task_sha256(TASK, PUBLIC)
+
+
+def test_with_a_key_the_hash_is_another():
+    assert task_sha256(TASK, Seal(b"key")) != task_sha256(TASK, PUBLIC)
 
 
 def test_the_hash_does_not_depend_on_types_that_say_the_same():
     same = dataclasses.replace(TASK, data={"n": 3, "gold": [["T", "x"]]})
-    assert task_sha256(same) == task_sha256(TASK)
-    assert task_sha256(dataclasses.replace(TASK, question="\ud800"))
+    assert task_sha256(same, PUBLIC) == task_sha256(TASK, PUBLIC)
+    assert task_sha256(dataclasses.replace(TASK, question="\ud800"), PUBLIC)
 
 
 def test_tasks_are_drawn_by_seed_without_repetition_or_are_the_first_of_an_endless_family(
@@ -54,15 +60,17 @@ def test_tasks_are_drawn_by_seed_without_repetition_or_are_the_first_of_an_endle
 
 @pytest.mark.parametrize("name", ["SyntheticMultiHop", "CommandLine", "ReasoningGym"])
 def test_the_list_of_a_generated_environment_is_the_same_each_time(name, strong_sandbox):
-    lists = [list_tasks(open_env(name, split="test"), [0, 5]) for _ in range(2)]
+    lists = [list_tasks(open_env(name, split="test"), [0, 5], PUBLIC) for _ in range(2)]
     assert lists[0] == lists[1]
     assert lists[0][0].sha256 != lists[0][1].sha256
 
 
 def test_labels_say_type_hops_and_level_where_the_task_does(hotpot_file):
-    (first, second) = list_tasks(open_env("HotpotQA", data=hotpot_file), [0, 1])
+    (first, second) = list_tasks(open_env("HotpotQA", data=hotpot_file), [0, 1], PUBLIC)
     assert first.labels == {"type": "bridge", "level": "hard", "hops": 2}
     assert second.labels["type"] == "comparison"
-    (multi_hop,) = list_tasks(open_env("SyntheticMultiHop", hops=3, max_episode_steps=9), [0])
+    (multi_hop,) = list_tasks(
+        open_env("SyntheticMultiHop", hops=3, max_episode_steps=9), [0], PUBLIC
+    )
     assert multi_hop.labels == {"hops": 3}
     assert task_labels(Task(id="a", question="q", answers=())) == {}

@@ -100,6 +100,9 @@ def test_naive_rag_is_compared_where_one_search_can_do():
     assert "*grpo* beats *naive RAG*: +10.0 ± 0.0 points in *one hop*" in text
 
 
+METHODS = ("grpo", "grpo_step", "gigpo", "vine", "tree")
+
+
 def test_each_rate_is_tried_by_the_same_budget_and_the_best_is_reported(tmp_path, monkeypatch):
     """The runs are made up: 2e-3 does best elsewhere, and would do worst on what is reported."""
     done = []
@@ -123,7 +126,7 @@ def test_each_rate_is_tried_by_the_same_budget_and_the_best_is_reported(tmp_path
         "--work", str(tmp_path / "work"), "--output", str(tmp_path), "--long_budget", "50",
     ]  # fmt: skip
     papers_table.main(options)
-    for method in ("grpo", "grpo_step", "gigpo"):
+    for method in METHODS:
         own = [run[1:] for run in done if run[0] == method]
         assert sorted(run for run in own if run[-1]) == [
             (rate, seed, 50, True) for rate in (0.001, 0.002) for seed in papers_table.TUNING_SEEDS
@@ -134,7 +137,7 @@ def test_each_rate_is_tried_by_the_same_budget_and_the_best_is_reported(tmp_path
     text = (tmp_path / "papers_table.md").read_text()
     assert "| long_horizon | grpo | 20.0 | 80.0 | 0.002 |" in text
     assert "python -m benchmarks.learning_run" in text
-    assert len(json.loads((tmp_path / "papers_table.json").read_text())["tuning"]) == 3
+    assert len(json.loads((tmp_path / "papers_table.json").read_text())["tuning"]) == len(METHODS)
 
     (tmp_path / "work" / "gigpo-learning_rate-0.002-long-2" / "result.json").unlink()
     (tmp_path / "work" / "gigpo-learning_rate-0.002-long-2").rmdir()

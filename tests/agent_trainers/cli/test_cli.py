@@ -384,11 +384,14 @@ def test_an_environment_of_ones_own_is_trained_in_from_the_folder_it_lies_in(tmp
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     assert (results["env"], results["eval_env_kwargs"]) == ("my_module:Mine/Own-v0", {})
     for arguments, message in (
-        (["--env_kwargs", '{"split": "test"}'], "--env_kwargs: .*unexpected keyword.*split"),
+        (
+            ["--env", "my_module:Mine/Own-v0", "--env_kwargs", '{"split": "test"}'],
+            "--env_kwargs: .*unexpected keyword.*split",
+        ),
         (["--env", "no_module:Mine/Own-v0"], "--env no_module:Mine/Own-v0: No module named"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            run_train(tmp_path / "run2", "--env", "my_module:Mine/Own-v0", *arguments)
+            run_train(tmp_path / "run2", *arguments)
 
 
 def test_help_shows_our_own_options_first_with_their_defaults(capsys):

@@ -100,7 +100,7 @@ def test_the_last_table_has_each_environment_and_what_a_variant_reaches_of_in_do
         "algorithm": "grpo", "env": None, "envs": [{}, {}], "by_environment": figures,
         "success_before": 0.25, "success_after": 0.75, "return_before": 0.3, "return_after": 0.9,
         "num_eval_episodes": 16, "evaluated_on": "test", "steps": 4, "seconds": 3.0,
-        "total_seconds": 4.0,
+        "total_seconds": 4.0, "hacking_alarms": [],
     }  # fmt: skip
     _print_table(results, tmp_path)
     rows = {}

@@ -154,7 +154,7 @@ def test_malformed_arguments_reach_the_environment_and_go_back_as_text():
     ("tool_format", "text"),
     [
         ("hermes", 'So.\n<tool_call>{"name": "search", "arguments": {"query": "red"}}</tool_call>'),
-        ("tags", "So.\n<search>red</search>"),
+        ("tags", "So.\n<search> red </search>"),
     ],
 )
 def test_calls_that_a_server_reads_out_of_text_are_written_back(tool_format, text):

@@ -64,7 +64,11 @@ def play(varied, budget, num_groups=4, draws=None, kind=Tasks):
     draws = draws or TaskDraws([TaskPool(env="", weight=1.0, tasks=range(12))], 3)
     tasks = kind(varied)
     player = EpisodePlayer(
-        SimpleNamespace(seed=0), OneProcess(), {"train": GROUP}, {"train": tasks}, draws=draws
+        SimpleNamespace(seed=0, branch_steps=0.0),
+        OneProcess(),
+        {"train": GROUP},
+        {"train": tasks},
+        draws=draws,
     )
     rows = [{}] * (GROUP * num_groups)
     return ResultFollower(player, OneProcess(), budget).play(rows, (5, 0), {}), tasks
@@ -198,7 +202,7 @@ def test_what_would_do_nothing_is_refused(make_trainer, changes, message):
 
 
 def test_a_critic_compares_no_groups(make_config):
-    with pytest.raises(ConfigurationError, match="compares no groups"):
+    with pytest.raises(ConfigurationError, match="compares states, not groups"):
         make_config(StepPPOConfig, max_extra_groups=2)
 
 

@@ -43,7 +43,7 @@ UNNAMED = (
 )
 """What our code relies on without naming it."""
 DOCUMENTED = f"{Trainer.__doc__} {TrainerCallback.__doc__} {GRPOTrainer.__doc__}"
-NAMED_TUPLES = ("_replace",)
+NAMED_TUPLES = ("_asdict", "_replace")
 
 
 # What our code touches
