@@ -60,7 +60,7 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     if said.startswith("fill"):
         wanted = said.partition(" : ")[2].partition(" of ")[0]
         return next(query for query in queries if query.startswith(f"{wanted} of "))
-    return answer[len("<answer>") : -len("</answer>")]
+    return answer.removeprefix("<answer>").removesuffix("</answer>").strip()
 
 
 def naive_rag(session: ProgramSession, task: dict[str, Any]) -> Outcome:
