@@ -103,6 +103,7 @@ def _config(settings: Settings, folder: str) -> StepGRPOConfig:
         "config": "smollm2",
         "max_steps": settings.rounds + 1,
         "max_completion_length": 64,
+        "per_device_train_batch_size": 8,  # TRL computes the logits of a whole batch at once
         "output_dir": folder,
         "save_strategy": "no",
         "num_eval_tasks": 0,
