@@ -1,5 +1,6 @@
 """Write the papers' tables as Markdown, as a picture and as JSON."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
-from agent_leaderboard.report.uncertainty import holm
+from agent_leaderboard.report.uncertainty import ALPHA, holm, mean_interval, paired_test
 from agent_leaderboard.report.visible_text import markdown_table
-from benchmarks.paired_statistics import ALPHA, half_width, seeds_needed, sign_flip_test
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """What the runs of each method found, one per seed; see `benchmarks.learning_run`."""
@@ -81,7 +81,7 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "method": name,
         "scores": scores,
         "mean": statistics.fmean(by_seed),
-        "half_width": _finite(half_width(by_seed)),
+        "half_width": half if math.isfinite(half := _half_width(by_seed)) else None,
         "half_way": [_half_way(run["curve"]) for run in runs if run["curve"]],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
         "options": list(runs[0].get("run", {}).get("options", ())),
@@ -89,9 +89,10 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    """Return a number that JSON knows."""
-    return value if math.isfinite(value) else None
+def _half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the mean by Student's t; infinite for one value."""
+    interval = mean_interval(values)
+    return interval.high - interval.mean
 
 
 def _by_seed(scores: Mapping[str, Sequence[float]]) -> list[float]:
@@ -193,7 +194,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _percent(values: Sequence[float], sign: str = "") -> str:
-    mean, half = 100 * statistics.fmean(values), 100 * half_width(values)
+    mean, half = 100 * statistics.fmean(values), 100 * _half_width(values)
     return f"{mean:{sign}.1f} ± {half:.1f}" if math.isfinite(half) else f"{mean:{sign}.1f}"
 
 
@@ -207,20 +208,28 @@ def compare_rows(study: str, rows: Sequence[Mapping[str, Any]]) -> str:
         pairs = list(_COMPARED.get(study, ()))
     pairs = [pair for pair in pairs if by_name.keys() >= set(pair)]
     differences = [_differences(by_name[a], by_name[b]) for a, b in pairs]
-    adjusted = holm([sign_flip_test(own) for own in differences])
+    adjusted = holm([paired_test(own) for own in differences])
     lines = [
         _say(pair, own, p, by_name, is_claim=study != "rows")
         for pair, own, p in zip(pairs, differences, adjusted, strict=True)
     ]
     if not lines:
         return ""
-    num_seeds, needed = len(differences[0]), seeds_needed(len(pairs))
+    num_seeds, needed = len(differences[0]), _seeds_needed(len(pairs))
     if num_seeds < needed:
         lines.append(
             f"{num_seeds} seeds cannot tell any of these {len(pairs)} pairs apart, however they "
             f"end: that takes {needed}."
         )
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _seeds_needed(num_comparisons: int) -> int:
+    """Return from how many seeds on one of so many comparisons can be significant after Holm.
+
+    The smallest p-value of an exact paired test of n seeds is that of all differences on one side.
+    """
+    return next(n for n in itertools.count(1) if 2.0 ** (1 - n) * num_comparisons < ALPHA)
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[float]:

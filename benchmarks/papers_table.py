@@ -28,10 +28,10 @@ from tqdm.auto import tqdm
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_leaderboard.report.uncertainty import MOST_EXACT
 from agent_trainers.cli.arguments import parse
 from agent_trainers.cli.results import PACKAGES
 from benchmarks.learning_run import COLUMNS, LONG_HORIZON, MULTI_HOP, LearningRun
-from benchmarks.paired_statistics import MOST_SEEDS
 from benchmarks.papers_report import NAIVE_RAG, write_report
 
 
@@ -169,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(options: PapersTableArguments, command: str) -> None:
     """Do the runs that are missing, then write the tables."""
-    if len(options.seeds) > MOST_SEEDS:
-        raise ConfigurationError(f"--seeds: at most {MOST_SEEDS}, for the exact test.")
+    if len(options.seeds) > MOST_EXACT:
+        raise ConfigurationError(f"--seeds: at most {MOST_EXACT}, for the exact test.")
     known = {study.name: study for study in STUDIES}
     studies = [lookup(known, name, kind="study") for name in options.studies]
     arms = [(study, method) for study in studies for method in study.methods]

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 from agent_envs.data.files import write_json
+from agent_leaderboard.report.uncertainty import mean_interval
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
@@ -36,7 +36,6 @@ from agent_trainers.rollout.skills import NOTE, tell_actions
 from agent_trainers.trajectory import Trajectory
 from benchmarks.demonstrated import show
 from benchmarks.learning_run import MAX_NEW_TOKENS, MULTI_HOP, LearningRun, run
-from benchmarks.paired_statistics import half_width
 from benchmarks.performance.models import load_tokenizer
 
 COLUMN: Final = "clean facts"
@@ -129,10 +128,9 @@ def report(
 
 def _percent(values: Sequence[float], sign: str = "") -> str:
     """Return the mean with its 95 % interval by Student's t, in percent (points)."""
-    mean = 100 * statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:{sign}.1f}"
-    return f"{mean:{sign}.1f} ± {100 * half_width(values):.1f}"
+    interval = mean_interval(values)
+    mean = f"{100 * interval.mean:{sign}.1f}"
+    return mean if len(values) < 2 else f"{mean} ± {100 * (interval.high - interval.mean):.1f}"
 
 
 # A policy that can read

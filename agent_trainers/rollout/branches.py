@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.core.event_loop import resolve
 from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_trainers.policies.generation import Usage
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.answers import read_reset, read_step
+from agent_trainers.rollout.answers import read_reset
 from agent_trainers.rollout.episode import Episode, EpisodeSpec, lend_tokenizer
 from agent_trainers.rollout.saved_states import (
     SavedState,
     StateStore,
-    expect_same,
     key_before,
+    replay,
     restore_environment,
     save_environment,
 )
@@ -115,29 +114,19 @@ class BranchEpisode(Episode):
         """Take the recorded actions again; return what the last of them came to."""
         info = read_reset(Episode.reset(self, timeout))
         lend_tokenizer(self.policy, self.env, info)
-        for t, transition in enumerate(self.recorded.transitions[: self.start]):
-            self._expect_same(t, "shows", info["messages"], transition.messages)
-            if t in self.wanted:
-                self._keep(t, info)
-            answer = read_step(resolve(self.env.step(transition.action), timeout))
-            self.replayed_steps += 1
-            self._expect_same(t, "gives the reward", answer.reward, transition.reward)
-            is_over = answer.terminated or answer.truncated
-            self._expect_same(t, "says whether it is over", is_over, False)
-            info = answer.info
-        recorded = self.recorded.transitions[self.start].messages
-        self._expect_same(self.start, "shows", info["messages"], recorded)
-        if self.start in self.wanted:
-            self._keep(self.start, info)
+        before = self.recorded.transitions[: self.start]
+        goal = self.recorded.transitions[self.start].messages
+        states = replay(self.env, info, before, goal, task=self.spec.task, timeout=timeout)
+        for step, info in states:
+            self.replayed_steps = step
+            if step in self.wanted:
+                self._keep(step, info)
         return "", info
 
     def _keep(self, step: int, info: dict[str, Any]) -> None:
         saved = save_environment(self.env)
         key = key_before(self.recorded, step)
         self.states.put(key, SavedState(environment=saved, info=info))
-
-    def _expect_same(self, step: int, what: str, found: Any, recorded: Any) -> None:
-        expect_same(self.env, self.spec.task, step, what, found, recorded)
 
 
 @dataclass(slots=True)

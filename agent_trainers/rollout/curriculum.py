@@ -195,13 +195,13 @@ class LevelDraws(CurriculumDraws):
         values = {"level": self._level + 1.0, **known, **_named_shares(self.pools, self._shares())}
         return {f"{PREFIX}/{name}": value for name, value in values.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what the next draws depend on, in plain types."""
-        return {**super().state(), _KEPT: {"level": self._level, "newest": self._newest}}
+        return {**super().state_dict(), _KEPT: {"level": self._level, "newest": self._newest}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
-        super().restore(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        super().load_state_dict(state)
         known = state.get(_KEPT, {"level": 0, "newest": []})
         self._level, self._newest = known["level"], list(known["newest"])
         self.weigh(self._shares())
@@ -238,13 +238,13 @@ class ProgressDraws(CurriculumDraws):
         values = progress | _named_shares(self.pools, self._shares())
         return {f"{PREFIX}/{name}": value for name, value in values.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what the next draws depend on, in plain types."""
-        return {**super().state(), _KEPT: {env: list(own) for env, own in self._means.items()}}
+        return {**super().state_dict(), _KEPT: {env: list(own) for env, own in self._means.items()}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
-        super().restore(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        super().load_state_dict(state)
         self._means = {env: list(means) for env, means in state.get(_KEPT, {}).items()}
         self.weigh(self._shares())
 
@@ -293,13 +293,13 @@ class PoolDraws(CurriculumDraws):
             for k, name in enumerate(self._names)
         }
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what the next draws depend on, in plain types."""
-        return {**super().state(), _KEPT: [kinds.tolist() for kinds in self._kinds]}
+        return {**super().state_dict(), _KEPT: [kinds.tolist() for kinds in self._kinds]}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
-        super().restore(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        super().load_state_dict(state)
         if _KEPT in state:
             self._kinds = [np.array(kinds, np.int8) for kinds in state[_KEPT]]
 

@@ -9,18 +9,20 @@ import json
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from agent_envs.core.event_loop import resolve
 from agent_envs.core.messages import Message
 from agent_envs.errors import SnapshotError
 from agent_envs.wrappers.awaited import Awaited
 from agent_envs.wrappers.potential_shaping import PotentialShaping
-from agent_trainers.trajectory import Trajectory
+from agent_trainers.rollout.answers import read_step
+from agent_trainers.trajectory import Trajectory, Transition
 
 MAX_STATE_BYTES: Final = 2**28
 """So much is kept at most; what was used longest ago goes first, and is reached by replay then."""
@@ -130,14 +132,44 @@ def restore_environment(env: gym.Env[Any, Any], saved: bytes) -> None:
             setattr(wrapper, name, value)
 
 
-def expect_same(
-    env: gym.Env[Any, Any], task: int | None, step: int, what: str, found: Any, recorded: Any
-) -> None:
-    """Refuse a replay that comes to something else than was recorded.
+def replay(
+    env: gym.Env[Any, Any],
+    info: dict[str, Any],
+    recorded: Sequence[Transition],
+    goal: Sequence[Message],
+    *,
+    task: int | None,
+    timeout: float | None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Take recorded steps again; yield each state's number and what is shown there.
+
+    Args:
+        env: An environment that has just been reset.
+        info: What `reset` said.
+        recorded: The steps.
+        goal: What is shown after the last.
+        task: The index of the task, to be named.
+        timeout: After so many seconds what has to be awaited is cancelled.
 
     Raises:
-        SnapshotError: Says what differs, and at which step.
+        SnapshotError: If something else comes of it than was recorded; says what, at which step.
     """
+    for t, transition in enumerate(recorded):
+        _expect_same(env, task, t, "shows", info["messages"], transition.messages)
+        yield t, info
+        answer = read_step(resolve(env.step(transition.action), timeout))
+        _expect_same(env, task, t, "gives the reward", answer.reward, transition.reward)
+        is_over = answer.terminated or answer.truncated
+        _expect_same(env, task, t, "says whether it is over", is_over, False)
+        info = answer.info
+    _expect_same(env, task, len(recorded), "shows", info["messages"], goal)
+    yield len(recorded), info
+
+
+def _expect_same(
+    env: gym.Env[Any, Any], task: int | None, step: int, what: str, found: Any, recorded: Any
+) -> None:
+    """Refuse a replay that comes to something else than was recorded."""
     if _text(found) == _text(recorded):
         return
     no_snapshot = "" if can_be_saved(env) else " and offers no snapshot() and restore()"

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from agent_envs.core.deadline import Outcome
-from agent_envs.core.event_loop import resolve
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.answers import read_reset, read_step
+from agent_trainers.rollout.answers import read_reset
 from agent_trainers.rollout.collector import TextEnv
 from agent_trainers.rollout.episode import Episode, lend_tokenizer
-from agent_trainers.rollout.saved_states import expect_same, restore_environment
+from agent_trainers.rollout.saved_states import replay, restore_environment
 from agent_trainers.rollout.search_tree import Candidate, Node, Plan, Tree, Wish
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -126,18 +125,14 @@ class Try:
         """Begin anew and take the steps to the state again; each counts."""
         episode = self._episode
         episode.env = env
-        task, info = episode.spec.task, read_reset(episode.reset(timeout))
-        for t, transition in enumerate(episode.transitions):
-            lend_tokenizer(self._policy, env, info)
-            expect_same(env, task, t, "shows", info["messages"], transition.messages)
-            answer = read_step(resolve(env.step(transition.action), timeout))
-            self._replayed += 1
-            expect_same(env, task, t, "gives the reward", answer.reward, transition.reward)
-            is_over = answer.terminated or answer.truncated
-            expect_same(env, task, t, "says whether it is over", is_over, False)
-            info = answer.info
-        here = len(episode.transitions)
-        expect_same(env, task, here, "shows", info["messages"], episode.info["messages"])
+        info = read_reset(episode.reset(timeout))
+        lend_tokenizer(self._policy, env, info)
+        goal = episode.info["messages"]
+        states = replay(
+            env, info, episode.transitions, goal, task=episode.spec.task, timeout=timeout
+        )
+        for self._replayed, _ in states:
+            pass
 
 
 def value_of(outcome: Outcome) -> Any:

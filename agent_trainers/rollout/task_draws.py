@@ -56,7 +56,7 @@ class TaskDraws:
         """Return the next `count` tasks."""
         return [self._next() for _ in range(count)]
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what the next draws depend on, in plain types."""
         return {
             pool.env: {"gained": gained, "num_drawn": num_drawn}
@@ -65,8 +65,8 @@ class TaskDraws:
             )
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`; pools that it does not know begin anew."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; pools that it does not know begin anew."""
         known = [state.get(pool.env, {"gained": 0.0, "num_drawn": 0}) for pool in self._pools]
         self._gained = [pool["gained"] for pool in known]
         self._num_drawn = [pool["num_drawn"] for pool in known]

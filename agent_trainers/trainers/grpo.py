@@ -8,8 +8,7 @@ overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches w
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -208,7 +207,7 @@ class StepGRPOTrainer(ResumableTrainer):
             )
         self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id, teacher)
         self.watch = HackWatch()
-        self.keeping_state = {"watch": self.watch}
+        self.keeping_state = {"watch": self.watch, **({} if draws is None else {"draws": draws})}
         self.training_log = TrainingLog(
             means=self.means,
             processes=self.processes,
@@ -354,17 +353,6 @@ class StepGRPOTrainer(ResumableTrainer):
             loss = loss + self._micro_batch_loss(model, micro_batch)
         self.training_log.write_means("train" if is_training else "eval")
         return loss
-
-    def _own_state(self) -> dict[str, Any]:
-        """Save which tasks were drawn. Relies on: called for each checkpoint."""
-        draws = self.player.draws
-        return super()._own_state() | ({} if draws is None else {"draws": draws.state()})
-
-    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
-        """Go on with the tasks that come after. Relies on: given what `_own_state` returned."""
-        super()._restore(state, path)
-        if self.player.draws is not None:
-            self.player.draws.restore(state.get("draws", {}))
 
     # The loss
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent_envs.core.lookup import lookup
-from agent_envs.data.files import write_json
-from agent_envs.errors import AgentEnvsError, ConfigurationError, DataError
+from agent_envs.errors import AgentEnvsError, DataError
 from agent_trainers.cli.arguments import check_range, parse
 from agent_trainers.cli.environments import see_modules_here
 from benchmarks.credit.report import write_report
 from benchmarks.credit.rows import ALGORITHMS, all_estimators, rows_of
 from benchmarks.credit.true_advantages import CreditBatch, load_batches, save_batches
+from benchmarks.work_folder import check_same_settings
 
 PROGRAM: Final = "python -m benchmarks.credit"
 TRUTH_FILE: Final = "credit_truth.jsonl.gz"
@@ -153,7 +153,7 @@ def run(options: CreditArguments, command: str) -> None:
         sys.stdout.write(write_report(output, rows, batches, {}, facts))
         return
     work = Path(options.work)
-    _check_same_settings(options, work)
+    check_same_settings(options, work, may_change=_MAY_CHANGE)
     cells = list(plan(options))
     facts["wanted"] = [(c.environment, c.name, c.seed) for c in cells if c.is_truth]
 
@@ -222,23 +222,6 @@ def _trained(work: Path, cells: Sequence[Cell]) -> dict[tuple[str, str], dict[in
             key = (cell.environment, estimators[cell.name])
             found.setdefault(key, {})[cell.seed] = float(result["success"])
     return found
-
-
-def _check_same_settings(options: CreditArguments, work: Path) -> None:
-    """Refuse to put cells of different settings into one table."""
-    path = work / "settings.json"
-    given = {name: value for name, value in asdict(options).items() if name not in _MAY_CHANGE}
-    if not path.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        write_json(path, given)
-        return
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if differing := [name for name in given if kept.get(name) != given[name]]:
-        changes = "; ".join(f"{n}: {kept.get(n)!r} -> {given[n]!r}" for n in differing)
-        raise ConfigurationError(
-            f"--work {work} holds results with other settings ({changes}). Give the same again, or "
-            "choose another folder."
-        )
 
 
 if __name__ == "__main__":

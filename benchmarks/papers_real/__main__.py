@@ -6,7 +6,6 @@ answer held-out questions of both, and of MuSiQue. A command that was stopped go
 run yet is marked in the table, which is written anew after every cell.
 """
 
-import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -19,17 +18,18 @@ from typing import Any, Final
 
 from tqdm.auto import tqdm
 
-from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted
-from agent_trainers.cli.arguments import parse
+from agent_trainers.cli.arguments import parse, speaker
 from agent_trainers.cli.results import PACKAGES
 from benchmarks.papers_real.cells import ROWS, Commands, PapersRealArguments, wanted_cells
 from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
 from benchmarks.papers_real.work import RESULT_FILE, CommandFailedError, Runner
+from benchmarks.work_folder import check_same_settings
 
 _PROGRAM: Final = "python -m benchmarks.papers_real"
+_say: Final = speaker("papers_real")
 _MAY_CHANGE: Final = frozenset({"rows", "seeds", "work", "output"})
 """What a call may change from one to the next; all else decides what the cells are."""
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except AgentEnvsError as error:
         sys.exit(f"papers_real: {error}")
     except Interrupted as interrupted:
-        say("Stopped. The same command goes on.")
+        _say("Stopped. The same command goes on.")
         sys.exit(interrupted.exit_code)
 
 
@@ -62,7 +62,7 @@ def run(options: PapersRealArguments, command: str) -> None:
     cells = wanted_cells(options.rows, options.seeds)
     runner = Runner(Commands(options))
     with runner.hold():
-        _check_same_table(options)
+        check_same_settings(options, Path(options.work), may_change=_MAY_CHANGE)
         questions = prepare_questions(options, Path(options.work) / "questions")
         failed: list[str] = []
         missing = [cell for cell in cells if not runner.is_done(cell)]
@@ -75,7 +75,7 @@ def run(options: PapersRealArguments, command: str) -> None:
                         runner.do(cell)
                     except CommandFailedError as error:
                         failed.append(cell.folder)
-                        say(str(error))
+                        _say(str(error))
                         if cell.row.kind == "warm_start":
                             break  # all that follow begin with it
                     bar.update()
@@ -84,31 +84,6 @@ def run(options: PapersRealArguments, command: str) -> None:
             _report(options, questions, command)
     if failed:
         raise ConfigurationError(f"failed: {', '.join(failed)}; see above, and their log.txt.")
-
-
-def say(text: str) -> None:
-    """Tell the user something in a line of its own, beside the progress bar."""
-    tqdm.write(f"papers_real: {text}", file=sys.stderr)
-
-
-def _check_same_table(options: PapersRealArguments) -> None:
-    """Refuse to put cells of different settings into one table."""
-    path = Path(options.work) / "settings.json"
-    given = {
-        name: value
-        for name, value in dataclasses.asdict(options).items()
-        if name not in _MAY_CHANGE
-    }
-    if not path.exists():
-        write_json(path, given)
-        return
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if differing := [name for name in given if kept.get(name) != given[name]]:
-        changes = "; ".join(f"{n}: {kept.get(n)!r} -> {given[n]!r}" for n in differing)
-        raise ConfigurationError(
-            f"--work {options.work} holds a table with other settings ({changes}). Give the same "
-            "again, or choose another folder."
-        )
 
 
 def _report(options: PapersRealArguments, questions: dict[str, Any], command: str) -> None:

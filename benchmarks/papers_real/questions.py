@@ -77,7 +77,7 @@ class QuestionArguments:
     num_train: int = field(
         default=25_600, metadata={"help": "Questions to train on, at most, of each of two sets."}
     )
-    num_test: int = field(default=100, metadata={"help": "Held-out questions of each set."})
+    num_test: int = field(default=200, metadata={"help": "Held-out questions of each set."})
 
     def __post_init__(self) -> None:
         """Check numbers.

@@ -213,8 +213,9 @@ def test_random_signs_ask_for_the_mean_where_scores_are_no_whole_numbers():
     # A little worse on ten tasks, far better on one: the mean says nothing, the sign test would.
     differences = [-0.1] * 10 + [1.0]
     assert paired_test(differences) > 0.5
-    # 2 of the 2^6 draws of signs are as far from 0 as six equal differences
-    assert paired_test([0.5] * 6) == pytest.approx(2 / 64, abs=0.006)
+    # 2 of the 2^6 signs are as far from 0 as six equal differences; 34 of 2^17 are drawn for more
+    assert paired_test([0.5] * 6) == 2 / 64
+    assert paired_test([0.1] * 17 + [-0.1]) == pytest.approx(38 / 2**18, abs=0.001)
     assert paired_test([1.0, -1.0, 0.0]) == 1.0
 
 

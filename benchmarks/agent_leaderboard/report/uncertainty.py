@@ -4,6 +4,7 @@ The unit is the task. Samples of one task are averaged first, because they are n
 task that is easy is easy every time. All functions are pure, and give the same for the same scores.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
 MAX_UNSCORED: Final = 0.02
 """Share of episodes, and of tasks, that may be without a score. Beyond it all of them count 0."""
+MOST_EXACT: Final = 16
+"""Up to so many differences the test tries all signs: 65,536."""
 NUM_FLIPS: Final = 10_000
-"""Draws of the test of differences that are no whole numbers."""
+"""Signs that it draws for more."""
 FAULT_RULE: Final = (
     "Faults of the infrastructure stand beside the score. Episodes that it ended are left out "
     f"if they are at most {MAX_UNSCORED:.0%} of an agent's in an environment; else all of them "
@@ -195,17 +198,22 @@ def _difference_interval(differences: npt.NDArray[np.float64]) -> Interval:
 
 
 def paired_test(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of no difference, from differences task by task.
+    """Return the two-sided p-value of no difference, from differences task by task or seed by seed.
 
-    Where each is 1, 0 or -1, the exact sign test, which is McNemar's. Else the same question asked
-    of their mean: how often is it as far from 0 if each had the other sign with chance 1/2?
+    How often is their mean as far from 0 if each had the other sign with chance 1/2 (Fisher, 1935)?
+    Exact for up to `MOST_EXACT` differences, and where each is 1, 0 or -1: that is the sign test,
+    which is McNemar's.
     """
     array = np.asarray(differences, float)
     if set(np.abs(array[array != 0])) <= {1.0}:
         return sign_test(int((array > 0).sum()), int((array < 0).sum()))
+    total = abs(float(array.sum())) - 1e-9  # sums in another order differ a little
+    if len(array) <= MOST_EXACT:
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(array))))
+        return float((np.abs(signs @ array) >= total).mean())
     rng = np.random.default_rng(0)
     size = max(1, 1_000_000 // len(array))
-    reached, total = 1, abs(float(array.sum())) - 1e-9  # sums in another order differ a little
+    reached = 1
     for start in range(0, NUM_FLIPS, size):
         signs = rng.choice((-1.0, 1.0), size=(min(size, NUM_FLIPS - start), len(array)))
         reached += int((np.abs(signs @ array) >= total).sum())

@@ -86,10 +86,10 @@ def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
     whole = make(curriculum, pools)
     for _ in range(4):
         play(whole)
-    state = whole.state()
+    state = whole.state_dict()
     rest = [play(whole) for _ in range(6)]
     resumed = make(curriculum, pools)
-    resumed.restore(state)
+    resumed.load_state_dict(state)
     assert [play(resumed) for _ in range(6)] == rest
     assert resumed.metrics() == whole.metrics()
 

@@ -38,7 +38,7 @@ def test_draws_go_on_from_a_state_as_if_nothing_had_happened():
     first = draws(**pools)
     assert first.draw(23) == whole[:23]
     second = draws(**pools)
-    second.restore(first.state())
+    second.load_state_dict(first.state_dict())
     assert second.draw(37) == whole[23:]
 
 

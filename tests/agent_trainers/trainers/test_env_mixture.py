@@ -129,7 +129,7 @@ def test_a_list_of_one_environment_trains_as_that_environment(make_trainer):
         for name, value in expected.items():
             # drift is rounding alone here, and varies with where the tensors lie in memory
             assert "logp_difference" in name or entry[name] == pytest.approx(value, rel=1e-4)
-    assert "draws" not in listed._own_state()
+    assert "draws" not in listed.keeping_state
 
 
 def test_variants_are_measured_under_their_own_names_beside_what_is_trained_in(make_trainer):
