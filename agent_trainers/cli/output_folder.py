@@ -6,11 +6,12 @@ ended or saved a checkpoint is refused without ``--resume`` or ``--overwrite``.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +60,51 @@ _MODELS: Final = ("model", "critic_model")
 _FILES: Final = (*_ONLY_FILES, *_MODELS, "skills")
 """Options that may name a file, on whose contents depends what is trained."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
+
+
+@contextlib.contextmanager
+def hold_for_run(
+    folder: Path,
+    settings: Mapping[str, Any],
+    say: Callable[[str], None],
+    *,
+    resume: bool,
+    overwrite: bool,
+    checkpoint: str | None,
+) -> Iterator[Callable[[], None]]:
+    """Keep other runs out of `folder` while the block runs, which one run begins or goes on.
+
+    Yields what the run calls when all it needs has been loaded: only then is what `overwrite` gives
+    up deleted, and are the settings kept.
+
+    Args:
+        folder: The output folder.
+        settings: Those of the run, see `settings_of`.
+        say: Is told in what a run goes on otherwise than it began.
+        resume: See `check_use`.
+        overwrite: See `check_use`.
+        checkpoint: See `check_use`.
+
+    Raises:
+        ConfigurationError: If another run is on there, or would be lost, or goes on with other
+            settings.
+    """
+    check = functools.partial(
+        check_use, folder, resume=resume, overwrite=overwrite, checkpoint=checkpoint
+    )
+    check()
+    with hold(folder):
+        goes_on = check()  # a run may have ended there before we held it
+        if goes_on:
+            for difference in check_same_settings(folder, settings):
+                say(f"Going on with {difference}.")
+
+        def begin() -> None:
+            if overwrite and not goes_on:
+                clear(folder, settings)
+            write_settings(folder, settings)
+
+        yield begin
 
 
 @contextlib.contextmanager

@@ -343,5 +343,9 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
         ("trajectories.html", "sample trajectories"),
         ("metrics.jsonl", "all that was logged"),
         ("model.safetensors", "trained model"),
+        ("model.safetensors.index.json", "trained model"),
+        ("adapter_model.safetensors", "trained adapters"),
     ):
+        if not (folder / name).exists():
+            continue  # the model lies in one file, in several, or beside its adapters
         console.print(f"{what:>20}: {folder / name}", highlight=False)

@@ -5,7 +5,7 @@ From an environment's own reference actions, from recorded trajectories, or from
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -125,21 +125,19 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigurationError("--trajectories and --conversations: give one of the two.")
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
     check_loggers(config)
-    folder = Path(config.output_dir)
-    use = {"resume": options.resume, "overwrite": options.overwrite,
-           "checkpoint": config.resume_from_checkpoint}  # fmt: skip
-    output_folder.check_use(folder, **use)
-    with output_folder.hold(folder), StopRequests(say) as requests:
-        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-        environment = {"env": options.env, "env_kwargs": env_kwargs}
-        settings = output_folder.settings_of(environment, options, config)
-        if output_folder.check_use(folder, **use):
-            for difference in output_folder.check_same_settings(folder, settings):
-                say(f"Going on with {difference}.")
-        elif options.overwrite:
-            output_folder.clear(folder, settings)
-        output_folder.write_settings(folder, settings)
-        _train(options, config, requests)
+    environment = {
+        "env": options.env, "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
+    }  # fmt: skip
+    folder = output_folder.hold_for_run(
+        Path(config.output_dir),
+        output_folder.settings_of(environment, options, config),
+        say,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        checkpoint=config.resume_from_checkpoint,
+    )
+    with folder as begin, StopRequests(say) as requests:
+        _train(options, config, requests, begin)
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -160,7 +158,12 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     return parser
 
 
-def _train(options: WarmStartArguments, config: WarmStartConfig, requests: StopRequests) -> None:
+def _train(
+    options: WarmStartArguments,
+    config: WarmStartConfig,
+    requests: StopRequests,
+    begin: Callable[[], None],
+) -> None:
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
     told = list(demonstrations(options, tokenizer))
@@ -184,6 +187,7 @@ def _train(options: WarmStartArguments, config: WarmStartConfig, requests: StopR
             peft_config=adapters["peft_config"],
             callbacks=[MetricsLog()],
         )
+    begin()
     stop = StopAtStepEnd(requests, trainer.accelerator)
     trainer.add_callback(stop)
     checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None

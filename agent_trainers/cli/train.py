@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -107,48 +107,37 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
         dry_run.dry_run(trainer, f"{options.algorithm} on {title_of(options)}", given)
         return 0
     check_loggers(config)
-    folder = Path(config.output_dir)
-    is_main = int(os.environ.get("RANK", "0")) == 0  # the others leave the folder to it
-    if is_main:
-        _check_use(folder, options, config)
-    with output_folder.hold(folder) if is_main else contextlib.nullcontext():
-        if is_main:
-            prepare_folder(folder, options, config)
-        return train(options, config, shlex.join([PROGRAM, *arguments]), requests)
-
-
-def prepare_folder(folder: Path, options: TrainArguments, config: StepGRPOConfig) -> None:
-    """Make sure that nothing is lost in the output folder, and keep the run's settings there.
-
-    Raises:
-        ConfigurationError: If another run would be lost, or goes on with other settings.
-    """
+    command = shlex.join([PROGRAM, *arguments])
+    if int(os.environ.get("RANK", "0")) != 0:  # the folder is the main process's
+        return train(options, config, command, requests)
     settings = output_folder.settings_of(environment_settings(options), options, config)
-    if _check_use(folder, options, config):
-        for difference in output_folder.check_same_settings(folder, settings):
-            say(f"Going on with {difference}.")
-    elif options.overwrite:
-        output_folder.clear(folder, settings)
-    output_folder.write_settings(folder, settings)
-
-
-def _check_use(folder: Path, options: TrainArguments, config: StepGRPOConfig) -> bool:
-    return output_folder.check_use(
-        folder,
+    with output_folder.hold_for_run(
+        Path(config.output_dir),
+        settings,
+        say,
         resume=options.resume,
         overwrite=options.overwrite,
         checkpoint=config.resume_from_checkpoint,
-    )
+    ) as begin:
+        return train(options, config, command, requests, begin)
 
 
 def train(
-    options: TrainArguments, config: StepGRPOConfig, command: str, requests: StopRequests | None
+    options: TrainArguments,
+    config: StepGRPOConfig,
+    command: str,
+    requests: StopRequests | None,
+    begin: Callable[[], None] = lambda: None,
 ) -> int:
-    """Train, and leave results in the output folder; return the exit code."""
+    """Train, and leave results in the output folder; return the exit code.
+
+    `begin` is called when the model, the environments and the tasks are there.
+    """
     started = time.perf_counter()
     if options.model is not None:
         say_once(what_applies(options, config))
     trainer, evaluated_on = make_trainer(options, config)
+    begin()
     stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
     trainer.add_callback(stop)
     progress = show_progress(trainer, f"{options.algorithm} on {title_of(options)}")

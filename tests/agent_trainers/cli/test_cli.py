@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.records import read_records
-from agent_envs.errors import RolloutError
+from agent_envs.errors import AgentEnvsError, RolloutError
 from agent_trainers import TINY_POLICY
 from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli import evaluate, policies, sft, train
@@ -194,6 +194,9 @@ def test_a_finished_run_is_kept_until_it_is_told_to_go(tmp_path):
         run_train(tmp_path, "--num_eval_tasks", "0", "--seed", "1")
     with pytest.raises(ConfigurationError, match=r"began with other settings \(seed: 42 -> 1\)"):
         run_train(tmp_path, "--num_eval_tasks", "0", "--seed", "1", "--resume")
+    for wrong in (["--env", "no_such_module:MyEnv-v0"], ["--model", str(tmp_path / "elsewhere")]):
+        with pytest.raises(AgentEnvsError):
+            run_train(tmp_path, "--num_eval_tasks", "0", *wrong, "--overwrite")
     assert (tmp_path / "model.safetensors").read_bytes() == before
     run_train(tmp_path, "--num_eval_tasks", "0", "--seed", "1", "--overwrite")
     assert (tmp_path / "model.safetensors").read_bytes() != before
