@@ -135,7 +135,7 @@ class PapersRealArguments(QuestionArguments):
         default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each trained row."}
     )
     budget: int = field(
-        default=1_600, metadata={"help": "Environment steps that each trained row plays."}
+        default=4_800, metadata={"help": "Environment steps that each trained row plays."}
     )
     num_demonstrations: int = field(
         default=256, metadata={"help": "Training questions that the warm start is shown."}
