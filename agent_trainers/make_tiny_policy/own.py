@@ -101,7 +101,8 @@ def make(
 def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer whose words are those of `texts`; any other word is made of pieces."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # A word that begins a turn is the token that it is in running text, so that it can be copied.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         texts,
@@ -201,9 +202,11 @@ def _batches(rows: Sequence[Row], rng: np.random.Generator) -> Iterator[list[Row
 def _loss(model: Any, rows: Sequence[Row], pad_token_id: int) -> torch.Tensor:
     tokens = [torch.tensor([*row.prompt_ids, *row.completion_ids]) for row in rows]
     labels = [torch.tensor(row.labels()) for row in rows]
-    ids = pad_sequence(tokens, True, pad_token_id)
-    loss: torch.Tensor = model(input_ids=ids, labels=pad_sequence(labels, True, -100)).loss
-    return loss
+    hidden = model.model(input_ids=pad_sequence(tokens, True, pad_token_id)).last_hidden_state
+    target = pad_sequence(labels, True, -100)[:, 1:]
+    is_learned = target != -100  # (B, T - 1); a tenth of all: the others need no logits
+    logits = model.lm_head(hidden[:, :-1][is_learned])
+    return torch.nn.functional.cross_entropy(logits, target[is_learned])
 
 
 def _write_card(output: Path, options: str, model: Any, reached: float, num_tested: int) -> None:
