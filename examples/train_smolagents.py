@@ -70,7 +70,8 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     place = sum(message["role"] == "assistant" for message in messages)
     if place < len(calls):
         return calls[place]
-    final = {"name": "final_answer", "arguments": {"answer": answer[8:-9]}}  # out of its tags
+    text = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
+    final = {"name": "final_answer", "arguments": {"answer": text}}
     return f"<tool_call>{json.dumps(final)}</tool_call>"
 
 

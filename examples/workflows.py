@@ -127,7 +127,8 @@ def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 
 
 if __name__ == "__main__":
-    tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(400)])
+    tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(700)])
     policy = Path("runs/planner_policy")
-    own.make(ProgramLessons("examples.workflows:plan_and_execute", tasks, oracle), policy)
+    lessons = ProgramLessons("examples.workflows:plan_and_execute", tasks, oracle)
+    own.make(lessons, policy, num_tasks=600)
     train("examples.workflows:plan_and_execute", "plan_and_execute", "--model", str(policy))
