@@ -82,7 +82,7 @@ def measure(
     with gym.make(ENVIRONMENT) as env:
         tools = env.reset(seed=0)[1]["tools"]
     # As the trainer does: a template that shows no tools has them described by the environment.
-    written = {} if policy.shows_tools(tools) else {"tool_format": FORMAT_IN_WORDS}
+    written: dict[str, Any] = {} if policy.shows_tools(tools) else {"tool_format": FORMAT_IN_WORDS}
     make = partial(gym.make, ENVIRONMENT, **written)
     rollout = Rollout(make, policy)
     spawn = multiprocessing.get_context("spawn")
