@@ -34,6 +34,7 @@ from agent_trainers.cli.models import FORMAT_IN_WORDS
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.rollout.episode import template_tools
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.comparison import compare, measure_in_turns
 
@@ -205,7 +206,8 @@ def _play(env: Any, task: int, complete: Complete) -> tuple[float, dict[str, flo
     total, is_over = 0.0, False
     while not is_over:
         num_known = len(info["messages"]) + 1
-        message = complete({"model": "policy", "messages": messages, "tools": info["tools"]})
+        tools = template_tools(info) or []  # the others stand in the prompt
+        message = complete({"model": "policy", "messages": messages, "tools": tools})
         _, reward, terminated, truncated, info = env.step(_as_text(message))
         total, is_over = total + reward, terminated or truncated
         messages.append(message)
