@@ -11,7 +11,7 @@ OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
 OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapters/test_foreign.py \
-	adapters/test_page.py remote/test_openenv.py wrappers/test_actions.py)
+	adapters/test_page.py adapters/test_programs.py remote/test_openenv.py wrappers/test_actions.py)
 OF_LIBRARIES := gem,inspect,openenv,serve,skyrl-gym,stable-baselines3,textarena,torchrl,verifiers
 
 .PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-wheel docs lint types \

@@ -6,6 +6,7 @@ it.
 """
 
 import argparse
+import asyncio
 import json
 import sys
 import threading
@@ -71,6 +72,8 @@ class Session:
         self._env, self._log = env, log
         self._base: Any = env.unwrapped
         self._lock = threading.Lock()
+        self.turn = asyncio.Lock()
+        """For a server: so that calls wait for each other without a thread each."""
         self._earned: dict[str, float] = {}
         self._info: dict[str, Any] = {}
         self._is_over, self._is_fresh = False, True
@@ -187,14 +190,20 @@ class EnvironmentServer:
     def session(self, key: str) -> Session:
         """Return the session of a client; a new one begins where every session does."""
         with self._lock:
-            if key not in self._sessions:
-                self._sessions[key], self._spare = self._spare or self._make(), None
+            session, spare = self._sessions.get(key), None
+            if session is None:
+                spare, self._spare = self._spare, None
+        made = session or spare or self._make()  # which others do not wait for
+        given_up = []
+        with self._lock:
+            session = self._sessions.setdefault(key, made)
             self._sessions.move_to_end(key)
-            session = self._sessions[key]
-            is_full = len(self._sessions) > MAX_SESSIONS
-            oldest = self._sessions.popitem(last=False)[1] if is_full else None
-        if oldest is not None:
-            oldest.close()  # which waits for a call that is under way; the others do not
+            if session is not made:  # another call of this client was faster
+                given_up.append(made)
+            if len(self._sessions) > MAX_SESSIONS:
+                given_up.append(self._sessions.popitem(last=False)[1])
+        for each in given_up:
+            each.close()  # which waits for a call that is under way; the others do not
         return session
 
     def close(self) -> None:
@@ -204,9 +213,12 @@ class EnvironmentServer:
 
     def build(self, *, over_http: bool) -> "Server":
         """Return the server of the protocol."""
+        from anyio import CapacityLimiter
         from mcp import types
         from mcp.server import Server
 
+        # Each session takes one at a time; those that are given up may still be at work in theirs.
+        self._threads = CapacityLimiter(2 * MAX_SESSIONS)
         server: Server = Server(
             self._id,
             instructions=f"Call {BEGIN} for a task, and {ANSWER} to answer it.",
@@ -227,7 +239,7 @@ class EnvironmentServer:
         key = ""  # on stdio there is one client
         if context.request is not None:
             key = context.request.headers.get("mcp-session-id") or await _no_session()
-        return await to_thread.run_sync(self.session, key)
+        return await to_thread.run_sync(self.session, key, limiter=self._threads)
 
     async def _list_tools(self, context: Any, _: Any) -> Any:
         from mcp import types
@@ -240,8 +252,12 @@ class EnvironmentServer:
         from mcp import types
 
         session = await self._find(context)
-        before = session.tools
-        reply = await to_thread.run_sync(session.call, asked.name, dict(asked.arguments or {}))
+        arguments = dict(asked.arguments or {})
+        async with session.turn:
+            before = session.tools
+            reply = await to_thread.run_sync(
+                session.call, asked.name, arguments, limiter=self._threads
+            )
         if session.tools != before:
             await context.session.send_tool_list_changed()
         said = types.TextContent(text=_sendable(reply.text))

@@ -22,7 +22,8 @@ from agents import (
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
 from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, train
 
-CLIENT = openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none")  # made once
+# Made once. All episodes wait in one event loop: a connection may take longer than the default 5 s.
+CLIENT = openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", timeout=600)
 
 
 async def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:

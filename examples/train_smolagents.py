@@ -12,6 +12,7 @@ Or as it stands, ``python -m examples.train_smolagents``: it does both. Needs ``
 'smolagents[openai]'``.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,17 +66,25 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 
 def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     """Return the turn that solves the task from here."""
-    world = EnvironmentTools(ENVIRONMENT, task=task["task"], split=task["split"])
-    *calls, answer = world.reference_actions()
+    *calls, answer = references(task["task"], task["split"])
     place = sum(message["role"] == "assistant" for message in messages)
     if place < len(calls):
         return calls[place]
-    final = {"name": "final_answer", "arguments": {"answer": answer[8:-9]}}  # out of its tags
+    text = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
+    final = {"name": "final_answer", "arguments": {"answer": text}}
     return f"<tool_call>{json.dumps(final)}</tool_call>"
 
 
+@functools.cache
+def references(task: int, split: str) -> list[str]:
+    """Return the turns that solve a task in the environment itself."""
+    with EnvironmentTools(ENVIRONMENT, task=task, split=split) as world:
+        return world.reference_actions()
+
+
 if __name__ == "__main__":
-    tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(400)])
+    tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(700)])
     policy = Path("runs/smolagents_policy")
-    own.make(ProgramLessons("examples.train_smolagents:run", tasks, oracle), policy)
+    lessons = ProgramLessons("examples.train_smolagents:run", tasks, oracle)
+    own.make(lessons, policy, num_tasks=600)
     train("examples.train_smolagents:run", "smolagents", "--model", str(policy))

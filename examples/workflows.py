@@ -6,6 +6,7 @@ As it stands, ``python -m examples.workflows`` makes a tiny policy for `plan_and
 planner and executor; what it prints compares them with their untrained selves.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,7 @@ def plan_and_execute(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 
 def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     """Return what planner or executor should say to `plan_and_execute`."""
-    world = begin(task)
-    *calls, answer = world.reference_actions()
-    queries = [call.split('"query": "')[1].split('"')[0] for call in calls]
+    queries, answer = solution(task["task"], task["split"])
     said = messages[-1]["content"]
     if said.startswith("plan"):
         first, *others = queries
@@ -60,7 +59,16 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     if said.startswith("fill"):
         wanted = said.partition(" : ")[2].partition(" of ")[0]
         return next(query for query in queries if query.startswith(f"{wanted} of "))
-    return answer.removeprefix("<answer>").removesuffix("</answer>").strip()
+    return answer
+
+
+@functools.cache
+def solution(task: int, split: str) -> tuple[list[str], str]:
+    """Return the searches that solve a task, and its answer."""
+    with begin({"task": task, "split": split}) as world:
+        *calls, answer = world.reference_actions()
+    queries = [call.split('"query": "')[1].split('"')[0] for call in calls]
+    return queries, answer.removeprefix("<answer>").removesuffix("</answer>").strip()
 
 
 def naive_rag(session: ProgramSession, task: dict[str, Any]) -> Outcome:
@@ -119,7 +127,8 @@ def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 
 
 if __name__ == "__main__":
-    tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(400)])
+    tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(700)])
     policy = Path("runs/planner_policy")
-    own.make(ProgramLessons("examples.workflows:plan_and_execute", tasks, oracle), policy)
+    lessons = ProgramLessons("examples.workflows:plan_and_execute", tasks, oracle)
+    own.make(lessons, policy, num_tasks=600)
     train("examples.workflows:plan_and_execute", "plan_and_execute", "--model", str(policy))

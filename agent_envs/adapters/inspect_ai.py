@@ -1,4 +1,4 @@
-"""inspect_ai: any environment of ours as a `Task`.
+"""inspect_ai: any environment of ours as a `Task`, and any `Task` as a program.
 
 ::
 
@@ -11,16 +11,22 @@ or ``inspect eval agent_envs/adapters/inspect_ai.py@agent_r1 -T environment=Agen
 sample is a task; its solver asks the model for each turn in the state that the environment decides,
 contexts and all. Scores are ``success``, the return, and each metric and reward term of the
 episode. ``state.metadata["turns"]`` says of each turn what it earned and how it ended.
+
+The other way round, a `Task` is a program that asks a model: `task_program` makes one for
+``agent-r1-train --program``, with its solvers, tools and scorers as they are.
 """
 
 import contextlib
 import json
-from collections.abc import Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 import anyio
-from inspect_ai import Task, task
+from inspect_ai import Task, task, task_with
+from inspect_ai import eval as evaluate
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import (
     ChatMessage,
@@ -30,13 +36,23 @@ from inspect_ai.model import (
     ChatMessageUser,
     get_model,
 )
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, mean, scorer, stderr
+from inspect_ai.scorer import (
+    Score,
+    Scorer,
+    Target,
+    accuracy,
+    mean,
+    scorer,
+    stderr,
+    value_to_float,
+)
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolCall, ToolInfo
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
 from agent_envs.core.chat_messages import ApiMessage
 from agent_envs.core.openai_format import FunctionCall
+from agent_envs.errors import ConfigurationError, RolloutError
 
 _EPISODE: Final = "episode"
 _TURNS: Final = "turns"
@@ -147,3 +163,56 @@ def earned() -> Scorer:
         return Score(value=dict(state.metadata.get(_EPISODE, {"return": 0.0})))
 
     return score
+
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""inspect_ai evaluates one task at a time in a process."""
+Program = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+def task_program(make_task: Callable[[], Task], *, reward: str | None = None) -> Program:
+    """Return a program that plays a task of inspect_ai, for ``--program`` and `ProgramTasks`.
+
+    A row of its tasks is ``{"task": 3}``, the place of a sample in its dataset. Metrics are what
+    its scorers say. Episodes of a process take turns: ``--program_runner process`` plays them side
+    by side.
+
+    Args:
+        make_task: Makes the task, anew for each episode.
+        reward: Whose score is the reward: the name of a scorer, or ``scorer/name`` of one that
+            says several things. None: the first.
+    """
+
+    def run(session: Any, row: dict[str, Any]) -> dict[str, Any]:
+        whole = make_task()
+        place = int(row["task"])
+        if not 0 <= place < len(whole.dataset):
+            raise ConfigurationError(f"{whole.name} has {len(whole.dataset)} samples; no {place}.")
+        sample = whole.dataset[place]
+        one = task_with(whole, dataset=MemoryDataset([sample]), epochs=1)
+        model = get_model(
+            "openai-api/agent/policy", base_url=session.base_url, api_key=session.key, memoize=False
+        )
+        with _ONE_AT_A_TIME, tempfile.TemporaryDirectory() as logs:
+            (log,) = evaluate(one, model=model, display="none", log_dir=logs, log_format="json")
+        played = (log.samples or [None])[0]
+        error = log.error or (played.error if played is not None else None)
+        if played is None or error is not None:
+            raise RolloutError(f"inspect_ai: {error.message if error else 'nothing was played'}")
+        scores = dict(_numbers(played.scores or {}))
+        if not scores or (reward is not None and reward not in scores):
+            there = ", ".join(scores) or "none"
+            raise ConfigurationError(f"There is no score {reward or ''} of a sample: {there}.")
+        return {"reward": scores[reward or next(iter(scores))], "metrics": scores}
+
+    return run
+
+
+def _numbers(scores: Mapping[str, Score]) -> Iterator[tuple[str, float]]:
+    """Yield what scorers said as numbers: ``C`` is 1, ``I`` is 0."""
+    number = value_to_float()
+    for name, score in scores.items():
+        if isinstance(score.value, Mapping):
+            yield from ((f"{name}/{key}", number(each)) for key, each in score.value.items())
+        elif not isinstance(score.value, list | tuple):
+            yield name, number(score.value)

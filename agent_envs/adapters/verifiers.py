@@ -1,4 +1,4 @@
-"""verifiers v1: any environment of ours as a `Taskset` and the `Harness` that plays it.
+"""verifiers v1: our environments as a `Taskset` with the `Harness` for it; theirs as programs.
 
 verifiers finds them by the name of a module at the top level, so make one, ``agent_r1.py``::
 
@@ -13,12 +13,18 @@ The harness runs in the process of verifiers and asks its endpoint for each turn
 the environment decides: a context that forgets is another branch of the trace. The reward of a
 trace is the return, one named reward for each term; ``trace.info["turns"]`` says of each turn what
 it earned. The turn limit stops a trace as ``max_turns``, which verifiers counts as truncated.
+
+The other way round, an environment of verifiers is a program that asks a model:
+`environment_program` makes one for ``agent-r1-train --program``, with its harness, tools, users and
+rewards as they are.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -29,9 +35,9 @@ import verifiers.v1 as vf
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
 from agent_envs.core.openai_format import FunctionCall
 from agent_envs.core.tool_env import ENDLESS
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, RolloutError
 
-__all__ = ["GymnasiumHarness", "GymnasiumTaskset"]
+__all__ = ["GymnasiumHarness", "GymnasiumTaskset", "environment_program"]
 
 _DONE: Final = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
@@ -184,3 +190,56 @@ def _note(trace: Any, episode: OwnEpisode) -> None:
     """Keep what the episode earned so far: it counts also if it is stopped."""
     trace.state.reward_terms = dict(episode.reward_terms)
     trace.state.metrics = dict(episode.info.get("metrics", {}))
+
+
+Program = Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+def environment_program(config: Mapping[str, Any]) -> Program:
+    """Return a program (``--program``, `ProgramTasks`) that plays an environment of verifiers.
+
+    A row of its tasks is ``{"task": 3}``, the place of a task in its taskset. The reward of an
+    episode is that of its trace; of an environment with several agents, of all their traces.
+    Episodes that wait do so side by side.
+
+    Args:
+        config: As for ``vf.resolve_env_config``: ``{"taskset": {"id": ...}, "agent": {...}}``.
+    """
+    checked = vf.resolve_env_config(dict(config))
+
+    async def run(session: Any, task: dict[str, Any]) -> dict[str, Any]:
+        env = await asyncio.to_thread(vf.load_environment, checked)
+        place = int(task["task"])
+        chosen = next(iter(env.taskset.skip(place).take(1)), None)
+        if chosen is None:
+            raise ConfigurationError(f"The taskset {checked.env_id} has no task {place}.")
+        with _key_of(session) as variable:
+            client = vf.EvalClientConfig(base_url=session.base_url, api_key_var=variable)
+            async with env.serving():
+                context = vf.ModelContext(model="policy", client=client)
+                episode = await env.run_episode(chosen, context)
+        if not episode.ok:
+            errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
+            raise RolloutError(f"verifiers: {'; '.join(map(str, errors)) or 'the episode failed'}")
+        metrics = {name: value for trace in episode.traces for name, value in _metrics(trace)}
+        return {"reward": sum(trace.reward for trace in episode.traces), "metrics": metrics}
+
+    return run
+
+
+def _metrics(trace: Any) -> Iterator[tuple[str, float]]:
+    rewards = {f"rewards/{name}": r and r.value for name, r in trace.rewards.items()}
+    for name, value in (trace.metrics | rewards).items():
+        if value is not None:  # it was not scored
+            yield name, float(value)
+
+
+@contextlib.contextmanager
+def _key_of(session: Any) -> Iterator[str]:
+    """Name a variable that holds the session's key: verifiers takes keys from there only."""
+    variable = f"AGENT_R1_SESSION_{secrets.token_hex(8).upper()}"
+    os.environ[variable] = session.key
+    try:
+        yield variable
+    finally:
+        del os.environ[variable]

@@ -6,13 +6,18 @@ episodes, and many of them wait at once.
 
 import asyncio
 import inspect
+import logging
 import os
 import threading
 from collections.abc import Awaitable
 from typing import Any, Final
 
-START_SECONDS: Final = 1.0
-"""A loop that begins nothing within this time is blocked, and replaced."""
+BLOCKED_SECONDS: Final = 5.0
+"""A loop in which one thing alone has run for so long is blocked, and replaced."""
+_LOOKS: Final = 10
+"""How often it is looked at within this time."""
+
+_log = logging.getLogger(__name__)
 
 
 class _Loop:
@@ -54,9 +59,9 @@ def _wait(awaitable: Awaitable[Any], timeout: float | None) -> Any:
             return _wait_elsewhere(awaitable, timeout)
         start = _Start()
         future = asyncio.run_coroutine_threadsafe(_outcome(awaitable, start), current.loop)
-        if start.event.wait(START_SECONDS) or not start.claim.acquire(blocking=False):
+        if _begins(start, current.loop) or not start.claim.acquire(blocking=False):
             break
-        _leave(current)  # something in it does not give way
+        _leave(current)
     try:
         value, error = future.result(timeout)
     except TimeoutError:
@@ -65,6 +70,22 @@ def _wait(awaitable: Awaitable[Any], timeout: float | None) -> Any:
     if error is not None:
         raise error
     return value
+
+
+def _begins(start: "_Start", loop: asyncio.AbstractEventLoop) -> bool:
+    """Wait until a coroutine begins; return False if something in its loop does not give way.
+
+    A loop may be slow because much runs in it: clients that are bound to it would fail in another.
+    """
+    running, num_same = None, 0
+    while not start.event.wait(BLOCKED_SECONDS / _LOOKS):
+        task = asyncio.current_task(loop)
+        num_same = num_same + 1 if task is running else 0
+        running = task
+        if num_same == _LOOKS:
+            _log.warning("The event loop is replaced: this has not given way: %r", running)
+            return False
+    return True
 
 
 def _wait_elsewhere(awaitable: Awaitable[Any], timeout: float | None) -> Any:

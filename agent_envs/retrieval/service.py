@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import pydantic
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -46,6 +46,8 @@ class ServiceLimits:
     """Passages of an answer: queries times ``topk``."""
     max_body_bytes: int = 16 * 2**20
     """Size of a request."""
+    max_body_seconds: int = 60
+    """How long a request may take to arrive whole."""
     max_pending: int = 8_192
     """Queries that wait; who comes then is told to come again (503)."""
     max_batch: int = 64
@@ -137,21 +139,29 @@ class Service:
             queries = self._read(await self._body(request))
             found = await self._batches.answer(queries)
         except _RefusedError as error:
-            return JSONResponse({"detail": error.detail}, error.status)
+            # What is still to come of a request that was not read would be taken for the next one.
+            headers = {"Connection": "close"} if error.status in (408, 413) else None
+            return JSONResponse({"detail": error.detail}, error.status, headers)
         except BusyError:
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             return JSONResponse({"detail": "Too many queries are waiting."}, 503, headers)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except Exception:  # noqa: BLE001 - what the engine raised, which is logged there
             return JSONResponse({"detail": "The search failed."}, 500)
         return Response(b'{"result": [%b]}' % b", ".join(found), media_type="application/json")
 
     async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > self._limits.max_body_bytes:
-                reason = f"at most {self._limits.max_body_bytes} bytes"
-                raise _RefusedError(413, (), reason)
+        body, limits = bytearray(), self._limits
+        try:
+            async with asyncio.timeout(limits.max_body_seconds):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > limits.max_body_bytes:
+                        raise _RefusedError(413, (), f"at most {limits.max_body_bytes} bytes")
+        except TimeoutError:
+            reason = f"did not arrive within {limits.max_body_seconds} seconds"
+            raise _RefusedError(408, (), reason) from None
         return bytes(body)
 
     def _read(self, body: bytes) -> list[Query]:

@@ -53,12 +53,23 @@ class Plain(Strict):
     content: Content
 
 
+def _refuse(value: object) -> None:
+    if value is not None:
+        raise ValueError("is not read: send texts as content, and calls as tool_calls")
+
+
+Unread = Annotated[None, pydantic.BeforeValidator(_refuse)]
+"""What says something in a form that is not read: it must not be lost silently."""
+
+
 class Assistant(Strict):
     """A message of the assistant."""
 
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: list[Call] | None = None
+    function_call: Unread = None
+    audio: Unread = None
 
 
 class Result(Strict):

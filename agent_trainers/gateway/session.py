@@ -1,5 +1,6 @@
 """A session: one episode of a program, from its calls to a trajectory."""
 
+import functools
 import secrets
 import threading
 import time
@@ -17,6 +18,7 @@ from agent_trainers.gateway.api_error import ApiError, refusal
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, State, Turn
 from agent_trainers.gateway.limits import SessionLimits
 from agent_trainers.gateway.record import Record, Reward
+from agent_trainers.gateway.token_budget import TokenBudget
 from agent_trainers.gateway.tool_calls import read_calls
 from agent_trainers.gateway.turn_end import Decode, TurnEnd
 from agent_trainers.policies.generation import Generation, GenerationRequest
@@ -102,6 +104,7 @@ class Session:
         self._lock = threading.Lock()
         self._conversations = Conversations(tool_format)
         self._record = Record()
+        self._budget = TokenBudget(limits.max_tokens)
         self._free_keys: dict[int, Turn] = {}  # with the turn sampled there last
         self._busy_keys: set[int] = set()
         self._num_calls = self._num_replies = 0
@@ -184,12 +187,14 @@ class Session:
         with self._lock:
             self._check(ask)
             state = self._conversations.read(ask.messages, ask.shown_tools)
-            left = self.limits.max_tokens - self._record.usage.completion_tokens
-            end = TurnEnd(self._decode, min(left, ask.max_tokens or left), ask.stops)
             rng = self._rng if ask.seed is None else self._seeded(ask.seed)
             previous = state.previous.transition if state.previous else None
             samplings = []
             for _ in range(ask.num_choices):
+                key = self._take_key(state.previous)
+                self._budget.begin(key)
+                affords = functools.partial(self._budget.affords, key)
+                end = TurnEnd(self._decode, ask.max_tokens, affords, ask.stops)
                 request = GenerationRequest(
                     episode_id=self._number,
                     messages=state.messages,
@@ -198,7 +203,6 @@ class Session:
                     rng=rng,
                     is_over=end,
                 )
-                key = self._take_key(state.previous)
                 samplings.append(Sampling(key=key, state=state, request=request, end=end))
             self._num_calls += ask.num_choices
             return samplings
@@ -245,6 +249,7 @@ class Session:
             self._last_used = time.monotonic()
             for sampling in samplings:
                 if sampling.key in self._busy_keys:
+                    self._budget.end(sampling.key, 0)
                     self._busy_keys.discard(sampling.key)  # for good: a late answer may be its own
                     self._drop(sampling.key)
 
@@ -256,12 +261,12 @@ class Session:
 
     def _check(self, ask: Ask) -> None:
         self._check_open()
-        limits, used = self.limits, self._record.usage
+        limits = self.limits
         if self.seconds_left <= 0:
             raise _over("timeout_seconds", limits.timeout_seconds, StopReason.TIMEOUT)
         if self._num_calls + ask.num_choices > limits.max_calls:
             raise _over("max_calls", limits.max_calls, StopReason.TURN_LIMIT)
-        if used.completion_tokens >= limits.max_tokens:
+        if self._budget.left < ask.num_choices:
             raise _over("max_tokens", limits.max_tokens, StopReason.TOKEN_LIMIT)
         if ask.num_choices > limits.max_concurrent_calls:
             raise refusal(
@@ -297,7 +302,8 @@ class Session:
         self._free_keys[key] = turn
 
     def _turn(self, ask: Ask, sampling: Sampling, generation: Generation) -> Turn:
-        generation, cut_text = sampling.end.cut(generation)
+        left = self._budget.end(sampling.key, generation.spent.completion_tokens)
+        generation, cut_text = sampling.end.cut(generation, left)
         text = generation.text if cut_text is None else cut_text
         content, calls = text, list[FunctionCall]()
         action: dict[str, Any] | None = None

@@ -18,28 +18,37 @@ class TurnEnd:
 
     decode: Decode
     """Turns sampled tokens into text; None where the policy knows no tokens."""
-    max_tokens: int
+    max_tokens: int | None
     """Tokens of the turn, at most."""
+    affords: Callable[[int], bool]
+    """Says whether its session has tokens for as many in this turn."""
     stops: tuple[str, ...] = ()
     """Texts that end it."""
 
     def __call__(self, token_ids: Sequence[int]) -> bool:
         """Say after each token whether the turn ends with it: a policy may sample no further."""
-        if len(token_ids) >= self.max_tokens:
+        num_tokens = len(token_ids)
+        if self.max_tokens is not None and num_tokens >= self.max_tokens:
+            return True
+        if not self.affords(num_tokens + 1):
             return True
         if not self.stops:
             return False
         width = max(len(stop.encode("utf-8", "replace")) for stop in self.stops) + _MORE_TOKENS
         return self._place(self.decode(token_ids[-width:])) is not None
 
-    def cut(self, generation: Generation) -> tuple[Generation, str | None]:
+    def cut(self, generation: Generation, max_tokens: int) -> tuple[Generation, str | None]:
         """End a turn where it was to end; its tokens stay as they were sampled, up to there.
+
+        Args:
+            generation: The turn.
+            max_tokens: What its session has left for it.
 
         Returns:
             The turn, and its text up to the text that ended it; None where none did.
         """
         ids = generation.completion_ids
-        num_tokens = min(len(ids), self.max_tokens)
+        num_tokens = min(len(ids), max_tokens, self.max_tokens or max_tokens)
         if self.stops and self._place(self.decode(ids)) is not None:
             ends = range(1, len(ids) + 1)
             first = bisect.bisect(

@@ -1,9 +1,11 @@
 """From what came of a program to the end of its trajectory."""
 
 import traceback
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from agent_envs.errors import RolloutError
 from agent_trainers.gateway import Session
 from agent_trainers.programs.program import Outcome
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -19,6 +21,8 @@ def rewarded(session: Session, outcome: Outcome) -> Trajectory:
     else:
         metrics |= {f"reward/{role}": reward for role, reward in own.items()}
         trajectory = session.close(metrics=metrics)
+        if (lost := _lost(trajectory.transitions, own)) is not None:
+            return failed(session, lost)
         trajectory = replace(trajectory, transitions=_with_own(trajectory.transitions, own))
     return trajectory
 
@@ -49,6 +53,25 @@ def frozen(trajectory: Trajectory, roles: Collection[str]) -> Trajectory:
         for step in trajectory.transitions
     ]
     return replace(trajectory, transitions=steps)
+
+
+def _lost(steps: list[Transition], own: Mapping[str, float]) -> RolloutError | None:
+    """Return what is wrong if none of the roles asked that have a reward; warn of single ones."""
+    asked = {step.role for step in steps}
+    silent = [role for role in own if role not in asked]
+    if not steps or not silent:
+        return None
+    told = ", ".join(repr(role) for role in sorted(asked))
+    if len(silent) == len(own):
+        return RolloutError(
+            f"The program rewards {', '.join(map(repr, silent))}, and no role of that name asked "
+            f"the model in this episode: {told} did."
+        )
+    for role in silent:
+        if own[role] != 0.0:
+            text = f"The reward of the role {role!r} is lost where it never asks: {told} did."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return None
 
 
 def _with_own(steps: list[Transition], own: Mapping[str, float]) -> list[Transition]:

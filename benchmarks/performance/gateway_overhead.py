@@ -19,6 +19,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -29,9 +30,11 @@ from openai import OpenAI
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_trainers import TINY_POLICY, Gateway, Rollout
+from agent_trainers.cli.models import FORMAT_IN_WORDS
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.rollout.episode import template_tools
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.comparison import compare, measure_in_turns
 
@@ -66,18 +69,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--model", default=str(TINY_POLICY))
-    options = parser.parse_args()
-    print(json.dumps(measure(options.model, options.episodes, options.rounds), indent=2))  # noqa: T201
+    parser.add_argument("--model", default=str(TINY_POLICY), help="folder; the embedded policy")
+    parser.add_argument(
+        "--max_new_tokens", type=int, help="of a turn; so many that none is cut off (48 for SmolLM2)"
+    )
+    options = vars(parser.parse_args())
+    print(json.dumps(measure(**options), indent=2))  # noqa: T201
 
 
-def measure(model: str, num_episodes: int, rounds: int) -> dict[str, Any]:
+def measure(
+    *, model: str, max_new_tokens: int | None, episodes: int, rounds: int
+) -> dict[str, Any]:
     """Return the seconds over HTTP over those in process, with each client."""
-    policy = load_policy(model)
-    rollout = Rollout(lambda: gym.make(ENVIRONMENT), policy)
+    policy, num_episodes = load_policy(model, max_new_tokens=max_new_tokens), episodes
+    with gym.make(ENVIRONMENT) as env:
+        tools = env.reset(seed=0)[1]["tools"]
+    # As the trainer does: a template that shows no tools has them described by the environment.
+    written: dict[str, Any] = {} if policy.shows_tools(tools) else {"tool_format": FORMAT_IN_WORDS}
+    make = partial(gym.make, ENVIRONMENT, **written)
+    rollout = Rollout(make, policy)
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
-    programs = spawn.Process(target=_serve_programs, args=(there,))
+    programs = spawn.Process(target=_serve_programs, args=(there, make))
     programs.start()
     played: dict[str, list[Trajectory]] = {}
 
@@ -138,7 +151,7 @@ def _play_programs(
     return clock.seconds, [t for t in trajectories if t is not None]
 
 
-def _serve_programs(orders: Connection) -> None:
+def _serve_programs(orders: Connection, make: Callable[[], Any]) -> None:
     """Play what is ordered, until there is nothing more."""
     shared = OpenAI(base_url="http://unused", api_key="unused")
     envs: dict[int, Any] = {}
@@ -149,7 +162,7 @@ def _serve_programs(orders: Connection) -> None:
             complete = _openai_client(shared, base_url, key)
         else:
             complete = _plain_client(base_url, key)
-        env = envs.setdefault(task, gym.make(ENVIRONMENT))
+        env = envs.setdefault(task, make())
         total, metrics = _play(env, task, complete)
         with lock:
             orders.send((task, total, metrics))
@@ -195,7 +208,8 @@ def _play(env: Any, task: int, complete: Complete) -> tuple[float, dict[str, flo
     total, is_over = 0.0, False
     while not is_over:
         num_known = len(info["messages"]) + 1
-        message = complete({"model": "policy", "messages": messages, "tools": info["tools"]})
+        tools = template_tools(info) or []  # the others stand in the prompt
+        message = complete({"model": "policy", "messages": messages, "tools": tools})
         _, reward, terminated, truncated, info = env.step(_as_text(message))
         total, is_over = total + reward, terminated or truncated
         messages.append(message)

@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import pytest
 from agent_envs import ToolEnv
 from agent_envs import mcp as served_module
 from agent_envs.core.tasks import Task
+from agent_envs.core.tool import tool
 from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT, Session
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -184,6 +186,64 @@ def test_the_official_client_plays_over_stdio_and_http():
         anyio.run(play, url)
         anyio.run(play, url)  # a session of its own, from the same seed
         anyio.run(refused_without_a_session, url)
+
+
+@pytest.mark.filterwarnings("default")
+def test_calls_that_wait_in_one_session_keep_no_other_waiting():
+    mcp = needs_mcp()
+    import anyio
+    import uvicorn
+
+    class GatedEnv(QuestionEnv):
+        def __init__(self, **kwargs):
+            super().__init__(tools=[wait], **kwargs)
+
+    class CountingServer(served_module.EnvironmentServer):
+        num_found = 0
+
+        async def _find(self, context):
+            session = await super()._find(context)
+            self.num_found += 1
+            return session
+
+    gate = threading.Event()
+
+    @tool(timeout=None)
+    def wait() -> str:
+        """Wait."""
+        assert gate.wait(60)
+        return "done"
+
+    async def play(url):
+        async with mcp.Client(url) as slow, mcp.Client(url) as other:
+            async with anyio.create_task_group() as group:
+                with anyio.fail_after(60):
+                    await slow.call_tool(BEGIN)
+                    for _ in range(60):  # more than anyio's 40 threads
+                        group.start_soon(slow.call_tool, "wait", {})
+                    while served.num_found < 40:
+                        await anyio.sleep(0.01)
+                    await anyio.sleep(0.1)
+                    assert not (await other.call_tool(BEGIN)).is_error
+                    gate.set()
+            assert (await other.call_tool(ANSWER, {"answer": "x"})).content[0].text == OVER_TEXT
+
+    gym.register("Tests/Gated-v0", GatedEnv, max_episode_steps=100)
+    served = CountingServer("Tests/Gated-v0", {}, seed=0, log=None)
+    app = served.build(over_http=True).streamable_http_app(host="127.0.0.1")
+    config = uvicorn.Config(app, port=0, log_level="warning")
+    server, listening = uvicorn.Server(config), config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        anyio.run(play, f"http://127.0.0.1:{listening.getsockname()[1]}/mcp")
+    finally:
+        gate.set()
+        server.should_exit = True
+        thread.join()
+        listening.close()
+        served.close()
+        gym.registry.pop("Tests/Gated-v0")
 
 
 @pytest.mark.filterwarnings("default")

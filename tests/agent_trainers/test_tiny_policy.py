@@ -132,22 +132,48 @@ def test_an_oracle_that_solves_nothing_is_named_with_the_first_error():
         list(lessons.texts([0]))
 
 
-def test_the_weights_kept_solve_no_more_than_asked_for_and_something(monkeypatch):
-    """Looks at 0, 30, 90 %: those of the second are kept; at 0 and 90 %, those of the third."""
-    monkeypatch.setattr(own, "STEPS_PER_LOOK", 1)
-    rows = [Row(0, [1], [2, 3], [0, 0], [True, True], [True, True], [0.0, 0.0])] * 2000
+def test_a_policy_learns_all_of_its_references_then_forgets_its_care(tmp_path, monkeypatch):
+    """Two rounds: until 90 % are solved, then, shown careless turns, until 40 % are."""
+    monkeypatch.setattr(own, "TOKENS_PER_STEP", 50)
+    looks = iter([0.2, 0.95, 0.7, 0.3, 0.1])
 
-    def kept(*looks):
-        torch.manual_seed(0)
-        model = make_model(make_tokenizer())
-        weights, left = [], iter(looks)
+    class Lessons(EnvironmentLessons):
+        def measure(self, policy, tasks):
+            return next(looks)
 
-        def measure():
-            weights.append(model.lm_head.weight.clone())
-            return next(left)
+    make_env = functools.partial(gym.make, "AgentR1/SyntheticArithmetic-v0")
+    lessons = Lessons("--env AgentR1/SyntheticArithmetic-v0", make_env)
+    assert own.make(lessons, tmp_path / "tiny", num_tasks=8, num_steps=80) == 0.3
+    assert next(looks) == 0.1
 
-        reached = own.train(model, rows, 0, measure, np.random.default_rng(0), len(looks), 0.4)
-        return reached, [torch.equal(model.lm_head.weight, w) for w in weights]
 
-    assert kept(0.0, 0.3, 0.9) == (0.3, [False, True, False])
-    assert kept(0.0, 0.9) == (0.9, [False, True])
+def test_careless_turns_are_those_of_other_tasks_at_the_same_place(tokenizer):
+    make_env = functools.partial(gym.make, ID)
+    renderer = ChatRenderer(tokenizer)
+    told = EnvironmentLessons("", make_env).show(renderer, range(30))
+    changed = own.careless(told, np.random.default_rng(0))
+    for place in range(3):
+        said = [t.transitions[place].completion_ids for t in told]
+        now = [t.transitions[place].completion_ids for t in changed]
+        assert all(turn in said for turn in now)
+        num_changed = sum(a != b for a, b in zip(said, now, strict=True))
+        assert 5 <= num_changed <= 25  # about half of 30
+    for before, after in zip(told, changed, strict=True):
+        assert [t.prompt_ids for t in before.transitions] == [
+            t.prompt_ids for t in after.transitions
+        ]
+        assert all(len(t.logprobs) == len(t.completion_ids) for t in after.transitions)
+
+
+def test_only_what_is_said_is_learned(tokenizer):
+    """The loss over the positions that are learned is the model's own over all of them."""
+    torch.manual_seed(0)
+    model = make_model(tokenizer)
+    rows = [
+        Row(0, [5, 6], [7, 8, 9], [0] * 3, [True] * 3, [True, False, True], [0.0] * 3),
+        Row(1, [5], [8], [0], [True], [True], [0.0]),
+    ]
+    labels = torch.tensor([[-100, -100, 7, -100, 9], [-100, 8, -100, -100, -100]])
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 8, 0, 0, 0]])
+    expected = model(input_ids=ids, labels=labels).loss
+    assert own._loss(model, rows, 0).item() == pytest.approx(expected.item(), rel=1e-5)

@@ -466,7 +466,7 @@ class ChatServer:
     """A model on loopback: OpenAI's chat completions, answered by a function."""
 
     def __init__(self, reply):
-        self.requests = []
+        self.requests, self.keys = [], set()
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -477,6 +477,7 @@ class ChatServer:
                 size = int(self.headers["content-length"])
                 body = json.loads(self.rfile.read(size))
                 server.requests.append(body)
+                server.keys.add(self.headers["authorization"])
                 text = reply(len(server.requests) - 1, body)
                 said = {"role": "assistant", "content": text}
                 if text.startswith('{"tool_calls"'):

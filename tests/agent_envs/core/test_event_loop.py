@@ -53,7 +53,7 @@ def test_what_takes_too_long_is_cancelled():
 
 
 def test_a_loop_that_is_blocked_is_replaced(monkeypatch):
-    monkeypatch.setattr(event_loop, "START_SECONDS", 0.1)
+    monkeypatch.setattr(event_loop, "BLOCKED_SECONDS", 0.1)
     gate = threading.Event()
 
     async def block():
@@ -66,6 +66,19 @@ def test_a_loop_that_is_blocked_is_replaced(monkeypatch):
     assert resolve(running_loop()) is not blocked
     gate.set()
     thread.join()
+
+
+def test_a_loop_in_which_much_runs_is_kept(monkeypatch):
+    # What is bound to a loop, as the connections of a client are, would fail in another one.
+    monkeypatch.setattr(event_loop, "BLOCKED_SECONDS", 0.1)
+
+    async def work():
+        time.sleep(0.04)
+        return asyncio.get_running_loop()
+
+    before = resolve(running_loop())
+    assert set(in_threads(10, lambda: resolve(work()))) == {before}
+    assert resolve(running_loop()) is before
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), ValueError("no"), TimeoutError("its own")])

@@ -158,6 +158,17 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read():
     assert answer.status_code == 413
 
 
+def test_a_body_that_never_arrives_whole_is_given_up():
+    with running(max_body_seconds=1) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as asking:
+            asking.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            answer = b"".join(iter(lambda: asking.recv(4096), b""))  # it closes the connection
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"did not arrive within 1 seconds" in answer
+        assert metric(url, 'retrieval_requests_total{status="408"}') == 1
+
+
 def test_limits_that_cannot_be_kept_are_refused():
     with pytest.raises(ConfigurationError, match="max_pending"):
         ServiceLimits(max_queries=10, max_pending=9)

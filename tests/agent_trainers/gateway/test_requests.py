@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+import time
 
 import numpy as np
 import openai
@@ -10,6 +12,8 @@ import pytest
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
+from agent_trainers.gateway.token_budget import TokenBudget
+from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of, shared_client
 
@@ -44,6 +48,12 @@ def says(text):
         ({"messages": [{"role": "boss", "content": "x"}]}, r"messages\.0"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
         ({"messages": [{"role": "user"}]}, r"messages\.0\.user\.content"),
+        (
+            {"messages": [*USER, {"role": "assistant", "function_call": {"name": "add"}}]},
+            "messages.1.assistant.function_call: .*tool_calls",
+        ),
+        ({"messages": [*USER, {"role": "assistant", "audio": {"id": "1"}}]}, "1.assistant.audio"),
+        ({"messages": [*USER, {"role": "function", "name": "add"}]}, r"messages\.1"),
         ({"tools": [{"type": "web_search"}]}, r"tools\.0"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
@@ -317,6 +327,52 @@ def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
         assert last.truncated
         assert not last.terminated
         assert trajectory.final_prompt_ids == [*last.prompt_ids, *last.completion_ids]
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4, 7, 30])
+@pytest.mark.parametrize("ends_itself", [False, True], ids=["sampling on", "ending itself"])
+def test_choices_share_what_the_session_has_left(policy, num_tokens, ends_itself):
+    player = policy if ends_itself else ScriptedPolicy(says("a longer turn"))
+    with Gateway(player, limits=SessionLimits(max_tokens=num_tokens)) as gateway:
+        session = gateway.open(task_id="0")
+        ask(session, n=3)
+        lengths = session.close(0.0).lengths
+    assert len(lengths) == 3
+    assert min(lengths) >= 1
+    assert sum(lengths) <= num_tokens
+    if num_tokens < 10:  # else the policy may have ended its turns before
+        assert sum(lengths) == num_tokens
+
+
+def test_calls_at_once_share_what_the_session_has_left(scripted):
+    gate = threading.Event()
+
+    def act(request):
+        gate.wait(60)
+        return "a longer turn"
+
+    session = scripted(act, limits=SessionLimits(max_tokens=20)).open(task_id="0")
+    threads = [threading.Thread(target=ask, args=[session]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(session._busy_keys) < 3:
+        time.sleep(0.01)
+    gate.set()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(session.close(0.0).lengths) == [1, 6, 13]  # 13 were sampled, each time
+
+
+def test_a_turn_that_is_given_up_gives_back_what_it_held():
+    budget = TokenBudget(5)
+    budget.begin(1)
+    assert budget.affords(1, 4)
+    budget.begin(2)
+    assert not budget.affords(2, 2)
+    assert budget.end(1, 0) == 0
+    assert budget.affords(2, 5)
+    assert (budget.end(2, 5), budget.left) == (5, 0)
+    assert not budget.affords(1, 1), "it is over"
 
 
 def test_a_state_that_does_not_fit_is_refused_and_a_shorter_one_goes_on(policy):

@@ -246,9 +246,21 @@ def test_rewards_by_role_stand_at_each_roles_last_step():
             ask(session.role(role), says("x"))
         return Outcome(reward={"solver": 1.0, "critic": -0.5, "judge": 3.0})
 
-    (played,) = play(run, [{}])
+    with pytest.warns(RuntimeWarning, match="reward of the role 'judge' .* 'critic', 'solver' did"):
+        (played,) = play(run, [{}])
     assert played.rewards == [0.0, -0.5, 1.0]
     assert played.metrics["reward/judge"] == 3.0  # who never acted earns nothing, and is seen
+
+
+def test_rewards_of_roles_none_of_which_asked_are_a_fault_that_names_them():
+    def run(session, task):
+        ask(session.role("solver"), says("x"))
+        return Outcome(reward={"slover": 1.0, "critic": 0.0})
+
+    (played,) = play(run, [{}])
+    assert played.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "rewards 'slover', 'critic', and no role" in played.error
+    assert "'solver' did" in played.error
 
 
 def test_processes_play_like_threads(tmp_path, monkeypatch):

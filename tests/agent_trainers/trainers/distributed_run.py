@@ -2,6 +2,7 @@
 
 import json
 import sys
+import urllib.request
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
+from agent_trainers.programs import ProgramTasks
 from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
 
 
@@ -21,7 +23,22 @@ def main(output, cases, settings):
         torch.save(results, output)
 
 
-def make_trainer(output, algorithm, context, settings, changes=None, envs=None):
+def converse(session, task):
+    """Ask twice; the reward follows what the model wrote."""
+    messages = [{"role": "user", "content": f"what is the award of {task['of']} ?"}]
+    for _ in range(2):
+        request = urllib.request.Request(
+            f"{session.base_url}/chat/completions",
+            json.dumps({"model": "policy", "messages": messages}).encode(),
+            {"Authorization": f"Bearer {session.key}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as reply:
+            said = json.load(reply)["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "why ?"}]
+    return len(set(said.split())) / 10
+
+
+def make_trainer(output, algorithm, context, settings, changes=None, envs=None, program=False):
     config = config_class(algorithm)(
         f"{output}-run", **{"max_steps": 3, "save_strategy": "no"} | (changes or {}),
         num_generations=4, max_completion_length=24,
@@ -33,6 +50,9 @@ def make_trainer(output, algorithm, context, settings, changes=None, envs=None):
     def make_env(**kwargs):
         return gym.make("AgentR1/SyntheticMultiHop-v0", context=context, **kwargs)
 
+    if program:
+        names = ("ada holm", "hugo dorn", "olga petrov")
+        envs = ProgramTasks(converse, [{"of": names[i % 3]} for i in range(9)])
     return trainer_class(algorithm)(
         str(TINY_POLICY), envs or make_env, config,
         processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),

@@ -34,6 +34,8 @@ CASES = {
         ],
         "changes": {"save_strategy": "steps", "save_steps": 1},
     },
+    # programs end at other times in each process, and each has a gateway of its own
+    "program": {"algorithm": "grpo_step", "context": "full", "program": True},
     # a group in both processes: one shows the other what succeeded
     "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"skill_weight": 0.5}},
     # what comes next follows the results of both
