@@ -210,24 +210,22 @@ def _diagnose(
 ) -> list[Diagnosis]:
     make_env = _find_environment(options, [trajectory for _, trajectory in rows])
     located: list[Trajectory] = []
-    unknown: dict[int, DataError] = {}
+    unknown: dict[int, str] = {}
     env = make_env()
     try:
         for number, trajectory in rows:
             try:
                 located.append(find_start(env, trajectory))
             except DataError as error:
-                unknown[number] = error
+                unknown[number] = str(error)
     finally:
         env.close()
     if not located:
-        number, error = next(iter(unknown.items()))
-        raise DataError(f"{path}, row {number}: {error}")
+        number, reason = next(iter(unknown.items()))
+        raise DataError(f"{path}, row {number}: {reason}")
     found = iter(_go_on(options, make_env, located))
     return [
-        Diagnosis(trajectory=trajectory, note=str(unknown[number]))
-        if number in unknown
-        else next(found)
+        Diagnosis(trajectory=trajectory, note=unknown[number]) if number in unknown else next(found)
         for number, trajectory in rows
     ]
 
