@@ -131,8 +131,9 @@ def _markdown(
         "their branches, whose steps and tokens count. The learning rate falls to 0. In-domain: "
         "*clean facts* and *outdated facts*, half of the training worlds each. Out of domain: *one "
         "hop*, and *three questions* in a row, which only the runs of the last table train. "
-        "Half-way: success in the training batches around half of the environment steps. Naive RAG searches once with the question "
-        "and is trained, by the same budget, to read what that finds where one search can do.",
+        "Half-way: success in the training batches around half of the environment steps. Naive RAG "
+        "searches once with the question and is trained, by the same budget, to read what that "
+        "finds where one search can do.",
         _tuning(facts),
         "Comparisons are paired by seed: mean difference with its 95 % interval by Student's t, "
         "and the exact test that flips signs, with Holm's correction over the comparisons of a "
