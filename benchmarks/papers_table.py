@@ -70,7 +70,7 @@ NUM_SHOWN: Final = 64
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
 _BATCH: Final = ("--per_device_train_batch_size", "32")
-"""Over the long horizon, whose budget is six batches of 128: too few for credit to matter."""
+"""Over the long horizon, whose budget is three batches of 128: too few for credit to matter."""
 _BATCH_WITH_BRANCHES: Final = ("--per_device_train_batch_size", "24")
 """Branches take a third of their environment steps again: batches cost as much as the others'."""
 STUDIES: Final = (
@@ -144,7 +144,7 @@ class PapersTableArguments:
     budget: int = field(
         default=10_000, metadata={"help": "Environment steps that each run may train for."}
     )
-    long_budget: int = field(default=6_000, metadata={"help": "The same over the long horizon."})
+    long_budget: int = field(default=3_000, metadata={"help": "The same over the long horizon."})
     num_tasks: int = field(default=300, metadata={"help": "Held-out tasks per column."})
     studies: list[str] = field(
         default_factory=lambda: [study.name for study in STUDIES],
