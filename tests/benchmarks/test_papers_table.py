@@ -141,7 +141,7 @@ def test_each_rate_is_tried_by_the_same_budget_and_the_best_is_reported(tmp_path
 
     name = "gigpo-per_device_train_batch_size-32-learning_rate-0.002-long-2"
     (tmp_path / "work" / name / "result.json").unlink()
-    (tmp_path / "work" / "gigpo-learning_rate-0.002-long-2").rmdir()
+    (tmp_path / "work" / name).rmdir()
     done.clear()
     papers_table.main(options)
     assert [run[:3] for run in done] == [("gigpo", 0.002, 2)]  # a stopped command goes on
