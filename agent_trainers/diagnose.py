@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> None:
     path = _check(options)
     rows = _read_failed(path, options)
     diagnoses = _diagnose(options, path, rows)
-    beside = path.with_name(path.name.partition(".")[0] + _SUFFIX)
+    beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + _SUFFIX)
     output = Path(options.output or f"{beside}.json")
     page = Path(options.page or f"{beside}.html")
     numbers = [number for number, _ in rows]
@@ -169,6 +169,8 @@ def _read_failed(path: Path, options: DiagnoseArguments) -> list[tuple[int, Traj
                 f"{', '.join(trajectory.metrics) or 'none'}), so nobody can say whether its "
                 "outcome flips. The environment has to measure it."
             )
+    if unscored := [str(number) for number, t in rows if not t.is_scorable]:
+        say(f"Left out, as they could not be scored: rows {', '.join(unscored)}.")
     failed = [(number, t) for number, t in scored if not t.success]
     if not failed:
         raise DataError(
@@ -206,12 +208,31 @@ def _check_fields(trajectory: Trajectory, place: str) -> None:
 def _diagnose(
     options: DiagnoseArguments, path: Path, rows: Sequence[tuple[int, Trajectory]]
 ) -> list[Diagnosis]:
-    make_env = _find_environment(options, rows[0][1])
+    make_env = _find_environment(options, [trajectory for _, trajectory in rows])
+    located: list[Trajectory] = []
+    unknown: dict[int, str] = {}
     env = make_env()
     try:
-        failed = [_with_start(env, trajectory, f"{path}, row {n}") for n, trajectory in rows]
+        for number, trajectory in rows:
+            try:
+                located.append(find_start(env, trajectory))
+            except DataError as error:
+                unknown[number] = str(error)
     finally:
         env.close()
+    if not located:
+        number, reason = next(iter(unknown.items()))
+        raise DataError(f"{path}, row {number}: {reason}")
+    found = iter(_go_on(options, make_env, located))
+    return [
+        Diagnosis(trajectory=trajectory, note=unknown[number]) if number in unknown else next(found)
+        for number, trajectory in rows
+    ]
+
+
+def _go_on(
+    options: DiagnoseArguments, make_env: Callable[[], Any], failed: Sequence[Trajectory]
+) -> list[Diagnosis]:
     if options.by == ORACLE:
         return diagnose_by_oracle(make_env, failed)
     venue = open_venue(options, say, **_defaults(options))
@@ -220,20 +241,16 @@ def _diagnose(
         return diagnose_by_policy(venue.make_env, policy, failed, k=options.k, rng=rng)
 
 
-def _with_start(env: Any, trajectory: Trajectory, place: str) -> Trajectory:
-    try:
-        return find_start(env, trajectory)
-    except DataError as error:
-        raise DataError(f"{place}: {error}") from None
-
-
-def _find_environment(options: DiagnoseArguments, played: Trajectory) -> Callable[[], Any]:
-    """Return what makes the environment, in the tool format in which an episode was played."""
+def _find_environment(
+    options: DiagnoseArguments, played: Sequence[Trajectory]
+) -> Callable[[], Any]:
+    """Return what makes the environment, in the tool format in which episodes were played."""
     kwargs = _defaults(options) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
         kwargs["tool_format"] = options.tool_format
     make_env = environment_maker(options.env, kwargs)
-    then = played.transitions[0].info.get("tool_format")
+    infos = [t.info for trajectory in played for t in trajectory.transitions[:1]]
+    then = infos[0].get("tool_format") if infos else None
     now = look_at(make_env, options.env).states[0].get("tool_format")
     if then in (None, now) or "tool_format" in kwargs:
         return make_env

@@ -31,7 +31,7 @@ from benchmarks.trl_peer import make_trl_trainer, played_by_ours
 MULTI_HOP: Final = "AgentR1/SyntheticMultiHop-v0"
 LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
 NUM_EPISODES: Final = 128
-"""Episodes per optimiser step, as in the default run."""
+"""Episodes per optimiser step, as in the default run, where `LearningRun.options` say nothing."""
 MAX_NEW_TOKENS: Final = 24
 FIRST_SHOWN: Final = 20_000_000
 """Where the tasks begin whose references are shown; no run draws near it."""
@@ -97,11 +97,25 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = self.num_steps >= self._budget
 
 
+class CompletionTokens(TrainerCallback):  # type: ignore[misc]
+    """Counts the tokens that the policy wrote, those of branches included."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Count those of each batch of `trainer`, one of ours."""
+        self._trainer, self.count = trainer, 0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Count the batch."""
+        batch = self._trainer.trajectories["train"]
+        self.count += sum(sum(trajectory.lengths[trajectory.start :]) for trajectory in batch)
+
+
 def run(folder: Path) -> None:
     """Do the run that `folder` describes."""
     spec = LearningRun(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
     started = time.perf_counter()
     curve: list[tuple[int, float]] = []
+    num_tokens: int | None = None
     start = TINY_POLICY
     if spec.num_shown:
         start = folder / "shown"
@@ -110,7 +124,7 @@ def run(folder: Path) -> None:
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)
     else:
-        model, curve = train(spec, folder, start)
+        model, curve, num_tokens = train(spec, folder, start)
     model.eval()
     policy: Policy = transformers_policy(
         model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
@@ -123,6 +137,7 @@ def run(folder: Path) -> None:
             "run": asdict(spec),
             "scores": {name: measure(policy, name, spec) for name in spec.columns},
             "curve": curve,
+            "completion_tokens": num_tokens,
             "seconds": round(time.perf_counter() - started, 1),
         },
     )
@@ -130,8 +145,11 @@ def run(folder: Path) -> None:
 
 def train(
     spec: LearningRun, folder: Path, start: Path = TINY_POLICY
-) -> tuple[Any, list[tuple[int, float]]]:
-    """Train the policy of `start`; return the model and the learning curve."""
+) -> tuple[Any, list[tuple[int, float]], int | None]:
+    """Train the policy of `start`; return the model, the learning curve, and tokens written.
+
+    Tokens are None for TRL's trainer, which does not say.
+    """
     options = [
         *([] if start == TINY_POLICY else ["--config", "default", "--model", str(start)]),
         "--algorithm", "grpo" if spec.method == "trl" else spec.method,
@@ -147,15 +165,18 @@ def train(
         *spec.options,
     ]  # fmt: skip
     settings, config = parse_arguments(options)
+    tokens: CompletionTokens | None = None
     if spec.method == "trl":
         trainer, played = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer, _ = make_trainer(settings, config)
         played = functools.partial(played_by_ours, trainer)
+        tokens = CompletionTokens(trainer)
+        trainer.add_callback(tokens)
     budget = EnvironmentStepBudget(spec.budget, played)
     trainer.add_callback(budget)
     trainer.train()
-    return trainer.model, budget.curve
+    return trainer.model, budget.curve, None if tokens is None else tokens.count
 
 
 def measure(policy: Policy, column: str, spec: LearningRun) -> float:

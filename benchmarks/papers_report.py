@@ -84,6 +84,9 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "half_width": half if math.isfinite(half := _half_width(by_seed)) else None,
         "half_way": [_half_way(run["curve"]) for run in runs if run["curve"]],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
+        "completion_tokens": [
+            run["completion_tokens"] for run in runs if run.get("completion_tokens")
+        ],
         "options": list(runs[0].get("run", {}).get("options", ())),
         "commands": [run["command"] for run in runs if "command" in run],
     }
@@ -124,13 +127,14 @@ def _markdown(
         f"minutes in all. {versions}.",
         f"Success in % of {facts['num_tasks']} held-out tasks per column, sampled at temperature "
         f"1: mean and 95 % interval by Student's t over {len(facts['seeds'])} seeds. Each run "
-        f"trains for {facts['budget']:,} environment steps (over the long horizon "
-        f"{facts['long_budget']:,}) in batches of 128 episodes, *vine* and *tree* of 96 and their "
-        "branches; the learning rate falls to 0 over them. In-domain: *clean facts* and *outdated "
-        "facts*, half of the training worlds each. Out of domain: *one hop*, and *three questions* "
-        "in a row, which only the runs of the last table train. Half-way: success in the training "
-        "batches around half of the environment steps. Naive RAG searches once with the question "
-        "and is trained, by the same budget, to read what that finds where one search can do.",
+        f"trains for {facts['budget']:,} environment steps in batches of 128 episodes; over the "
+        f"long horizon for {facts['long_budget']:,} in batches of 32, *vine* and *tree* of 24 and "
+        "their branches, whose steps and tokens count. The learning rate falls to 0. In-domain: "
+        "*clean facts* and *outdated facts*, half of the training worlds each. Out of domain: *one "
+        "hop*, and *three questions* in a row, which only the runs of the last table train. "
+        "Half-way: success in the training batches around half of the environment steps. Naive RAG "
+        "searches once with the question and is trained, by the same budget, to read what that "
+        "finds where one search can do.",
         _tuning(facts),
         "Comparisons are paired by seed: mean difference with its 95 % interval by Student's t, "
         "and the exact test that flips signs, with Holm's correction over the comparisons of a "
@@ -181,7 +185,7 @@ def _commands(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(rows[0]["scores"])
     means = ["mean"] if len(columns) > 1 else []
-    header = ["method", *columns, *means, "half-way, in training", "environment steps"]
+    header = ["method", *columns, *means, "half-way, in training", "environment steps", "tokens"]
     lines = []
     for row in rows:
         cells = [_percent(s) for s in row["scores"].values()]
@@ -189,6 +193,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             cells.append(_percent(_by_seed(row["scores"])))
         cells.append(_percent(row["half_way"]) if row["half_way"] else "")
         cells.append(f"{statistics.fmean(row['environment_steps']):,.0f}")
+        tokens = row["completion_tokens"]
+        cells.append(f"{statistics.fmean(tokens):,.0f}" if tokens else "")
         lines.append([row["method"], *cells])
     return markdown_table(header, lines)
 

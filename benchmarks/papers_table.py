@@ -69,7 +69,9 @@ NUM_SHOWN: Final = 64
 """References, each in the context of its row: no context is new to the policy that is trained."""
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
-_FEWER_EPISODES: Final = ("--per_device_train_batch_size", "96")
+_BATCH: Final = ("--per_device_train_batch_size", "32")
+"""Over the long horizon, whose budget is three batches of 128: too few for credit to matter."""
+_BATCH_WITH_BRANCHES: Final = ("--per_device_train_batch_size", "24")
 """Branches take a third of their environment steps again: batches cost as much as the others'."""
 STUDIES: Final = (
     Study(
@@ -109,9 +111,12 @@ STUDIES: Final = (
         name="long_horizon",
         title="Long horizon",
         methods=(
-            *_trained("grpo", "grpo_step", "gigpo"),
-            Method(name="vine", method="vine", options=_FEWER_EPISODES),
-            Method(name="tree", method="tree", options=_FEWER_EPISODES),
+            *(
+                Method(name=name, method=name, options=_BATCH)
+                for name in ("grpo", "grpo_step", "gigpo")
+            ),
+            Method(name="vine", method="vine", options=_BATCH_WITH_BRANCHES),
+            Method(name="tree", method="tree", options=_BATCH_WITH_BRANCHES),
         ),
         is_long_horizon=True,
     ),
@@ -139,7 +144,7 @@ class PapersTableArguments:
     budget: int = field(
         default=10_000, metadata={"help": "Environment steps that each run may train for."}
     )
-    long_budget: int = field(default=6_000, metadata={"help": "The same over the long horizon."})
+    long_budget: int = field(default=3_000, metadata={"help": "The same over the long horizon."})
     num_tasks: int = field(default=300, metadata={"help": "Held-out tasks per column."})
     studies: list[str] = field(
         default_factory=lambda: [study.name for study in STUDIES],

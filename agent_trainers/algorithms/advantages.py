@@ -25,8 +25,6 @@ from agent_trainers.algorithms.group_estimators import (
     rloo,
 )
 
-BRANCHING: Final[Mapping[str, bool]] = {"vine": False, "tree": True}
-"""Estimators that look at branches of the batch's episodes, and whether branches are trained."""
 Estimator = Callable[..., Sequence[Array]]
 
 ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
@@ -43,6 +41,10 @@ ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "gae_step": gae_step,
     "gae_bilevel": gae_bilevel,
 }
+BRANCHING: Final = tuple(
+    name for name, function in ADVANTAGE_ESTIMATORS.items() if hasattr(function, "uses_branches")
+)
+"""Those that look at branches of the batch's episodes; see `uses_branches`."""
 
 
 def estimate(
@@ -104,6 +106,24 @@ def estimator_options(estimator: str | Estimator) -> tuple[str, ...]:
 def needs_values(estimator: str | Estimator) -> bool:
     """Return whether an estimator needs a critic."""
     return "values" in estimator_options(estimator)
+
+
+def uses_branches(estimator: str | Estimator) -> bool:
+    """Return whether an estimator looks at branches: whether it has an attribute ``uses_branches``.
+
+    Raises:
+        UnknownNameError: If there is no such estimator.
+    """
+    return bool(getattr(find_estimator(estimator), "uses_branches", False))
+
+
+def trains_branches(estimator: str | Estimator) -> bool:
+    """Return whether the policy learns from its branches, too: by ``trains_branches``.
+
+    Raises:
+        UnknownNameError: If there is no such estimator.
+    """
+    return bool(getattr(find_estimator(estimator), "trains_branches", False))
 
 
 def _name(estimator: str | Estimator) -> str:

@@ -44,6 +44,10 @@ def tree(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "gro
     return _value_differences(episodes, gamma, scale, branches_learn=True)
 
 
+vine.uses_branches = tree.uses_branches = True  # type: ignore[attr-defined]
+tree.trains_branches = True  # type: ignore[attr-defined]
+
+
 def start_of(episode: Episode) -> int:
     """Return the first step that an episode does not share with the one it branched off."""
     return int(getattr(episode, "start", 0))
@@ -56,8 +60,8 @@ def allocate_branches(
 
     One more return from a state that has ``n`` takes ``var / (n (n + 1))`` off the variance of its
     mean, for each step that led there; a branch costs the steps that were left on average. Branches
-    go where gain over cost is largest. The variance of few returns is drawn to that of the group's
-    episodes, so a group of which all earned the same gets none.
+    go where gain over cost is largest. The variance of few returns is drawn to that of what the
+    group's episodes earned from the same step on, so a group in which that never differs gets none.
 
     Args:
         episodes: Episodes, and branches that are there already.
@@ -109,8 +113,7 @@ def _candidates(
     returns = returns_to_go(episodes, gamma)
     found = []
     for members in groups(episodes).values():
-        whole = [returns[i][0] for i in members if start_of(episodes[i]) == 0]
-        prior = float(np.var(whole, ddof=1)) if len(whole) > 1 else 0.0
+        spreads = _spreads([returns[i] for i in members if start_of(episodes[i]) == 0])
         for visits in _visits(episodes, members).values():
             places = [
                 (i, t)
@@ -121,12 +124,26 @@ def _candidates(
                 continue
             values = np.array([returns[i][t] for i, t in visits])
             squares = float(((values - values.mean()) ** 2).sum())
+            prior = float(np.mean([spreads[min(t, len(spreads) - 1)] for _, t in visits]))
             variance = (prior + squares) / len(values)
             left = [len(episodes[i].rewards) - t for i, t in visits]
             found.append(
                 _Candidate(places, len(values), _unless_noise(variance), float(np.mean(left)))
             )
     return found
+
+
+def _spreads(returns: Sequence[Floats]) -> list[float]:
+    """Return the variance of returns-to-go over the episodes that got to each step.
+
+    So late states, from which little is left to be earned, are not thought to vary as the whole
+    does. A step that only one episode got to has the variance of the step before.
+    """
+    spreads = [0.0]
+    for t in range(max(map(len, returns), default=0)):
+        ahead = [values[t] for values in returns if len(values) > t]
+        spreads.append(float(np.var(ahead, ddof=1)) if len(ahead) > 1 else spreads[-1])
+    return spreads[1:] or spreads
 
 
 def _value_differences(

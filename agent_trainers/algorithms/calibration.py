@@ -1,5 +1,6 @@
 """Whether predictions mean what they say: of what is given 0.7, seven in ten come true."""
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -40,18 +41,25 @@ class Reliability(NamedTuple):
     """That of a prediction that is always the mean."""
     correlation: float
     """With what was observed, noise included; NaN where nothing varies."""
+    least_squared_error: float
+    """What a perfect prediction would have: the noise of what was observed; NaN if not known."""
+    best_correlation: float
+    """What a perfect prediction would have; NaN if not known."""
 
 
 Numbers = Sequence[float] | npt.NDArray[np.float64]
 
 
-def reliability(predicted: Numbers, observed: Numbers, weights: Numbers) -> Reliability:
+def reliability(
+    predicted: Numbers, observed: Numbers, weights: Numbers, noise: float = math.nan
+) -> Reliability:
     """Compare predictions with what was observed.
 
     Args:
         predicted: Predictions, shape (N,).
         observed: What came true, shape (N,): each the mean of so many observations as its weight.
         weights: Shape (N,), positive.
+        noise: How far, as a mean square, `observed` is from what is true.
 
     Raises:
         ValueError: If there is nothing to compare.
@@ -80,6 +88,10 @@ def reliability(predicted: Numbers, observed: Numbers, weights: Numbers) -> Reli
         mean_squared_error=float(share @ (p - y) ** 2),
         mean_squared_error_of_mean=float(deviations[1] ** 2),
         correlation=float(covariance / (deviations[0] * deviations[1])) if varies else float("nan"),
+        least_squared_error=noise,
+        best_correlation=math.sqrt(max(0.0, 1.0 - noise / deviations[1] ** 2))
+        if varies and not math.isnan(noise)
+        else math.nan,
     )
 
 

@@ -219,12 +219,14 @@ def _train(
 
 def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:
     columns = [Column(name, justify="right") for name in
-               ("squared error", "of the mean", "correlation", "calibration error")]  # fmt: skip
+               ("squared error", "of the mean", "at best", "correlation", "at best",
+                "calibration error")]  # fmt: skip
     table = Table("value of", *columns, title=f"{options.target}, on tasks held out")
     for kind, found in results["reliability"].items():
         table.add_row(
-            kind, *(f"{found[name]:.4f}" for name in ("mean_squared_error",
-            "mean_squared_error_of_mean", "correlation", "calibration_error")),
+            kind, *(f"{found[name]:.3f}" for name in ("mean_squared_error",
+            "mean_squared_error_of_mean", "least_squared_error", "correlation", "best_correlation",
+            "calibration_error")),
         )  # fmt: skip
     table.caption = (
         f"{results['num_episodes']} episodes and branches; {PLOT_FILE} and {RESULTS_FILE} in "

@@ -5,20 +5,22 @@ the outcome flips, state by state, says where the episode was lost: a step is na
 before it was at least half of that at the beginning, and after it stays below.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from agent_envs.core.deadline import call_with_deadline
 from agent_envs.core.event_loop import resolve
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import ConfigurationError, DataError, SnapshotError
 from agent_envs.scoring import drop_interval, wilson_interval
-from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.episode import TextEnv
+from agent_trainers.rollout.env_pool import EnvPool
+from agent_trainers.rollout.episode import TextEnv, is_immediate
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_TASKS_SEARCHED: Final = 20_000
@@ -29,7 +31,10 @@ NEVER_SOLVED: Final = (
     "no continuation succeeds, not even from the first state: whoever goes on cannot solve this "
     "task, so no step can be said to have lost it"
 )
-NOT_REACHED: Final = "its states cannot be reached again: {reason}"
+NO_STEPS: Final = "no step was taken, so none can have lost it"
+BROKE_OFF: Final = "going on from its states broke off: {reason}"
+STEP_TIMEOUT: Final = 300.0
+"""Seconds that a reset or a step may take."""
 _ENDINGS: Final = (StopReason.ANSWERED, StopReason.TURN_LIMIT)
 
 
@@ -80,37 +85,43 @@ def diagnose_by_oracle(
         make_env: Makes an environment as the episodes were played in.
         trajectories: With `Trajectory.seed`; see `find_start`.
 
+    An episode at which the environment raises or hangs is not diagnosed, and its note says why.
+
     Raises:
         ConfigurationError: If the environment has no ``reference_actions()``.
-        SnapshotError: If no state can be reached again.
+        SnapshotError: If no state of any episode can be reached again.
     """
-    plans = _plans_of_all(make_env, trajectories)
+    plans, failures = _plans_of_all(make_env, trajectories)
     policy = _FollowPlans()
     rollout = Rollout(make_env, policy)
-    won: list[dict[int, tuple[str, ...]]] = [{} for _ in trajectories]
-    failures: dict[int, str] = {}
+    found = [_Found() for _ in trajectories]
     for attempt in range(max((len(p) for own in plans for p in own), default=0)):
         asked = [
             (i, t)
             for i, own in enumerate(plans)
-            if i not in failures
-            for t in range(max(won[i], default=-1) + 1, len(own))
-            if attempt < len(own[t])
+            for t in range(found[i].first_open, len(own))
+            if attempt < len(own[t]) and t not in found[i].out_of_reach
         ]
         if not asked:
             continue
         policy.follow([plans[i][t][attempt] for i, t in asked])
         states = [(trajectories[i], t) for i, t in asked]
-        branches = rollout.branch_many(states, 1, rng=np.random.default_rng(0))
+        try:
+            branches = rollout.branch_many(states, 1, rng=np.random.default_rng(0))
+        except SnapshotError as error:  # it refuses all that are asked about
+            if len({i for i, _ in asked} | failures.keys()) == len(trajectories):
+                raise
+            for i, t in asked:
+                found[i].out_of_reach.add(t)
+                found[i].broken[t] = str(error)
+            continue
         for (i, t), (branch,) in zip(asked, branches.continuations, strict=True):
-            if not branch.is_scorable:
-                failures[i] = _last_line(branch)
-            elif _is_won(branch):
-                won[i][t] = _own_actions(branch)
+            found[i].note(t, branch)
     rollout.close()
+    failures = {i: reason for i, each in enumerate(found) if (reason := each.reason)} | failures
     return [
-        _failed(trajectory, failures[i]) if i in failures else _by_oracle(trajectory, won[i])
-        for i, trajectory in enumerate(trajectories)
+        _failed(trajectory, failures[i]) if i in failures else _by_oracle(trajectory, each.won)
+        for i, (trajectory, each) in enumerate(zip(trajectories, found, strict=True))
     ]
 
 
@@ -132,8 +143,10 @@ def diagnose_by_policy(
     """
     states = [(episode, t) for episode in trajectories for t in range(len(episode.transitions))]
     rollout = Rollout(make_env, policy)
-    played = iter(rollout.branch_many(states, k, rng=rng).continuations)
-    rollout.close()
+    try:
+        played = iter(rollout.branch_many(states, k, rng=rng).continuations)
+    finally:
+        rollout.close()
     return [
         _by_policy(episode, [next(played) for _ in episode.transitions]) for episode in trajectories
     ]
@@ -172,7 +185,7 @@ def find_start(env: TextEnv, trajectory: Trajectory) -> Trajectory:
     for number in (*numbers, *range(min(num_tasks, MAX_TASKS_SEARCHED))):
         try:
             _, info = resolve(env.reset(seed=number, options={"task": number}))
-        except (IndexError, ValueError):  # a number that is no task's
+        except Exception:  # noqa: BLE001, S112 - no task's number, or of a task that breaks
             continue
         if str(info.get("task_id")) == trajectory.task_id and list(info["messages"]) == first:
             return replace(trajectory, task=number, seed=number)
@@ -181,6 +194,39 @@ def find_start(env: TextEnv, trajectory: Trajectory) -> Trajectory:
         "the environment has no task of that id that begins in the same way. Is it the "
         "environment, with the arguments, in which the episodes were played?"
     )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the oracle came to from the states of an episode."""
+
+    won: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """What it did to win, by the steps it did it from."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Why it could not go on to an end, by steps."""
+    out_of_reach: set[int] = field(default_factory=set)
+    """Steps before which the state is not to be tried again."""
+
+    @property
+    def first_open(self) -> int:
+        """The first step not known to be before the loss: one that wins says so of all before."""
+        return max(self.won, default=-1) + 1
+
+    @property
+    def reason(self) -> str | None:
+        """Why nobody knows where the episode was lost; None if that is known."""
+        unknown = [t for t in self.broken if t >= self.first_open]
+        return self.broken[min(unknown)] if unknown else None
+
+    def note(self, step: int, branch: Trajectory) -> None:
+        """Note a continuation from the state before a step."""
+        if branch.is_scorable:
+            if _is_won(branch):
+                self.won[step] = _own_actions(branch)
+            return
+        self.broken[step] = _last_line(branch)
+        if branch.stop_reason is StopReason.TIMEOUT or SnapshotError.__name__ in self.broken[step]:
+            self.out_of_reach.add(step)
 
 
 class _FollowPlans(Policy):
@@ -203,23 +249,45 @@ class _FollowPlans(Policy):
 
 def _plans_of_all(
     make_env: Callable[[], TextEnv], trajectories: Sequence[Trajectory]
-) -> list[list[list[list[str]]]]:
-    env = awaited(make_env())
+) -> tuple[list[list[list[list[str]]]], dict[int, str]]:
+    """Return the plans of each episode, and which have none as the environment failed at them."""
+    envs = EnvPool(make_env)
+    plans: list[list[list[list[str]]]] = []
+    failures: dict[int, str] = {}
     try:
-        if getattr(env.unwrapped, "reference_actions", None) is None:
-            raise ConfigurationError(
-                "The environment has no reference_actions(), so there is no oracle. Give it that "
-                "method, or let a model go on."
-            )
-        return [_plans(env, trajectory) for trajectory in trajectories]
+        for i, trajectory in enumerate(trajectories):
+            env = envs.take()
+            timeout = STEP_TIMEOUT * (1 + len(trajectory.transitions))
+            try:
+                own = call_with_deadline(
+                    functools.partial(_plans, env, trajectory),
+                    None if is_immediate(env) else timeout,
+                )
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; a note says it
+                failures[i] = f"{type(error).__name__}: {error}"
+                own = []
+            else:
+                envs.give_back(env)
+            if own is None:
+                raise ConfigurationError(
+                    "The environment has no reference_actions(), so there is no oracle. Give it "
+                    "that method, or let a model go on."
+                )
+            plans.append(own)
+        return plans, failures
     finally:
-        env.close()
+        envs.close()
 
 
-def _plans(env: TextEnv, trajectory: Trajectory) -> list[list[list[str]]]:
-    """Return for the state before each step what the oracle tries there, the likeliest first."""
+def _plans(env: TextEnv, trajectory: Trajectory) -> list[list[list[str]]] | None:
+    """Return for the state before each step what the oracle tries there, the likeliest first.
+
+    None where the environment has no oracle.
+    """
     options = None if trajectory.task is None else {"task": trajectory.task}
     resolve(env.reset(seed=trajectory.seed, options=options))
+    if getattr(env.unwrapped, "reference_actions", None) is None:
+        return None
     plans, num_done = [], 0
     for transition in trajectory.transitions:
         try:
@@ -265,6 +333,8 @@ def _by_policy(trajectory: Trajectory, played: Sequence[Sequence[Trajectory]]) -
 
 
 def _named(trajectory: Trajectory, states: Sequence[StateChance]) -> Diagnosis:
+    if not states:
+        return Diagnosis(trajectory=trajectory, note=NO_STEPS)
     lost = name_lost_step([s.chance for s in states], [s.num_tried for s in states])
     if lost is None:
         return Diagnosis(trajectory=trajectory, states=states, note=NEVER_SOLVED)
@@ -275,7 +345,7 @@ def _named(trajectory: Trajectory, states: Sequence[StateChance]) -> Diagnosis:
 
 
 def _failed(trajectory: Trajectory, reason: str) -> Diagnosis:
-    return Diagnosis(trajectory=trajectory, note=NOT_REACHED.format(reason=reason))
+    return Diagnosis(trajectory=trajectory, note=BROKE_OFF.format(reason=reason))
 
 
 def _is_won(branch: Trajectory) -> bool:

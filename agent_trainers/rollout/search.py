@@ -107,7 +107,7 @@ class SearchRollout:
             limits[key] = turn_limit_of(env)
             return episodes[key].reset(self._step_timeout)
 
-        for outcome in self._in_environments(reset, range(len(specs))):
+        for outcome in self._in_environments(reset, [1] * len(specs)):
             episode = episodes[outcome.key]
             try:
                 episode.begin(value_of(outcome))
@@ -186,8 +186,9 @@ class SearchRollout:
         for search in searches:
             tries += search.tries(self._policy)
         timeout = self._step_timeout
-        for outcome in self._in_environments(lambda env, i: tries[i].step(env, timeout),
-                                             range(len(tries))):  # fmt: skip
+        for outcome in self._in_environments(
+            lambda env, i: tries[i].step(env, timeout), [each.num_calls for each in tries]
+        ):
             tries[outcome.key].note(outcome)
         new = [each for each in tries if each.is_new]
         readings = [readings_of(each.parent, each.node) for each in new] if self._value else []
@@ -200,14 +201,15 @@ class SearchRollout:
                 each.search.tree.spent.note_value(sum(counts[here]))
 
     def _in_environments(
-        self, function: Callable[[TextEnv, int], Any], keys: Sequence[int]
+        self, function: Callable[[TextEnv, int], Any], num_calls: Sequence[int]
     ) -> Iterator[Outcome]:
-        """Call a function for each key with an environment; yield what came of it.
+        """Call a function with an environment and a key, from 0; yield what came of it.
 
-        One environment does for all calls if it only computes; else several work side by side, each
+        `num_calls` says how many resets and steps it takes for each, which have so much time. One
+        environment does for all calls if it only computes; else several work side by side, each
         in a thread. One that failed may be in any state, and is not used again.
         """
-        waiting, session = list(reversed(keys)), CallSession()
+        waiting, session = list(reversed(range(len(num_calls)))), CallSession()
         lent: dict[int, TextEnv] = {}
         while waiting or lent:
             while waiting and len(lent) < MAX_ENVS:
@@ -219,7 +221,8 @@ class SearchRollout:
                     yield self._take_back(env, outcome)
                     continue
                 lent[key] = env
-                session.submit(key, lambda k=key, e=env: function(e, k), self._step_timeout)  # type: ignore[misc]
+                seconds = self._step_timeout * num_calls[key]
+                session.submit(key, lambda k=key, e=env: function(e, k), seconds)  # type: ignore[misc]
             for outcome in session.wait(IDLE_SECONDS):
                 yield self._take_back(lent.pop(outcome.key), outcome)
 

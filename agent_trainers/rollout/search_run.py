@@ -90,6 +90,11 @@ class Try:
         self.is_new = False
         self._replayed = 0
 
+    @property
+    def num_calls(self) -> int:
+        """How many resets and steps it takes: where no state is saved, all that lead to it."""
+        return 1 if self._before.saved is not None else 2 + self.parent.depth
+
     def step(self, env: TextEnv, timeout: float) -> Any:
         """Go to the state and take the step; nothing if the state no longer fits the policy."""
         episode = self._episode

@@ -145,7 +145,8 @@ def by_lookahead(episodes: int) -> Rate:
         returns: dict[Node, list[float]] = {n: [n.return_] if n.is_over else [] for n in nodes}
         ended: list[Node] = []
         for _ in range(episodes):
-            under_way = {node: node for node in nodes if not node.is_over}
+            begun = _as_many_as_can_end(tree, [node for node in nodes if not node.is_over])
+            under_way = {node: node for node in begun}
             while under_way and tree.affords(sum(n.step_cost for n in under_way.values())):
                 proposed = yield from tree.propose(under_way.values(), 1)
                 yield from tree.carry_out(proposed)
@@ -161,6 +162,19 @@ def by_lookahead(episodes: int) -> Rate:
         return ended
 
     return rate
+
+
+def _as_many_as_can_end(tree: Tree, nodes: Sequence[Node]) -> list[Node]:
+    """Return the first nodes from all of which the budget can bring an episode to its end.
+
+    Begun from all at once, a small budget would be spent before any of them has ended.
+    """
+    chosen: list[Node] = []
+    for node in nodes:
+        if not tree.affords(sum(map(tree.steps_left, [*chosen, node]))):
+            break
+        chosen.append(node)
+    return chosen
 
 
 def _finish(tree: Tree, states: Sequence[Node], ended: list[Node], rate: Rate) -> Search:

@@ -14,10 +14,11 @@ from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
-    BRANCHING,
     estimator_options,
     find_estimator,
     needs_values,
+    trains_branches,
+    uses_branches,
 )
 from agent_trainers.algorithms.losses import (
     LOSS_ARGUMENTS,
@@ -154,8 +155,9 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     branch_budget: float | None = HfArg(
         default=None,
-        help="vine, tree: environment steps that the branches of a batch may take, for each step "
-        "of its episodes, as far as can be foreseen. Default: a third.",
+        help="vine, tree, and estimators of your own with uses_branches: environment steps that "
+        "the branches of a batch may take, for each step of its episodes, as far as can be "
+        "foreseen. Default: a third.",
     )
     loss_denominator: str = HfArg(
         default="token",
@@ -325,12 +327,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         """Environment steps of branches for each step of a batch's episodes; 0 for no branches."""
         if self.branch_budget is not None:
             return self.branch_budget
-        return 1 / 3 if self.advantage_estimator in BRANCHING else 0.0
+        return 1 / 3 if uses_branches(self.advantage_estimator) else 0.0
 
     @property
     def trains_branches(self) -> bool:
         """Whether the policy learns from branches, too."""
-        return BRANCHING.get(self.advantage_estimator, False)
+        return trains_branches(self.advantage_estimator)
 
     def _check_functions(self) -> None:
         """Make sure that estimator and loss are there and take what they are given."""
@@ -363,7 +365,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         is_own = estimator not in ADVANTAGE_ESTIMATORS
         if not self.advantage_mask and estimator != "gae_token" and not is_own:
             unused.append("advantage_mask")
-        if self.branch_budget is not None and estimator not in BRANCHING and not is_own:
+        if self.branch_budget is not None and not uses_branches(estimator):
             unused.append("branch_budget")
         return unused
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from transformers import get_linear_schedule_with_warmup
 
 from agent_envs.errors import DataError
 from agent_trainers.algorithms.calibration import Line, Reliability, fit_line, reliability
@@ -25,6 +26,11 @@ KINDS: Final = ("states", "actions")
 _SHARES: Final = (0.6, 0.8)
 """Where the first set of tasks ends, and the second."""
 _MAX_GRADIENT_NORM: Final = 1.0
+ROWS_PER_STEP: Final = 16
+"""Sequences of an optimiser step. As many as fit would be three or four steps an epoch, which do
+little more than find the mean."""
+_WARMUP: Final = 0.1
+"""The share of steps over which the learning rate rises; over the others it falls to 0."""
 
 
 class Example(NamedTuple):
@@ -121,23 +127,47 @@ def fit(
     critic.body.requires_grad_(not settings.head_only)
     weights = [p for p in critic.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, weight_decay=0.0)
+    _begin_at_the_mean(critic, sets.train)
+    num_steps = settings.epochs * -(-len(sets.train) // ROWS_PER_STEP)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(_WARMUP * num_steps), num_steps)
     best, kept = float("inf"), _copy(critic)
     for _ in range(settings.epochs):
         rows = [sets.train[i] for i in rng.permutation(len(sets.train))]
         total = count = 0.0
-        for batch in _batches(rows):
-            loss, weight = _squared_error(critic, batch)
+        for start in range(0, len(rows), ROWS_PER_STEP):
             optimizer.zero_grad()
-            torch.autograd.backward(loss / weight)
+            loss, weight = _add_gradient(critic, rows[start : start + ROWS_PER_STEP])
             nn.utils.clip_grad_norm_(weights, _MAX_GRADIENT_NORM)
             optimizer.step()
-            total, count = total + float(loss.detach()), count + weight
+            schedule.step()
+            total, count = total + loss, count + weight
         measured = _mean_squared_error(critic, sets.calibration)
         if measured < best:
             best, kept = measured, _copy(critic)
         yield total / count, measured
     critic.load_state_dict(kept)
     critic.body.requires_grad_(True)
+
+
+def _begin_at_the_mean(critic: CriticModel, rows: Sequence[ExampleRow]) -> None:
+    """Let a head that knows nothing yet say the mean label of everything."""
+    head = critic.head.linear
+    if bool(head.weight.any()) or bool(head.bias.any()):
+        return
+    outcomes = [outcome for row in rows for e in row.examples for outcome in e.outcomes]
+    with torch.no_grad():
+        head.bias.fill_(sum(outcomes) / len(outcomes))
+
+
+def _add_gradient(critic: CriticModel, rows: Sequence[ExampleRow]) -> tuple[float, float]:
+    """Add the gradient of the mean squared error of rows; return its sum, and that of weights."""
+    weight = float(sum(len(e.outcomes) for row in rows for e in row.examples))
+    total = 0.0
+    for batch in _batches(rows):
+        loss, _ = _squared_error(critic, batch)
+        torch.autograd.backward(loss / weight)
+        total += float(loss.detach())
+    return total, weight
 
 
 def calibrate(critic: CriticModel, rows: Sequence[ExampleRow]) -> Line:
@@ -160,8 +190,20 @@ def measure(critic: CriticModel, rows: Sequence[ExampleRow]) -> dict[str, Reliab
             [predicted[i] for i in chosen],
             [examples[i].label for i in chosen],
             [len(examples[i].outcomes) for i in chosen],
+            noise=label_noise([examples[i] for i in chosen]),
         )
     return measured
+
+
+def label_noise(examples: Sequence[Example]) -> float:
+    """Return the mean squared error of labels, each by its weight; NaN where nobody can know.
+
+    As the outcomes of one state differ, so may their mean: what is left for a perfect value.
+    """
+    squares = sum(float(np.var(e.outcomes)) * len(e.outcomes) for e in examples)
+    count = sum(len(e.outcomes) for e in examples)
+    degrees = count - len(examples)
+    return squares / degrees * len(examples) / count if degrees else float("nan")
 
 
 def _examples(trajectories: Sequence[Trajectory], target: str, gamma: float) -> list[Example]:

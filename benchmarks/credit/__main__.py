@@ -90,7 +90,7 @@ class Cell(NamedTuple):
 
     environment: str
     name: str
-    """A stage, or an algorithm."""
+    """A stage, or an algorithm, or the import path of an estimator that is trained."""
     seed: int
     is_truth: bool
 
@@ -98,9 +98,10 @@ class Cell(NamedTuple):
     def path(self) -> Path:
         """Where its result lies, in the work folder."""
         folder = Path("".join(c if c.isalnum() else "_" for c in self.environment))
+        name = self.name.replace(":", ".")  # which no Windows folder may hold
         if self.is_truth:
-            return folder / "truth" / f"{self.name}-{self.seed}.jsonl.gz"
-        return folder / "runs" / f"{self.name}-{self.seed}" / "result.json"
+            return folder / "truth" / f"{name}-{self.seed}.jsonl.gz"
+        return folder / "runs" / f"{name}-{self.seed}" / "result.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -160,7 +161,8 @@ def run(options: CreditArguments, command: str) -> None:
     def report() -> str:
         batches = _measured(work, cells)
         save_batches(output / TRUTH_FILE, batches)
-        return write_report(output, rows, batches, _trained(work, cells), facts)
+        trained = _trained(work, cells, options.estimator)
+        return write_report(output, rows, batches, trained, facts)
 
     for number, cell in enumerate(cells, start=1):
         if not (work / cell.path).exists():
@@ -174,7 +176,7 @@ def plan(options: CreditArguments) -> Iterator[Cell]:
     """Yield the cells, in the order in which they are done: what others need comes first."""
     from benchmarks.credit.policies import STAGES_OF
 
-    algorithms = [ALGORITHMS.get(name, name) for name in all_estimators()]
+    algorithms = [ALGORITHMS.get(name, name) for name in all_estimators(options.estimator)]
     needs_stages = any(stage != "start" for stage in options.stages)
     for seed in options.seeds:
         for environment in options.envs:
@@ -212,10 +214,12 @@ def _measured(work: Path, cells: Sequence[Cell]) -> list[CreditBatch]:
     return [batch for path in paths if path.exists() for batch in load_batches(path)]
 
 
-def _trained(work: Path, cells: Sequence[Cell]) -> dict[tuple[str, str], dict[int, float]]:
+def _trained(
+    work: Path, cells: Sequence[Cell], own: Sequence[str]
+) -> dict[tuple[str, str], dict[int, float]]:
     """Return success after training, by environment and estimator, and by seed."""
     found: dict[tuple[str, str], dict[int, float]] = {}
-    estimators = {ALGORITHMS.get(name, name): name for name in all_estimators()}
+    estimators = {ALGORITHMS.get(name, name): name for name in all_estimators(own)}
     for cell in cells:
         if not cell.is_truth and (path := work / cell.path).exists():
             result = json.loads(path.read_text(encoding="utf-8"))

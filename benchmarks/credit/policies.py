@@ -20,6 +20,7 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
+from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli.environments import count_tasks, environment_maker
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
@@ -92,12 +93,13 @@ def train(
 ) -> None:
     """Train for `budget` environment steps, keep what is asked for, and measure it.
 
-    Writes ``result.json`` last: success on held-out tasks, and the learning curve. The run of
-    `STAGES_OF` leaves a folder for each stage after the first.
+    `algorithm` may be the import path of an estimator, which is trained as `grpo_step` is, or as
+    `step_ppo` where it needs values. Writes ``result.json`` last: success on held-out tasks, and
+    the learning curve. The run of `STAGES_OF` leaves a folder for each stage after the first.
     """
     started = time.perf_counter()
     options = [
-        "--algorithm", algorithm,
+        *_algorithm(algorithm),
         "--env", environment.env,
         "--env_kwargs", json.dumps(dict(environment.kwargs)),
         "--max_steps", str(max(1, budget // _NUM_EPISODES)),
@@ -132,6 +134,14 @@ def train(
         "stages": stages.kept if stages is not None else {},
         "seconds": round(time.perf_counter() - started, 1),
     })  # fmt: skip
+
+
+def _algorithm(name: str) -> list[str]:
+    """Return the options of ``agent-r1-train`` for an algorithm, or for somebody's estimator."""
+    if ":" not in name:
+        return ["--algorithm", name]
+    base = "step_ppo" if needs_values(name) else STAGES_OF
+    return ["--algorithm", base, "--advantage_estimator", name]
 
 
 def measure(environment: Environment, policy: TokenPolicy, num_tasks: int, seed: int) -> float:

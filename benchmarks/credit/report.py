@@ -11,7 +11,8 @@ import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
 from agent_leaderboard.report.visible_text import markdown_table
-from benchmarks.credit.rows import Row, estimates_of, sees_branches
+from agent_trainers.algorithms.advantages import uses_branches
+from benchmarks.credit.rows import Row, estimates_of
 from benchmarks.credit.scores import Score, Scores, reliability, score
 from benchmarks.credit.true_advantages import CreditBatch
 
@@ -113,7 +114,7 @@ def _environment_table(
     lines = []
     for row in rows:
         found = scores[row.name]
-        seen = with_branches / steps if sees_branches(row.estimator) else 1.0
+        seen = with_branches / steps if uses_branches(row.estimator) else 1.0
         # an estimator is trained by its algorithm's settings, which is one of its rows
         is_trained = row.critic in ("", "critic") and not row.options
         success = trained.get((environment, row.estimator), {}) if is_trained else None

@@ -8,10 +8,10 @@ import numpy as np
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
-    BRANCHING,
     estimate,
     find_estimator,
     needs_values,
+    uses_branches,
 )
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
@@ -66,14 +66,6 @@ def all_estimators(own: Sequence[str] = ()) -> list[str]:
     return [*ADVANTAGE_ESTIMATORS, *own]
 
 
-def sees_branches(estimator: str) -> bool:
-    """Return whether an estimator is given branches: those of the package that take them, and
-    functions with an attribute ``uses_branches``."""  # noqa: D205, D209
-    return estimator in BRANCHING or bool(
-        getattr(find_estimator(estimator), "uses_branches", False)
-    )
-
-
 def estimates_of(row: Row, batch: CreditBatch) -> list[np.ndarray[Any, Any]] | None:
     """Return an advantage for each step of a batch's episodes, branches left out, (S,) each.
 
@@ -84,7 +76,7 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[np.ndarray[Any, Any]] | N
         ConfigurationError: If the estimator returns what fits neither steps nor tokens.
     """
     measured = [episode for episode in batch.episodes if episode.start == 0]
-    episodes = batch.episodes if sees_branches(row.estimator) else measured
+    episodes = batch.episodes if uses_branches(row.estimator) else measured
     options = dict(row.options)
     if row.critic == "critic":
         if not all(episode.values for episode in measured):

@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 
 from agent_trainers.diagnose import main
-from agent_trainers.trajectory import save_trajectories
+from agent_trainers.trajectory import load_trajectories, save_trajectories
 from benchmarks.planted_mistakes import CASES, plant_all, report
 from tests.agent_trainers.rollout.test_diagnosis import Corridor, play
 
@@ -96,6 +96,12 @@ def test_an_episode_of_an_unknown_task_is_named_with_its_row(lost, capsys):
     save_trajectories("old.jsonl", [replace(play(["pit"] * 6), seed=None, task_id="of another")])
     message = refusal(capsys, "old.jsonl", *ENV)
     assert "old.jsonl, row 1: task 'of another': the file does not say" in message
+    unknown, known = load_trajectories("old.jsonl")[0], load_trajectories("lost.jsonl")[1]
+    save_trajectories("mixed.v2.jsonl", [unknown, known])
+    assert "2 of 6" in run(capsys, "mixed.v2.jsonl", *ENV)
+    figures = json.loads((lost / "mixed.v2.diagnosis.json").read_text())["episodes"]
+    assert [e["lost_step"] for e in figures] == [None, 2]
+    assert "'of another'" in figures[0]["note"]
 
 
 def test_files_that_say_nothing_of_failures_are_refused(lost, capsys):

@@ -139,8 +139,9 @@ def test_each_rate_is_tried_by_the_same_budget_and_the_best_is_reported(tmp_path
     assert "python -m benchmarks.learning_run" in text
     assert len(json.loads((tmp_path / "papers_table.json").read_text())["tuning"]) == len(METHODS)
 
-    (tmp_path / "work" / "gigpo-learning_rate-0.002-long-2" / "result.json").unlink()
-    (tmp_path / "work" / "gigpo-learning_rate-0.002-long-2").rmdir()
+    name = "gigpo-per_device_train_batch_size-32-learning_rate-0.002-long-2"
+    (tmp_path / "work" / name / "result.json").unlink()
+    (tmp_path / "work" / name).rmdir()
     done.clear()
     papers_table.main(options)
     assert [run[:3] for run in done] == [("gigpo", 0.002, 2)]  # a stopped command goes on
@@ -176,6 +177,7 @@ def test_the_command_trains_measures_and_does_nothing_twice(tmp_path, monkeypatc
     assert [row["method"] for row in rows] == [method.name for method in methods]
     assert all(len(scores) == 1 for row in rows for scores in row["scores"].values())
     assert [row["environment_steps"][0] > 0 for row in rows] == [False, True, True]
+    assert [sum(row["completion_tokens"]) > 0 for row in rows] == [False, True, False]
     (command,) = rows[1]["commands"]
     _, _, _, folder, spec = shlex.split(command)
     assert json.loads(spec) == json.loads((Path(folder) / "run.json").read_text())

@@ -27,6 +27,7 @@ from agent_trainers.cli.value import ValueArguments
 from agent_trainers.diagnose import DiagnoseArguments, name_file
 from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments
+from benchmarks.papers_table import PapersTableArguments
 from tests.optional_libraries import missing_libraries
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +142,7 @@ OPTIONS_OF = {
     "agent_trainers.diagnose": DiagnoseArguments,
     "benchmarks.credit": CreditArguments,
     "benchmarks.papers_real": PapersRealArguments,
+    "benchmarks.papers_table": PapersTableArguments,
 }
 
 

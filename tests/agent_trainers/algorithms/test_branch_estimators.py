@@ -157,6 +157,16 @@ def test_a_state_whose_returns_are_known_to_agree_gets_fewer_than_one_whose_vary
     assert total(counts[4:8]) > 2 * total(counts[:4])
 
 
+def test_little_goes_to_states_from_which_little_can_still_be_earned():
+    # what differs is the second reward, four steps before the end; the last differs by a hundredth
+    def episode(i):
+        rewards = [0.0, float(i % 2), 0.0, 0.0, 0.0, 0.01 * (i // 2)]
+        return Episode(rewards, ["q", *(f"{i}-{t}" for t in range(1, 6))])
+
+    counts = allocate_branches([episode(i) for i in range(4)], budget=15.0)
+    assert sum(each[1] for each in counts) == 3  # at five steps each: all of it
+
+
 def test_no_more_is_spent_than_foreseen_and_branches_branch_only_if_they_may():
     longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
     branch = replace(longer, rewards=[0.0, 0.0, 0.0], anchors=["q", "a", "d"], start=1)

@@ -24,6 +24,15 @@ def test_errors_of_both_signs_within_a_bin_cancel_and_weights_count():
     assert np.isnan(found.correlation)
 
 
+def test_the_noise_of_what_came_true_says_what_a_perfect_prediction_would_have():
+    # of a variance of 0.25 a quarter is noise: the rest is what can be known
+    found = reliability([0.4, 0.6], [0.0, 1.0], [2.0, 2.0], noise=0.0625)
+    assert found.least_squared_error == 0.0625
+    assert found.best_correlation == pytest.approx(0.75**0.5)
+    unknown = reliability([0.4, 0.6], [0.0, 1.0], [2.0, 2.0])
+    assert np.isnan([unknown.least_squared_error, unknown.best_correlation]).all()
+
+
 def test_predictions_that_are_right_on_average_have_a_small_error():
     rng = np.random.default_rng(0)
     chances = rng.random(20_000)

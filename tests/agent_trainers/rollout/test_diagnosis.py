@@ -188,6 +188,54 @@ def test_another_environment_than_the_one_that_was_played_is_refused():
         diagnose_by_oracle(Longer, [play(["pit"] * 6)])
 
 
+class Brittle(Corridor):
+    """Breaks at an action of one task."""
+
+    fatal = "break"
+
+    def step(self, action):
+        if action == self.fatal and self.task == 4:
+            raise RuntimeError("the corridor collapsed")
+        return super().step(action)
+
+
+def test_an_environment_that_breaks_ends_the_diagnosis_of_its_episode_alone():
+    class Solid(Brittle):
+        fatal = None
+
+    fine = play(["on", "pit", "on", "on", "on", "on"], task=5)
+    broken = play(["on", "break", "pit", "on", "on", "on"], Solid)
+    found = diagnose_by_oracle(Brittle, [broken, fine])
+    assert [each.lost_step for each in found] == [None, 1]
+    assert "RuntimeError: the corridor collapsed" in found[0].note
+
+
+def test_a_plan_that_breaks_the_environment_says_nothing_where_another_wins():
+    class Nervous(Brittle):
+        def reference_actions(self):
+            return ["break", "on", "on", "on"]
+
+    (found,) = diagnose_by_oracle(Nervous, [play(["on", "pit", "on", "on", "on", "on"])])
+    # after the pit all plans lose, but the one that breaks: nobody knows what it would have done
+    assert found.lost_step is None
+    assert "RuntimeError: the corridor collapsed" in found.note
+    won = play(["on", "on", "wait", "wait", "wait", "wait"])  # to the last step "on" wins
+    (found,) = diagnose_by_oracle(Nervous, [won])
+    assert found.lost_step == 5
+
+
+def test_an_episode_that_cannot_be_repeated_does_not_keep_the_others_from_it():
+    class Drifting(Corridor):
+        def info(self):
+            return super().info() | ({"messages": [{"role": "user", "content": "now here"}]}
+                                     if self.task == 4 and self.place else {})  # fmt: skip
+
+    drifted, fine = play(["on", "pit"] + ["on"] * 4), play(["on", "pit"] + ["on"] * 4, task=5)
+    found = diagnose_by_oracle(Drifting, [drifted, fine])
+    assert [each.lost_step for each in found] == [None, 1]
+    assert "something else at step 1" in found[0].note
+
+
 def test_a_file_without_seeds_is_matched_by_the_id_and_the_first_state_of_its_task():
     played = play(["pit"] * 6, task=17)
     old = dataclasses.replace(played, seed=None, task=None, group_id="of my own")

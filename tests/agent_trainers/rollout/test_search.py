@@ -166,8 +166,7 @@ def test_steps_that_are_taken_again_stay_within_the_budget_too(name, budget):
     found = search(name, make_env, budget=Budget(steps=budget))
     assert num_steps == sum(t.metrics["search_steps"] for t in found)
     assert all(t.metrics["search_steps"] <= budget for t in found)
-    # an episode is 6: 1, 2 and 3 steps; an oracle that looks ahead keeps no room for it
-    if budget >= 6 and name not in ORACLES:
+    if budget >= 6:  # an episode: 1, 2 and 3 steps
         assert all(t.stop_reason is StopReason.ANSWERED for t in found)
 
 
@@ -182,6 +181,32 @@ def test_a_first_state_that_does_not_fit_the_policy_ends_the_search(name):
     rollout = SearchRollout(limited, Full(draw), plan, Budget(steps=9), value=value)
     (found,) = rollout.collect(specs(1))
     assert found.stop_reason is StopReason.CONTEXT_OVERFLOW
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_a_small_budget_is_not_spent_on_episodes_that_never_end(name):
+    for steps in range(LENGTH, 24):
+        found = search(name, played=specs(2), budget=Budget(steps=steps))
+        assert [t.stop_reason for t in found] == [StopReason.ANSWERED] * 2, steps
+
+
+def test_a_state_that_is_reached_by_many_steps_may_take_the_time_of_each():
+    class Slow(Lock):
+        def step(self, action):
+            time.sleep(0.2)
+            return super().step(action)
+
+    def play(seconds):
+        plan = SEARCHES["sample"].make_plan(SearchSettings())
+        make_env = lambda: Unsaved(TimeLimit(Slow(), LENGTH))  # noqa: E731
+        rollout = SearchRollout(
+            make_env, ScriptedPolicy(draw), plan, Budget(steps=60), step_timeout=seconds
+        )
+        (found,) = rollout.collect(specs(1))
+        return found
+
+    assert play(0.5).stop_reason is StopReason.ANSWERED  # the last of them after two others
+    assert play(0.05).stop_reason is StopReason.TIMEOUT
 
 
 @pytest.mark.parametrize("name", ["best_of", "best_first", "oracle_best_first"])

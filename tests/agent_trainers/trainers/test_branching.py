@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from agent_envs import ConfigurationError
@@ -87,6 +88,29 @@ def test_a_branch_is_shown_with_numbers_only_where_it_was_trained_on(make_traine
     trajectory_page(samples, title="", tokenizer=trainer.processing_class)
 
 
+def seen(episodes, *, gamma=1.0):
+    """Ones, for all that is played."""
+    return [np.ones(len(e.rewards) if e.is_scorable else 0) for e in episodes]
+
+
+def learned(episodes):
+    return seen(episodes)
+
+
+seen.uses_branches = learned.uses_branches = learned.trains_branches = True
+
+
+@pytest.mark.parametrize("estimator", [seen, learned])
+def test_an_estimator_of_ones_own_says_itself_that_it_takes_branches(make_trainer, estimator):
+    trainer = make_trainer(estimator, max_steps=1)
+    assert trainer.args.branch_steps == 1 / 3
+    trainer.train()
+    batch = trainer.last_batch
+    assert any(t.start for t in batch.trajectories)
+    trained = {row.episode for row in batch.rows}
+    assert any(batch.trajectories[i].start for i in trained) == (estimator is learned)
+
+
 def test_without_a_budget_there_are_no_branches(make_trainer):
     trainer = make_trainer("vine", branch_budget=0.0)
     assert trainer.player.branches is None
@@ -96,6 +120,8 @@ def test_without_a_budget_there_are_no_branches(make_trainer):
 def test_what_does_not_go_with_branches_is_refused_by_name(make_trainer, make_config):
     with pytest.raises(ConfigurationError, match=r"branch_budget does nothing with.*'grpo'"):
         make_config(advantage_estimator="grpo", branch_budget=1.0)
+    with pytest.raises(ConfigurationError, match=r"does nothing with.*'builtins:sum'"):
+        make_config(advantage_estimator="builtins:sum", branch_budget=1.0)
     with pytest.raises(ConfigurationError, match="branch_budget must be a number, 0 or more"):
         make_config(advantage_estimator="vine", branch_budget=-1.0)
     with pytest.raises(ConfigurationError, match=r"kl_placement='reward' does not go with.*'vine'"):

@@ -23,6 +23,7 @@ from agent_trainers.trainers.value_training import (
     FitSettings,
     calibrate,
     fit,
+    label_noise,
     make_sets,
     measure,
     outcome,
@@ -30,6 +31,8 @@ from agent_trainers.trainers.value_training import (
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
+OUTCOMES = [[1.0, 0.0], [1.0, 1.0]]
+"""Of two states."""
 
 
 def transition(prompt, completion, reward=0.0):
@@ -140,6 +143,22 @@ def test_a_critic_learns_what_actions_come_to(critic, head_only):
     assert min(measured for _, measured in losses) < 0.3 * losses[0][0]
     same = all(torch.equal(a, b) for a, b in zip(body, critic.body.parameters(), strict=True))
     assert same == head_only
+
+
+def test_a_critic_that_knows_nothing_begins_at_the_mean_outcome(tiny_policy):
+    rows = [ExampleRow((i,), [Example((i,), False, found)]) for i, found in enumerate(OUTCOMES)]
+    fresh = CriticModel(tiny_policy)
+    settings = FitSettings(epochs=1, learning_rate=1e-12)
+    list(fit(fresh, ExampleSets(rows, rows, rows), settings, np.random.default_rng(0)))
+    with torch.no_grad():
+        assert fresh.head.linear.bias.item() == pytest.approx(0.75)  # three of four
+
+
+def test_the_noise_of_labels_is_that_of_means_of_few():
+    # the outcomes of a state vary by (0.5 + 0) / (1 + 1); a mean of two by half of that
+    examples = [Example((i,), False, found) for i, found in enumerate(OUTCOMES)]
+    assert label_noise(examples) == pytest.approx(0.125)
+    assert np.isnan(label_noise([Example((1,), False, [1.0])]))
 
 
 def test_the_weights_of_the_best_epoch_are_kept(critic):

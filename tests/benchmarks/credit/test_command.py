@@ -4,8 +4,10 @@ from dataclasses import replace
 import pytest
 
 from agent_envs.errors import DataError
+from agent_trainers.cli.train_options import parse_arguments
 from benchmarks.credit import __main__ as credit
 from benchmarks.credit.__main__ import main, plan, read_options
+from benchmarks.credit.policies import _algorithm
 from benchmarks.credit.report import NOT_RUN
 from benchmarks.credit.true_advantages import load_batches, save_batches
 from tests.benchmarks.credit.test_rows import BATCH, episode
@@ -91,6 +93,20 @@ def test_stages_come_from_a_run_that_is_done_before():
     names = [c.name for c in cells if not c.is_truth]
     assert len(names) == len(set(names))
     assert {"grpo", "gigpo", "step_ppo", "reinforce++"} < set(names)
+
+
+def test_own_estimators_are_trained_as_those_of_the_package_are(tmp_path, monkeypatch):
+    (tmp_path / "mine_plan.py").write_text(
+        "def one(episodes): ...\ndef two(episodes, *, values): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["mine_plan:one", "mine_plan:two"]
+    cells = list(plan(read_options(["--envs", "tables", "--seeds", "1", "--estimator", *own])))
+    assert [c.name for c in cells[-2:]] == own
+    assert all(":" not in str(cell.path) for cell in cells)
+    settings = [parse_arguments(_algorithm(name))[1] for name in own]
+    assert [s.advantage_estimator for s in settings] == own
+    assert [hasattr(s, "value_coef") for s in settings] == [False, True]
 
 
 def test_the_short_form_is_smaller_unless_told_otherwise():
