@@ -121,6 +121,7 @@ def check_run(
     other = _own_measure(manifest, measure)
     if reference is not None:
         problems += [f"manifest.json, environment {slug!r}: {how}" for slug, how in other.items()]
+        problems += [f"manifest.json, {text}" for text in measure.taken_names(manifest.agents)]
     cells, not_replayed = _read(folder, manifest, data, problems)
     work = list(_replay_jobs(manifest, cells, not_replayed, data))
     replayed = _replay(work, jobs, problems, prepare_worker)
