@@ -29,6 +29,7 @@ from agent_trainers.cli.arguments import read_config
 FOLDER: Final = Path(__file__).parent.parent
 PRESETS: Final[Mapping[str, Path]] = {
     "published": FOLDER / "configs" / "published.yaml",
+    "smollm2": FOLDER / "configs" / "smollm2.yaml",
     "paper": FOLDER / "presets" / "paper.yaml",
 }
 """Settings that come with the package, by name."""
@@ -86,7 +87,9 @@ class AgentConfig:
     prices: Prices | None = None
     """Of the model's tokens."""
     model: str | None = None
-    """What model an agent of one's own asks, where no setting says it."""
+    """The model's name on the board; that of the settings, or of its folder, if not given."""
+    made_by: str | None = None
+    """How to make the model where it cannot be had by its name: the commands."""
     organisation: str | None = None
     """Who enters it."""
     url: str | None = None

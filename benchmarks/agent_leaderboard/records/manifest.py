@@ -123,6 +123,8 @@ class AgentRecord(Record):
     """A key of `agent_leaderboard.agents.agent.AGENTS`."""
     model: str | None = None
     """The model's name; None where there is no model."""
+    made_by: str | None = None
+    """How to make the model, where it cannot be had by its name."""
     weights_sha256: dict[str, str] = field(default_factory=dict)
     """Of the weights files of a local model, by name."""
     tool_format: str | None = None

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-FIELDS: Final = ("name", "organisation", "model", "licence", "url")
+FIELDS: Final = ("name", "organisation", "model", "made_by", "licence", "url")
 """Of an agent: what the pages show as it is written."""
 _UNSEEN: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _BLANK: Final = ("FILLER", "BLANK", "VARIATION SELECTOR", "GRAPHEME JOINER")

@@ -16,7 +16,7 @@ from rich.text import Text
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.records.manifest import EnvironmentRecord
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.report.seeds import Trained, trained_agents
 from agent_leaderboard.report.summary import (
     Board,
@@ -179,6 +179,7 @@ def make_markdown(board: Board) -> str:
         "## Costs",
         "Means over episodes. Seconds depend on the machine: they are in `leaderboard.html`.",
         _costs(board),
+        *_models(manifest.agents),
         "## Environments",
         "\n".join(
             f"- `{record.slug}`: {record.id}, {_arguments(record)}{record.num_tasks} tasks"
@@ -278,6 +279,24 @@ def _costs(board: Board) -> str:
         ]
         rows.append(values)
     return markdown_table(headings, rows, names=2)
+
+
+def _models(agents: Sequence[AgentRecord]) -> list[str]:
+    """Return a table of the models, where there are any, and of how they are made."""
+    rows = [
+        [markdown_cell(shown_name(agent)), agent.kind, markdown_cell(agent.model), _origin(agent)]
+        for agent in agents
+        if agent.model is not None
+    ]
+    if not rows:
+        return []
+    return ["## Models", markdown_table(["agent", "kind", "model", "made by"], rows, names=4)]
+
+
+def _origin(agent: AgentRecord) -> str:
+    trained = " ".join(f"--{name} {value}" for name, value in (agent.train or {}).items())
+    command = agent.made_by or (f"agent-r1-train {trained}" if agent.train else "")
+    return markdown_cell(command)
 
 
 def percent(interval: Interval) -> str:

@@ -118,8 +118,9 @@ def _check_model(agent: AgentRecord) -> Iterator[str]:
     if kind.needs_model != (agent.model is not None):
         yield f"field 'model': is {shown(agent.model)}, for an agent of the kind {agent.kind!r}"
         return
-    if not kind.needs_model and (agent.weights_sha256 or agent.train or agent.prices):
-        yield "field 'weights_sha256', 'train' or 'prices': an agent without a model has none"
+    of_a_model = ("weights_sha256", "train", "made_by", "prices")
+    if not kind.needs_model and any(getattr(agent, name) for name in of_a_model):
+        yield f"field {' or '.join(map(repr, of_a_model))}: an agent without a model has none"
     settings = dict(agent.settings) | ({"model": "none"} if kind.needs_model else {})
     try:
         if agent.kind != "checkpoint":  # which looks for its folder; its settings are those of all
