@@ -56,7 +56,8 @@ def test_names_of_any_one_script_are_names(text):
     ("one", "other"),
     [("oracle", "\u043eracle"), ("oracle", "0RACLE"), ("oracle", "Or\u00e4cle"), ("all", "a1I"),
      ("wise owl", "vvise_owl"), ("modern", "modem"), ("Coco", "\u0421\u043e\u0441\u043e"),
-     ("agent", "\u0251gent"), ("rules", "rul\u0119s"), ("lion", "l\u0131\u00f8n")],
+     ("agent", "\u0251gent"), ("rules", "rul\u0119s"), ("lion", "l\u0131\u00f8n"),
+     ("BABA", "\u0392\u0391\u0392\u0391"), ("oracle", "oracIe"), ("random", "randorn")],
 )  # fmt: skip
 def test_names_that_look_alike_have_one_look(one, other):
     assert look(one) == look(other)

@@ -22,6 +22,8 @@ _TOGETHER: Final = (
 """Scripts that stand in one word: of Japanese, and of Korean."""
 _LATIN: Final = re.compile(r"^LATIN (?:SMALL |CAPITAL |LETTER )+(?:[A-Z]+ )*?([A-Z])(?: WITH .*)?$")
 """The letter that the name of a letter without a decomposition ends in: ``DOTLESS I``."""
+_CAPITALS: Final = str.maketrans("ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "abezhikmnoptyx")  # noqa: RUF001 - likewise
+"""Capitals of Greek whose small letters look like nothing in Latin, or like another letter."""
 _ALIKE: Final = str.maketrans(
     "авекмнорстухѕіјһԁԛԝьɑικνορυχϲօʟ01|",  # noqa: RUF001 - they are meant
     "abekmhopctyxsijhdqwbalkvopuxcololl",
@@ -51,7 +53,8 @@ def why_unclear(text: str) -> str | None:
 
 def look(text: str) -> str:
     """Return the same text for names that look alike, and for no others; for no eyes."""
-    letters = "".join(map(_base, unicodedata.normalize("NFKD", text.casefold())))
+    plain = text.translate(_CAPITALS).casefold()
+    letters = "".join(map(_base, unicodedata.normalize("NFKD", plain)))
     words = re.split(r"[\W_]+", letters.translate(_ALIKE).replace("i", "l"))
     return "-".join(words).strip("-").replace("rn", "m").replace("vv", "w")
 
