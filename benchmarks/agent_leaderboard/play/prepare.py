@@ -52,7 +52,7 @@ def find_model(agent: AgentConfig, work: Path) -> str | None:
     if agent.train is not None:
         return str(trained_model(agent, work))
     model: str | None = agent.settings.get("model")
-    if model in SMALL_MODELS and find_kind(agent.kind_name).needs_model:
+    if model is not None and model in SMALL_MODELS and find_kind(agent.kind_name).needs_model:
         return str(small_models.prepare(model))
     return str(TINY_POLICY) if model == EMBEDDED else model
 
