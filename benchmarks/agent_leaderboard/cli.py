@@ -170,7 +170,7 @@ def _new(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from agent_leaderboard.entries.check import check_entry
-    from agent_leaderboard.report.tables import make_console
+    from agent_leaderboard.report.terminal import make_console
 
     sys.path.append("")
     config = load_configs([options.config]).choose(environments=options.environments)
@@ -205,7 +205,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _write_and_print(run: Path, data: Path | None, *, text: bool = False) -> None:
-    from agent_leaderboard.report.tables import print_table, write_reports
+    from agent_leaderboard.report.tables import write_reports
+    from agent_leaderboard.report.terminal import print_table
 
     write_reports(run, data, text=text)
     print_table(run)
@@ -272,7 +273,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.tables import print_comparison
+    from agent_leaderboard.report.terminal import print_comparison
 
     print_comparison(options.run, options.agent_a, options.agent_b)
 

@@ -23,6 +23,7 @@ from agent_leaderboard.records.results import (
     write_line,
 )
 from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.records.sealing import episode_place
 from agent_trainers.trajectory import StopReason
 
 HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\">\u202egnp\ud800|=1+1`"
@@ -149,6 +150,8 @@ def play(env, record, player, task, sample, faults, seal):
             break
     is_fault = (record.slug, player.slug, task) in faults
     tokens = 100 * len(actions) if player.model else 0
+    place = episode_place(record, player, task="0" * 64, sample=sample, seed=task)
+    closed, *attempts = seal.close([actions, *([["a first try"]] if player.model else [])], place)
     return ResultLine(
         environment=record.slug,
         agent=player.slug,
@@ -157,7 +160,7 @@ def play(env, record, player, task, sample, faults, seal):
         task_sha256="0" * 64,
         sample=sample,
         seed=task,
-        actions=list(map(seal.close, actions)),
+        actions=closed,
         rewards=rewards,
         reward_terms=terms,
         errors=errors,
@@ -166,7 +169,7 @@ def play(env, record, player, task, sample, faults, seal):
         success=info["metrics"]["success"] > 0 and not is_fault,
         stop_reason=StopReason.TIMEOUT if is_fault else stop_reason,
         error="TimeoutError: no reply" if is_fault else None,
-        attempts=[[seal.close("a first try")]] if player.model else [],
+        attempts=attempts,
         usage=LineUsage(
             calls=len(actions) if player.model else 0,
             prompt_tokens=tokens,

@@ -4,7 +4,10 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
+import sys
+import threading
 import time
 import zipfile
 
@@ -41,6 +44,32 @@ def test_what_takes_too_long_is_ended_with_all_it_started(small_run, small_data)
         f"{small_run}: could not be verified: it took longer than 0.001 minutes"
     ]
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_it_ends_the_child_too(tmp_path, monkeypatch, number):
+    """A job of CI that is cancelled, or a closed terminal, leaves no process behind."""
+    note = tmp_path / "pid"
+    (tmp_path / "sleeper.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(contained, "_MODULE", "sleeper")
+
+    def end():
+        while not (note.exists() and note.read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=end).start()
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit):
+        contained._run_child("{}", 60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+    assert signal.getsignal(number) is before
 
 
 def test_the_child_limits_itself(monkeypatch):

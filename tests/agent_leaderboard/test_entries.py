@@ -1,15 +1,18 @@
 """From a template to what is submitted, as a stranger does it; and runs compared over time."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_leaderboard import cli
+from agent_leaderboard.entries.check import five_tasks
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.run_folder import RunFolder
@@ -78,6 +81,7 @@ def test_check_plays_five_tasks_and_shows_what_was_a_mistake(here, capsys):
     assert output.count("SyntheticTableEnv-") == 5
     assert "was a mistake (no_action)" in output
     assert "5 of 5 episodes were replayed" in output
+    assert "Own measure" not in output  # five tasks always are
     forget()
     agent.write_text("class WiseOwl:\n    def __init__(self, tool):\n        pass\n"
                      "    def act(self, state):\n        return state.questoin\n")  # fmt: skip
@@ -85,6 +89,21 @@ def test_check_plays_five_tasks_and_shows_what_was_a_mistake(here, capsys):
         cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
     assert ended.value.code == 1
     assert "has no attribute 'questoin'" in capsys.readouterr().out
+
+
+def test_check_chooses_five_tasks_that_can_be_played_here(here, monkeypatch):
+    class NoSuchGames:
+        def __init__(self, **kwargs):
+            raise MissingExtraError("games", "These games", "games")
+
+    spec = dataclasses.replace(gym.spec("AgentR1/SyntheticTable-v0"), entry_point=NoSuchGames)
+    config = load_configs([here / "wise_owl.yaml"]).choose(environments=ONLY)
+    assert [one.tasks for one in five_tasks(config, None).environments] == [3, 2]
+    monkeypatch.setitem(gym.registry, spec.id, spec)
+    (only,) = five_tasks(config, None).environments
+    assert (only.slug, only.tasks) == ("synthetic-multi-hop", 5)
+    with pytest.raises(ConfigurationError, match="None of these environments is at hand"):
+        five_tasks(config.choose(environments=["synthetic-table"]), None)
 
 
 def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, capsys):
@@ -96,6 +115,8 @@ def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, cap
     assert "# Leaderboard entry: wise owl" in text
     assert "| organisation | my organisation |" in text
     assert "| `synthetic-table` |" in text
+    assert "- `synthetic-arithmetic`: not chosen" in text  # --environments left it out
+    assert "`synthetic-table`: not chosen" not in text
     assert not list(folder.glob("leaderboard.*"))
     with pytest.raises(SystemExit, match="is there already"):
         cli.main(["submit", "run"])

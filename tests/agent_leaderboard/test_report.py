@@ -1,6 +1,7 @@
 """The leaderboard as text: terminal, Markdown, CSV; and what the page may and may not hold."""
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -14,13 +15,8 @@ from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report import web_page
 from agent_leaderboard.report.episodes import choose
-from agent_leaderboard.report.tables import (
-    make_csv,
-    make_markdown,
-    print_comparison,
-    print_table,
-    write_reports,
-)
+from agent_leaderboard.report.tables import make_csv, make_markdown, write_reports
+from agent_leaderboard.report.terminal import print_comparison, print_table
 from agent_leaderboard.report.uncertainty import Interval
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
 from tests.agent_leaderboard.played_runs import HOSTILE, LICENSED, PUBLIC
@@ -217,8 +213,21 @@ def test_a_run_under_way_has_reports_of_what_is_there(tmp_path, run_folder):
 
 
 def test_an_interval_is_drawn_to_scale():
-    from agent_leaderboard.report.tables import draw_interval
+    from agent_leaderboard.report.terminal import draw_interval
 
     interval = Interval(mean=0.5, low=0.25, high=1.0, num_tasks=9)
     # positions round(19 * 0.25) = 5, round(19 * 0.5) = 10, 19
     assert draw_interval(interval) == "·····━━━━━●━━━━━━━━━"
+
+
+def test_models_are_listed_with_how_they_are_made(board):
+    made = {"best": {"model": "small", "made_by": "make it"},
+            "hostile": {"model": "other", "train": {"seed": 3}}}  # fmt: skip
+    agents = [dataclasses.replace(one, **made.get(one.slug, {"model": None}))
+              for one in board.run.manifest.agents]  # fmt: skip
+    manifest = dataclasses.replace(board.run.manifest, agents=agents)
+    told = dataclasses.replace(board, run=dataclasses.replace(board.run, manifest=manifest))
+    table = make_markdown(told).partition("## Models")[2].partition("## Environments")[0]
+    assert "| best | react | small | make it |" in table
+    assert "| other | agent-r1-train --seed 3 |" in table
+    assert "oracle" not in table

@@ -13,11 +13,14 @@ import pytest
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
+from agent_leaderboard.agents.model_source import ModelSettings, open_policy
 from agent_leaderboard.play import episodes
-from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.play.config import AgentConfig, load_configs
+from agent_leaderboard.play.prepare import _agent, find_model
 from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.run_folder import RunFolder
+from agent_trainers import TINY_POLICY, small_models
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
 
@@ -257,3 +260,29 @@ def test_an_optional_environment_without_its_extra_is_left_out_with_the_reason(
     assert left_out.id == "AgentR1/TextWorld-v0"
     assert "pip install 'agent-r1[textworld]'" in left_out.reason
     assert [environment.slug for environment in manifest.environments] == ["multi-hop", "table"]
+
+
+def test_a_model_of_a_package_is_named_and_its_folder_is_not_written_down(tmp_path, monkeypatch):
+    """`smollm2` is made on the spot; what is published is its name, digests, and how to make it."""
+    folder = tmp_path / "somewhere" / "cache"
+    shutil.copytree(TINY_POLICY, folder)
+    monkeypatch.setattr(small_models, "prepare", {"smollm2": folder}.__getitem__)
+    entry = AgentConfig(name="small", kind="base_tool_call", made_by="make it",
+                        model="a small model", settings={"model": "smollm2"})  # fmt: skip
+    assert find_model(entry, tmp_path) == str(folder)
+    record = _agent(entry, str(folder))
+    assert (record.model, record.made_by) == ("a small model", "make it")
+    assert set(record.weights_sha256) == {"model.safetensors"}
+    assert "somewhere" not in repr(record)
+
+
+def test_a_local_model_is_loaded_in_the_dtype_of_its_settings(monkeypatch):
+    loaded = []
+    monkeypatch.setattr("agent_trainers.policies.local.load_policy",
+                        lambda name, **options: loaded.append(options["dtype"]))  # fmt: skip
+    for dtype in ("auto", "bfloat16"):
+        with open_policy(ModelSettings(model=f"of {dtype}", dtype=dtype), None):
+            pass
+    assert loaded == ["auto", "bfloat16"]
+    with pytest.raises(ConfigurationError, match="leave dtype out"):
+        open_policy(ModelSettings(model="m", backend="vllm", dtype="float16"), None).__enter__()

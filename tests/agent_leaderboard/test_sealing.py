@@ -1,43 +1,95 @@
 """What a published run says of licensed tasks: nothing, to who lacks the data."""
 
+import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_envs.errors import DataError
+from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.play.episodes import _fault
+from agent_leaderboard.play.replay import Replayer
+from agent_leaderboard.play.run import run
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.records.sealing import BLOCK, MARK, Seal, data_seal
+from agent_leaderboard.records.sealing import LEAST, MARK, Seal, data_seal, episode_place
+from agent_trainers.trajectory import StopReason, Trajectory
+from tests.agent_leaderboard.small_config import write_config
 
 SEAL = Seal(b"k" * 32)
+YES = "<answer>yes</answer>"
+TEXTS = st.lists(st.lists(st.text(max_size=300), max_size=3), min_size=1, max_size=3)
 
 
-@given(text=st.text(max_size=300))
-def test_sealed_text_opens_again_to_the_same(text):
-    closed = SEAL.close(text)
-    assert SEAL.open(closed) == text
-    assert SEAL.close(text) == closed
-    assert SEAL.open(SEAL.close("\ud800" + text)) == "\ud800" + text
+@given(texts=TEXTS, place=st.text())
+def test_a_sealed_episode_opens_again_to_the_same(texts, place):
+    texts[0].append("\ud800 half a character")
+    closed = SEAL.close(texts, place)
+    assert SEAL.open(closed, place) == texts
+    assert SEAL.close(texts, place) == closed
 
 
 def test_a_seal_opens_with_its_own_data_only_and_not_once_changed():
-    closed = SEAL.close("<answer>yes</answer>")
+    ((closed,),) = SEAL.close([[YES]], "here")
     for text in (closed[:-4] + "AAA=", MARK, "yes", closed + "AAAA", MARK + "!"):
-        with pytest.raises(DataError, match="not sealed with these data, or was changed"):
-            SEAL.open(text)
+        with pytest.raises(DataError, match="not sealed with these data for this place, or was"):
+            SEAL.open([[text]], "here")
     with pytest.raises(DataError, match="not sealed with these data"):
-        Seal(b"j" * 32).open(closed)
+        Seal(b"j" * 32).open([[closed]], "here")
 
 
-def test_length_does_not_tell_short_answers_apart():
-    lengths = {
-        len(SEAL.close(f"<answer>{x}</answer>")) for x in ("no", "yes", "7", "123456", "x" * 90)
-    }
-    assert len(lengths) == 1
-    assert len(SEAL.close("x" * BLOCK)) > lengths.pop()
+def test_what_was_sealed_opens_at_its_place_and_in_its_order_only():
+    first, second = SEAL.close([["a", "b"], ["c"]], "here")
+    for moved in ([first], [first, second, []], [second, first], [first[::-1], second],
+                  [first[:1], [first[1], *second]]):  # fmt: skip
+        with pytest.raises(DataError, match="for this place"):
+            SEAL.open(moved, "here")
+    with pytest.raises(DataError, match="for this place"):
+        SEAL.open([first, second], "there")
+
+
+def test_equal_texts_look_nothing_alike():
+    """Within an episode, between places, and at one place where anything else was written."""
+    closed = [
+        SEAL.close([[YES, YES], [YES]], "here"), SEAL.close([[YES, YES], [YES]], "there"),
+        SEAL.close([[YES, YES], ["no"]], "here"), SEAL.close([[YES]], "here"),
+    ]  # fmt: skip
+    seen = [text for episode in closed for attempt in episode for text in attempt]
+    assert len(set(seen)) == len(seen)
+    streams = {text[len(MARK) + 24 :] for text in seen}  # what follows the tag, too
+    assert len(streams) == len(seen)
+
+
+def test_length_does_not_tell_short_answers_apart_and_of_long_ones_the_power_of_two():
+    def size(text):
+        ((closed,),) = SEAL.close([[text]], "here")
+        return len(closed)
+
+    short = [f"<answer>{x}</answer>" for x in ("no", "yes", "7", "123456", "x" * 90, "x" * 200)]
+    assert len({size(text) for text in short}) == 1
+    assert size("x" * LEAST) > size("")
+    assert len({size("x" * n) for n in range(LEAST, 8 * LEAST, 7)}) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weights_sha256": {"model.safetensors": "1"}}, {"settings": {"samples": 2}},
+     {"model": "trained"}, {"train": {"seed": 1}}, {"slug": "other"}],
+)  # fmt: skip
+def test_another_agent_at_the_same_task_is_another_place(small_run, change):
+    manifest = RunFolder(small_run).read_manifest()
+    environment, agent = manifest.environment("hotpotqa"), manifest.agent("rules")
+    where = {"task": "0", "sample": 0, "seed": 1}
+    here = episode_place(environment, agent, **where)
+    assert here != episode_place(environment, dataclasses.replace(agent, **change), **where)
+    entered = dataclasses.replace(agent, not_played=["table"], organisation="ours")
+    assert here == episode_place(environment, entered, **where)  # what merging may change
+    for other in ({"task": "1"}, {"sample": 1}, {"seed": 2}):
+        assert here != episode_place(environment, agent, **where | other)
 
 
 def test_a_key_is_not_the_digest_that_manifests_publish(tmp_path):
@@ -53,26 +105,80 @@ def test_a_key_is_not_the_digest_that_manifests_publish(tmp_path):
 def test_nothing_of_a_sealed_run_can_be_guessed(small_run, small_data):
     """An attacker who guesses every short answer, and knows how digests are made, matches none."""
     folder = RunFolder(small_run)
-    lines = [line for agent in ("random", "rules", "oracle")
-             for line in folder.read_results("hotpotqa", agent)]  # fmt: skip
+    manifest = folder.read_manifest()
+    agents = ("random", "rules", "oracle")
+    lines = [line for agent in agents for line in folder.read_results("hotpotqa", agent)]
     published = "".join(path.read_text() for path in small_run.glob("*/hotpotqa*/*"))
     published += (small_run / "manifest.json").read_text()
     rows = [json.loads(row) for row in (small_data / "hotpot.jsonl").read_text().splitlines()]
-    guesses = {str(row["answer"]) for row in rows} | {"yes", "no", *map(str, range(1_000))}
+    guesses = {str(row["answer"]) for row in rows} | {"yes", "no", *map(str, range(100))}
     public = [Seal(b""), Seal(folder.manifest_path.read_bytes()), Seal(b"0" * 32)]
     public += [
         Seal(bytes.fromhex(text)) for text in set(re.findall(r"\b[0-9a-f]{64}\b", published))
     ]
-    actions = {action for line in lines for action in line.actions}
-    for answer in guesses:
-        for action in (answer, f"<answer>{answer}</answer>", f"<answer> {answer} </answer>"):
+    for line in lines:
+        environment, agent = manifest.environment("hotpotqa"), manifest.agent(line.agent)
+        place = episode_place(
+            environment, agent, task=line.task_sha256, sample=line.sample, seed=line.seed
+        )
+        assert all(action.startswith(MARK) for action in line.actions)
+        for answer in guesses:
+            action = f"<answer> {answer} </answer>"
             assert hashlib.sha256(action.encode()).hexdigest() not in published
-            assert not actions & {seal.close(action) for seal in public}
-    assert all(action.startswith(MARK) for action in actions)
+            assert not {seal.close([[action]], place)[0][0] for seal in public} & {*line.actions}
     for row in rows:
         assert str(row["question"]) not in published
 
 
+CONSTANT = """
+agents:
+  - {name: NAME, kind: tests.agent_leaderboard.test_sealing:answer_yes}
+"""
+
+
+def answer_yes(state):
+    """Answer the same to every question."""
+    return YES
+
+
+def test_answers_cannot_be_counted_or_compared_across_agents_and_runs(tmp_path, small_data):
+    """Everybody says yes to everything, in two runs: every ciphertext is there once."""
+    text = write_config(tmp_path).read_text().partition("agents:")[0]
+    seen = Counter()
+    for number, names in enumerate((("one", "two"), ("three", "four"))):
+        agents = "".join(CONSTANT.partition("agents:\n")[2].replace("NAME", n) for n in names)
+        config = write_config(tmp_path, text + "agents:\n" + agents.replace("\n\n", "\n"))
+        made = run(load_configs([config]).choose(environments=["hotpotqa"]),
+                   tmp_path / str(number), data=small_data)  # fmt: skip
+        for name in names:
+            lines = made.read_results("hotpotqa", name)
+            seen.update(action for line in lines for action in line.actions)
+            manifest = made.read_manifest()
+            replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent(name), small_data)
+            assert {opened for line in lines for opened in replayer.open(line)[0]} == {YES}
+    assert len(seen) == 4 * 4  # agents, episodes
+    assert set(seen.values()) == {1}
+    assert len(set(map(len, seen))) == 1
+
+
+def test_a_fault_on_a_sealed_task_is_named_without_its_message():
+    """A message may have several lines, and quote the task in each."""
+    stack = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f("Paris")\n'
+    again = "During handling, another:\n\n"
+    errors = {
+        f"{stack}errors.DataError: no\nParis\nParis: is it": "errors.DataError",
+        f"{stack}KeyError: 'Paris'\n\n{again}{stack}TimeoutError": "TimeoutError",
+        f"At the action 'Paris':\n{stack}ValueError: {stack}": "ValueError",
+        "Paris": "environment_error",
+        "Paris: it was": "environment_error",
+    }  # fmt: skip
+    for text, name in errors.items():
+        failed = Trajectory(task_id="0", group_id="0", transitions=[], metrics={}, timings={},
+                            stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)  # fmt: skip
+        assert _fault(failed, SEAL) == name
+        assert _fault(failed, Seal()) == text.splitlines()[-1]
+
+
 def test_public_text_stays_as_it_is():
-    assert Seal().open(Seal().close("as it is")) == "as it is"
+    assert Seal().open(Seal().close([["as it is"]], ""), "") == [["as it is"]]
     assert Seal().digest("x") == hashlib.sha256(b"x").hexdigest()

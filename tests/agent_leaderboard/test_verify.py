@@ -12,6 +12,7 @@ from agent_leaderboard.play.run import run
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import write_line
 from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.report.tables import write_reports
 from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.small_config import write_config
 
@@ -245,7 +246,7 @@ def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
         ('"slug": "rules"', '"slug": "../rules"', "no plain name"),
         ('"slug": "rules"', '"slug": "oracle"', "two of the slug"),
         ('"kind": "random"', '"kind": "oracle"', "field 'actions': are not what"),
-        ('"format_version": 2', '"format_version": 3', "'format_version' is 3"),
+        ('"format_version": 3', '"format_version": 4', "'format_version' is 4"),
         ('"num_tasks": 3', '"num_tasks": "3"', "is not in the form"),
         ('"num_tasks": 3', '"num_tasks": 4', "says 4"),
         ('"left_out"', '"left_ou"', "left_ou"),
@@ -258,6 +259,41 @@ def test_a_changed_manifest_is_found(copy, small_data, old, new, message):
     path.write_text(path.read_text().replace(old, new))
     seal(copy)
     assert message in "\n".join(verify(copy, small_data).problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("notes.txt", "notes.txt: is no file of this run"),
+        (".hidden", ".hidden: is no file of this run"),
+        ("Manifest.json", "Manifest.json: is no file of this run"),
+        ("results.jsonl", "results.jsonl: is no file of this run"),
+        ("tasks/other.json", "tasks/other.json: is no file of this run"),
+        ("results/table/else.jsonl", "results/table/else.jsonl: is no file of this run"),
+        ("results/else/rules.jsonl", "results/else: is no folder of this run"),
+        ("models/a/b", "models: is no folder of this run"),
+        ("results/work/x", "results/work: is no folder of this run"),
+        ("empty/", "empty: is no folder of this run"),
+    ],
+)
+def test_what_is_no_part_of_a_run_is_found(copy, small_data, name, message):
+    path = copy / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir() if name.endswith("/") else path.write_text("x")
+    assert message in verify(copy).problems
+
+
+def test_pages_and_what_a_run_keeps_for_itself_are_no_foreign_files(copy, small_data):
+    write_reports(copy, small_data, text=True)
+    (copy / "work" / "model").mkdir(parents=True)
+    (copy / "work" / "model" / "model.safetensors").write_text("x")
+    assert {path.name for path in copy.glob("*.html")} == {
+        "leaderboard.html", "leaderboard_with_text.html"
+    }  # fmt: skip
+    assert verify(copy, small_data).problems == []
+    shutil.rmtree(copy / "work")
+    (copy / "work").write_text("no folder")
+    assert verify(copy).problems == ["work: is no file of this run"]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ class ModelSettings:
     """An OpenAI-compatible server to ask instead."""
     api_key_env: str | None = None
     """Environment variable with the server's key; ``OPENAI_API_KEY`` if not given."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of a local model's weights; ``auto`` for the saved one."""
     temperature: pydantic.NonNegativeFloat = 1.0
     """0 takes the most likely token."""
     top_p: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0
@@ -83,7 +85,7 @@ def check_format(settings: ModelSettings, tool_format: ToolFormat) -> None:
 def open_policy(settings: ModelSettings, tool_format: ToolFormat) -> Iterator[Policy]:
     """Give a policy for environments with this tool format; see `check_format`."""
     if settings.base_url is None:
-        names = [*_SAMPLING, "model", "backend", "concurrency", "chat_template_kwargs"]
+        names = [*_SAMPLING, "model", "backend", "dtype", "concurrency", "chat_template_kwargs"]
         yield _local_policy(json.dumps({name: getattr(settings, name) for name in names}))
         return
     from agent_trainers.policies.served import OpenAIPolicy
@@ -112,6 +114,8 @@ def _local_policy(settings: str) -> Policy:
 
         options["max_new_tokens"] = options["max_new_tokens"] or DEFAULT_MAX_NEW_TOKENS
         del options["concurrency"]  # the engine batches as it sees fit
+        if options.pop("dtype") != "auto":
+            raise ConfigurationError(f"{model}: vllm takes the saved dtype; leave dtype out.")
         return vllm_policy(model, **options)
     from transformers.utils.logging import disable_progress_bar
 

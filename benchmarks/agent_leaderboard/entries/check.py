@@ -1,5 +1,6 @@
 """Try agents on five tasks before a run: what they did, and whether others can replay it."""
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_leaderboard.play.config import RunConfig
+from agent_envs.errors import ConfigurationError, MissingExtraError
+from agent_leaderboard.play.config import EnvironmentConfig, RunConfig
+from agent_leaderboard.play.episodes import environment_maker
 from agent_leaderboard.play.prepare import missing_data
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import ResultLine
@@ -31,29 +34,32 @@ def check_entry(config: RunConfig, data: Path | None, console: Console) -> bool:
     """
     with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as scratch:
         folder = run(five_tasks(config, data), Path(scratch) / "run", data=data)
-        manifest = folder.read_manifest()
-        for left_out in manifest.left_out:
-            console.print(Text(f"left out: {left_out.id}: {visible(left_out.reason)}", style="dim"))
         lines = list(_lines(folder))
         console.print(_table(lines))
         for line in lines:
             for text in _remarks(line):
                 console.print(Text(f"{line.agent} on {line.environment}: {visible(text)}"))
         verification = check_run(folder.path, data)
-        console.print(Text(verification.summary()))
+        # Five tasks are fewer than any board's, so that they are another measure says nothing.
+        console.print(Text(replace(verification, own_measure={}).summary()))
         return not verification.problems and all(line.is_scored for line in lines)
 
 
 def five_tasks(config: RunConfig, data: Path | None) -> RunConfig:
-    """Return the run with five tasks, of as many environments as are at hand."""
-    plain = [
-        each
-        for each in config.environments
-        if each.attack_on is None and not (each.optional and missing_data(each, data))
-    ]
+    """Return the run with five tasks, of as many environments as are at hand.
+
+    Raises:
+        ConfigurationError: If none is.
+    """
+    plain = [each for each in config.environments if each.attack_on is None]
     plain.sort(key=lambda each: each.reads_data)
-    chosen = plain[:NUM_TASKS]
-    share, more = divmod(NUM_TASKS, max(1, len(chosen)))
+    chosen = list(itertools.islice((each for each in plain if _is_at_hand(each, data)), NUM_TASKS))
+    if not chosen:
+        raise ConfigurationError(
+            "None of these environments is at hand: each lacks its data (--data) or its extra. "
+            "Choose others with --environments."
+        )
+    share, more = divmod(NUM_TASKS, len(chosen))
     return replace(
         config,
         protocol=replace(config.protocol, samples_per_task=1),
@@ -63,6 +69,19 @@ def five_tasks(config: RunConfig, data: Path | None) -> RunConfig:
         ),
         left_out=(),
     )
+
+
+def _is_at_hand(environment: EnvironmentConfig, data: Path | None) -> bool:
+    """Return whether an environment can be played here; one that is not optional has to be."""
+    if not environment.optional:
+        return True
+    if missing_data(environment, data):
+        return False
+    try:
+        environment_maker(environment, None, data)().close()
+    except MissingExtraError:
+        return False
+    return True
 
 
 def _lines(folder: RunFolder) -> Iterator[ResultLine]:

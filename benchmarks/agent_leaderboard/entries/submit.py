@@ -7,8 +7,8 @@ from typing import Final
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.records.manifest import AgentRecord, make_slug
-from agent_leaderboard.records.reference import PUBLISHED
+from agent_leaderboard.records.manifest import AgentRecord, Manifest, make_slug
+from agent_leaderboard.records.reference import PUBLISHED, published
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.summary import Board, read_run, shown_name, summarise
 from agent_leaderboard.report.tables import percent
@@ -96,8 +96,9 @@ def pull_request_text(board: Board, verified: str) -> str:
         "## Success, in %",
         markdown_table(["environment", *head[1:]], results),
     ]
-    if manifest.left_out:
-        lines = (f"- {markdown_cell(o.id)}: {markdown_cell(o.reason)}" for o in manifest.left_out)
+    lines = [f"- {markdown_cell(o.id)}: {markdown_cell(o.reason)}" for o in manifest.left_out]
+    lines += [f"- `{slug}`: not chosen" for slug in _not_chosen(manifest)]
+    if lines:
         parts += ["Not played:", "\n".join(lines)]
     parts += [
         "## Verified before it was sent",
@@ -108,6 +109,12 @@ def pull_request_text(board: Board, verified: str) -> str:
         "- [ ] the named model wrote the actions, and calls and tokens are all that it took.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _not_chosen(manifest: Manifest) -> list[str]:
+    """Return the board's environments that a run neither holds nor says why it lacks."""
+    told = {one.id for one in manifest.left_out} | {one.slug for one in manifest.environments}
+    return [one.slug for one in published().environments if not told & {one.id, one.slug}]
 
 
 def _fact(agent: AgentRecord, name: str) -> str:

@@ -22,12 +22,14 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import find_kind, import_path, is_own
 from agent_leaderboard.records.manifest import LeftOut, Prices, Protocol, is_slug, make_slug
+from agent_leaderboard.records.names import look_alikes, unclear_names
 from agent_leaderboard.records.reading import first_problem, type_adapter
 from agent_trainers.cli.arguments import read_config
 
 FOLDER: Final = Path(__file__).parent.parent
 PRESETS: Final[Mapping[str, Path]] = {
     "published": FOLDER / "configs" / "published.yaml",
+    "smollm2": FOLDER / "configs" / "smollm2.yaml",
     "paper": FOLDER / "presets" / "paper.yaml",
 }
 """Settings that come with the package, by name."""
@@ -85,7 +87,9 @@ class AgentConfig:
     prices: Prices | None = None
     """Of the model's tokens."""
     model: str | None = None
-    """What model an agent of one's own asks, where no setting says it."""
+    """The model's name on the board; that of the settings, or of its folder, if not given."""
+    made_by: str | None = None
+    """How to make the model where it cannot be had by its name: the commands."""
     organisation: str | None = None
     """Who enters it."""
     url: str | None = None
@@ -259,6 +263,8 @@ def _check(run: RunConfig, where: str) -> None:
                 plain, environment.attack_on, kind=f"environment that {environment.slug} attacks"
             )
     _check_slugs([config.slug for config in run.agents], where)
+    for text in look_alikes(run.agents):
+        raise ConfigurationError(f"{where}: {text}.")
 
 
 def _check_slugs(slugs: Sequence[str], where: str) -> None:
@@ -272,6 +278,8 @@ def _check_slugs(slugs: Sequence[str], where: str) -> None:
 
 def _check_agent(agent: AgentConfig, where: str) -> None:
     place, kind = f"{where}: agent {agent.name!r}", find_kind(agent.kind_name)
+    for text in unclear_names(agent):
+        raise ConfigurationError(f"{place}, {text}.")
     has_prices = agent.prices is not None and not is_own(agent.kind_name)
     if not kind.needs_model and (agent.train is not None or has_prices):
         raise ConfigurationError(

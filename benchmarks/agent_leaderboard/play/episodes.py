@@ -6,6 +6,7 @@ that the same episodes stand in the same batches, and an agent on a model writes
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,17 @@ from agent_leaderboard.agents.agent import Agent, PlayedEpisode, build_agent
 from agent_leaderboard.play.config import EnvironmentConfig, fill_in
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
-from agent_leaderboard.records.sealing import Seal, data_seal
+from agent_leaderboard.records.sealing import Seal, data_seal, episode_place
 from agent_trainers.policies import Usage
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
 OUTAGE_EPISODES: Final = 6
 """So many faults in a row, and none scored between them, are an outage; more than `check` plays."""
+_RAISED: Final = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+([\w.]+)(?=:|$)", re.MULTILINE
+)
+"""The exception's name in a traceback: the first line after those of the stack."""
 FAULTS: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.POLICY_ERROR)
 
 
@@ -153,6 +158,12 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> Res
     entry, sample = chunk.episodes[index]
     trajectory, prices = episode.trajectory, chunk.agent.prices
     steps, seal = trajectory.transitions, environment_seal(chunk.environment, chunk.data)
+    seed = episode_seed(chunk.protocol, entry.task, sample)
+    place = episode_place(
+        chunk.environment, chunk.agent, task=entry.sha256, sample=sample, seed=seed
+    )
+    others = ([step.action for step in attempt.transitions] for attempt in episode.attempts)
+    actions, *attempts = seal.close([episode.actions, *others], place)
     return ResultLine(
         environment=chunk.environment.slug,
         agent=chunk.agent.slug,
@@ -160,8 +171,8 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> Res
         task_id=entry.task_id,
         task_sha256=entry.sha256,
         sample=sample,
-        seed=episode_seed(chunk.protocol, entry.task, sample),
-        actions=list(map(seal.close, episode.actions)),
+        seed=seed,
+        actions=actions,
         rewards=[float(step.reward) for step in steps],
         reward_terms=[_floats(step.reward_terms) for step in steps],
         errors=[step.info.get("action", {}).get("error") for step in steps],
@@ -170,7 +181,7 @@ def _line(chunk: Chunk, index: int, episode: PlayedEpisode, usage: Usage) -> Res
         success=trajectory.success,
         stop_reason=trajectory.stop_reason,
         error=_fault(trajectory, seal) if trajectory.stop_reason in FAULTS else None,
-        attempts=[[seal.close(step.action) for step in a.transitions] for a in episode.attempts],
+        attempts=attempts,
         usage=LineUsage(
             calls=usage.calls,
             prompt_tokens=usage.prompt_tokens,
@@ -190,11 +201,14 @@ def _floats(values: Mapping[str, Any]) -> dict[str, float]:
 def _fault(trajectory: Trajectory, seal: Seal) -> str:
     """Return what failed: the last line of the traceback, which names no file of this machine.
 
-    Where text is sealed the exception's name alone: its message may quote the task.
+    Where text is sealed the exception's name alone: its message, of any number of lines, may quote
+    the task.
     """
-    lines = (trajectory.error or "").strip().splitlines()
-    fault = lines[-1] if lines else str(trajectory.stop_reason)
-    return fault if seal.key is None else fault.partition(":")[0]
+    text, reason = (trajectory.error or "").strip(), str(trajectory.stop_reason)
+    if seal.key is None:
+        return text.splitlines()[-1] if text else reason
+    named = _RAISED.findall(text)
+    return named[-1] if named else reason
 
 
 def _seconds(episode: PlayedEpisode) -> float:

@@ -34,7 +34,8 @@ from agent_leaderboard.records.manifest import (
 )
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import TaskEntry, tasks_text
-from agent_trainers import TINY_POLICY
+from agent_trainers import TINY_POLICY, small_models
+from agent_trainers.small_models import SMALL_MODELS
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 MODEL_PACKAGES: Final = ("torch", "transformers")
@@ -45,11 +46,14 @@ _OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
 def find_model(agent: AgentConfig, work: Path) -> str | None:
     """Return the model as it is loaded, a folder or a name; None for an agent without one.
 
-    It is trained into the folder `work`, if the run is to do so.
+    It is trained into the folder `work`, if the run is to do so; one of `SMALL_MODELS` is
+    downloaded, once.
     """
     if agent.train is not None:
         return str(trained_model(agent, work))
     model: str | None = agent.settings.get("model")
+    if model is not None and model in SMALL_MODELS and find_kind(agent.kind_name).needs_model:
+        return str(small_models.prepare(model))
     return str(TINY_POLICY) if model == EMBEDDED else model
 
 
@@ -144,7 +148,8 @@ def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
         slug=config.slug,
         name=config.name,
         kind=config.kind_name,
-        model=folder.name if folder else model or config.model,
+        model=config.model or (folder.name if folder else model),
+        made_by=config.made_by,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),
         settings=settings,

@@ -1,5 +1,6 @@
 """Play a recorded episode again: what was asked and said, and what it earns."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from agent_leaderboard.play.episodes import environment_maker, environment_seal
 from agent_leaderboard.play.task_lists import task_labels, task_sha256
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.records.results import ResultLine
+from agent_leaderboard.records.sealing import episode_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +65,27 @@ class Replayer:
             AgentEnvsError: If the environment cannot be made, for want of data for example.
         """
         self.seal = environment_seal(environment, data)
+        self._place = functools.partial(episode_place, environment, agent)
         self._env = environment_maker(environment, agent.tool_format, data)()
 
     def replay(self, line: ResultLine) -> ReplayedEpisode:
         """Play an episode again.
 
         Raises:
-            DataError: If its actions are sealed with other data.
+            DataError: If its actions are sealed with other data, or for another place.
             ConfigurationError: If there is no such task, or actions go on after the end.
         """
-        return self.replay_actions(line.task, line.seed, list(map(self.seal.open, line.actions)))
+        actions, *_ = self.open(line)
+        return self.replay_actions(line.task, line.seed, actions)
+
+    def open(self, line: ResultLine) -> list[list[str]]:
+        """Return what was written in an episode: its actions, then those of each other attempt.
+
+        Raises:
+            DataError: If it is sealed with other data, or for another place.
+        """
+        place = self._place(task=line.task_sha256, sample=line.sample, seed=line.seed)
+        return self.seal.open([line.actions, *line.attempts], place)
 
     def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
         """Play these actions.

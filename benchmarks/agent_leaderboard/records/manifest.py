@@ -5,14 +5,16 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
+from agent_envs.errors import DataError
 from agent_leaderboard.records.reading import Record
 
-FORMAT_VERSION: Final = 2
-"""2: what is written about licensed tasks is sealed, and their hashes are keyed."""
+FORMAT_VERSION: Final = 3
+"""3: what is written about licensed tasks is sealed for its place, an episode at a time."""
 
 
 def is_slug(text: str) -> bool:
@@ -121,6 +123,8 @@ class AgentRecord(Record):
     """A key of `agent_leaderboard.agents.agent.AGENTS`."""
     model: str | None = None
     """The model's name; None where there is no model."""
+    made_by: str | None = None
+    """How to make the model, where it cannot be had by its name."""
     weights_sha256: dict[str, str] = field(default_factory=dict)
     """Of the weights files of a local model, by name."""
     tool_format: str | None = None
@@ -184,6 +188,26 @@ class Manifest(Record):
             for agent in self.agents
             if environment.slug not in agent.not_played
         ]
+
+
+def check_version(record: Any, path: Path) -> None:
+    """Refuse JSON of a format that is not this program's.
+
+    Raises:
+        DataError: Names the file, its version, and what to do.
+    """
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if version != FORMAT_VERSION:
+        older = isinstance(version, int) and version < FORMAT_VERSION
+        advice = (
+            "In older ones equal answers are sealed equally, so they can be told apart: run it anew"
+            if older
+            else "Use the version of agent-r1 that wrote it"
+        )
+        raise DataError(
+            f"{path}: field 'format_version' is {version!r}; this program reads {FORMAT_VERSION}. "
+            f"{advice}."
+        )
 
 
 def manifest_text(manifest: Manifest) -> str:

@@ -7,17 +7,20 @@ this comparison: with `PUBLISHED`, which comes with the package, or with a refer
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
+    AgentRecord,
     EnvironmentRecord,
     Manifest,
     Protocol,
+    check_version,
 )
+from agent_leaderboard.records.names import is_same_name, look
 from agent_leaderboard.records.reading import Record, parse_json, read_text, validated
 
 PUBLISHED: Final = Path(__file__).parent.parent / "references" / "published.json"
@@ -32,6 +35,19 @@ class Reference(Record):
     format_version: int
     protocol: Protocol
     environments: list[EnvironmentRecord]
+    agents: dict[str, str] = field(default_factory=dict)
+    """Names that are on the board, and the kind of each."""
+
+    def taken_names(self, agents: Iterable[AgentRecord]) -> Iterator[str]:
+        """Yield agents that are named as others on the board are, or look like it."""
+        board = {look(name): (name, kind) for name, kind in self.agents.items()}
+        for agent in agents:
+            name, kind = board.get(look(agent.name), (agent.name, agent.kind))
+            if kind != agent.kind or not is_same_name(name, agent.name):
+                yield (
+                    f"agent {agent.slug!r}, field 'name': {agent.name!a} looks like "
+                    f"{name!a}, an agent on the board; write another name"
+                )
 
     def differences(self, protocol: Protocol, environment: EnvironmentRecord) -> list[str]:
         """Return what a run measures otherwise in an environment."""
@@ -70,9 +86,11 @@ def read_reference(path: Path) -> Reference:
     """Read a reference.
 
     Raises:
-        DataError: If it cannot be read; names file and field.
+        DataError: If it cannot be read, or is of another version; names file and field.
     """
-    reference: Reference = validated(Reference, parse_json(read_text(path), path), path)
+    record = parse_json(read_text(path), path)
+    check_version(record, path)
+    reference: Reference = validated(Reference, record, path)
     return reference
 
 
@@ -82,5 +100,6 @@ def reference_text(manifest: Manifest) -> str:
         format_version=FORMAT_VERSION,
         protocol=manifest.protocol,
         environments=manifest.environments,
+        agents={agent.name: agent.kind for agent in manifest.agents},
     )
     return json.dumps(dataclasses.asdict(reference), indent=2) + "\n"

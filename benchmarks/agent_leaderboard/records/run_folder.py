@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_envs.data.files import write_json, write_text
 from agent_envs.errors import DataError
-from agent_leaderboard.records.manifest import FORMAT_VERSION, Manifest, manifest_text
+from agent_leaderboard.records.manifest import Manifest, check_version, manifest_text
 from agent_leaderboard.records.reading import (
     file_sha256,
     parse_json,
@@ -55,12 +55,7 @@ class RunFolder:
         """Read the manifest; one of another version is an error, too."""
         path = self.manifest_path
         record = parse_json(read_text(path), path)
-        version = record.get("format_version") if isinstance(record, dict) else None
-        if version != FORMAT_VERSION:
-            raise DataError(
-                f"{path}: field 'format_version' is {version!r}; this program reads "
-                f"{FORMAT_VERSION}. Use the version of agent-r1 that made the run."
-            )
+        check_version(record, path)
         manifest: Manifest = validated(Manifest, record, path)
         return manifest
 

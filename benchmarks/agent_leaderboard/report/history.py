@@ -12,7 +12,7 @@ from rich.text import Text
 from agent_envs.errors import DataError
 from agent_leaderboard.records.manifest import AgentRecord
 from agent_leaderboard.report.summary import PlayedRun, read_run, shown_name
-from agent_leaderboard.report.tables import make_console
+from agent_leaderboard.report.terminal import make_console
 from agent_leaderboard.report.uncertainty import CONFIDENCE, Comparison, compare
 from agent_leaderboard.report.visible_text import visible
 

@@ -1,4 +1,4 @@
-"""The leaderboard of a run as people read it: in the terminal, as Markdown, CSV and a web page."""
+"""The leaderboard of a run as files that people read: Markdown, CSV and a web page."""
 
 import csv
 import io
@@ -8,15 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.records.manifest import EnvironmentRecord
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.report.seeds import Trained, trained_agents
 from agent_leaderboard.report.summary import (
     Board,
@@ -27,14 +21,12 @@ from agent_leaderboard.report.summary import (
     summarise,
 )
 from agent_leaderboard.report.uncertainty import (
-    ALPHA,
     CONFIDENCE,
     FAULT_RULE,
     RANK_RULE,
     Interval,
-    holm,
 )
-from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table, visible
+from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table
 from agent_leaderboard.report.web_page import make_page
 
 MAX_EPISODES: Final = 20
@@ -43,15 +35,6 @@ CSV: Final = "leaderboard.csv"
 PAGE: Final = "leaderboard.html"
 REPORTS: Final = (TABLE, CSV, PAGE)
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
-COMPARISON_RULE: Final = (
-    "Difference of success in points, on the tasks that both played; the test is exact (McNemar's "
-    "where a task is played once, of random signs else). Holm corrects its p-values for the number "
-    "of rows."
-)
-_BAR_WIDTH: Final = 20
-_MAX_NAME_WIDTH: Final = 26
-_MIN_WIDTH: Final = 120
-"""Columns of the widest table: where a pipe or a file says nothing of its width, it is used."""
 
 
 def write_reports(run: Path, data: Path | None = None, *, text: bool = False) -> None:
@@ -91,58 +74,6 @@ def make_reports(board: Board, names: Sequence[str], data: Path | None = None) -
     }
 
 
-def print_table(run: Path, console: Console | None = None) -> None:
-    """Print the leaderboard of a run folder, to standard output if no console is given."""
-    console = console or make_console()
-    board = summarise(read_run(run))
-    for environment in board.environments:
-        console.print(_environment_table(board, environment))
-        console.print()
-    console.print(Text(RANK_RULE, style="dim"))
-
-
-def print_comparison(run: Path, first: str, second: str, console: Console | None = None) -> None:
-    """Print how two agents compare on every environment that both played.
-
-    Raises:
-        UnknownNameError: If the run has no agent of such a name.
-    """
-    console = console or make_console()
-    board = summarise(read_run(run))
-    agents = board.run.manifest.agents
-    slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
-    one, other = (lookup(slugs, name, kind="agent of this run") for name in (first, second))
-    table = Table(title=Text(f"{visible(first)} less {visible(second)}"), box=box.SIMPLE_HEAD)
-    table.add_column("environment")
-    for heading in ("difference", f"{CONFIDENCE:.0%} interval", "better", "equal", "worse",
-                    "p", "p by Holm"):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    found = {
-        environment: comparison
-        for environment in board.environments
-        if (comparison := board.compare(environment, one, other))
-    }
-    adjusted = holm([comparison.p_value for comparison in found.values()])
-    for (environment, comparison), p_holm in zip(found.items(), adjusted, strict=True):
-        difference = comparison.difference
-        counts = (comparison.num_better, comparison.num_equal, comparison.num_worse)
-        table.add_row(
-            Text(environment),
-            Text(f"{100 * difference.mean:+.1f}", style="bold" if p_holm < ALPHA else ""),
-            f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
-            *map(str, counts),
-            p_value(comparison.p_value),
-            p_value(p_holm),
-        )
-    console.print(table)
-    console.print(Text(COMPARISON_RULE, style="dim"))
-
-
-def p_value(value: float) -> str:
-    """Write a p-value; small ones as a bound."""
-    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
-
-
 def rank_mark(cell: Cell) -> str:
     """Write a rank; ``=`` says that it is shared; an upper bound has none."""
     return "" if cell.rank is None else f"{'=' * cell.is_tied}{cell.rank}"
@@ -179,6 +110,7 @@ def make_markdown(board: Board) -> str:
         "## Costs",
         "Means over episodes. Seconds depend on the machine: they are in `leaderboard.html`.",
         _costs(board),
+        *_models(manifest.agents),
         "## Environments",
         "\n".join(
             f"- `{record.slug}`: {record.id}, {_arguments(record)}{record.num_tasks} tasks"
@@ -280,6 +212,24 @@ def _costs(board: Board) -> str:
     return markdown_table(headings, rows, names=2)
 
 
+def _models(agents: Sequence[AgentRecord]) -> list[str]:
+    """Return a table of the models, where there are any, and of how they are made."""
+    rows = [
+        [markdown_cell(shown_name(agent)), agent.kind, markdown_cell(agent.model), _origin(agent)]
+        for agent in agents
+        if agent.model is not None
+    ]
+    if not rows:
+        return []
+    return ["## Models", markdown_table(["agent", "kind", "model", "made by"], rows, names=4)]
+
+
+def _origin(agent: AgentRecord) -> str:
+    trained = " ".join(f"--{name} {value}" for name, value in (agent.train or {}).items())
+    command = agent.made_by or (f"agent-r1-train {trained}" if agent.train else "")
+    return markdown_cell(command)
+
+
 def percent(interval: Interval) -> str:
     """Write a share and its interval in per cent."""
     return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
@@ -325,48 +275,3 @@ def _ordered(board: Board) -> Iterator[tuple[str, Cell]]:
 
 
 # Terminal
-
-
-def _environment_table(board: Board, environment: str) -> Table:
-    record = board.run.manifest.environment(environment)
-    title = Text(
-        f"{environment}{board.marks[environment]} · {visible(record.id)} · {record.num_tasks} tasks"
-    )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("agent", max_width=_MAX_NAME_WIDTH, overflow="fold")
-    table.add_column("success %", justify="right", no_wrap=True)
-    table.add_column("0" + "100".rjust(_BAR_WIDTH - 1), no_wrap=True)
-    for heading in ("return", "calls", "tokens", "s", "faults"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for cell in ranked(board, environment):
-        cost = cell.cost
-        table.add_row(
-            rank_mark(cell),
-            Text(visible(shown_name(board.run.manifest.agent(cell.agent)))),
-            Text("-" if cell.success is None else percent(cell.success)),
-            Text("" if cell.success is None else draw_interval(cell.success), style="cyan"),
-            "-" if cell.return_ is None else f"{cell.return_:.2f}",
-            f"{cost.calls:.1f}",
-            f"{cost.tokens:,.0f}",
-            "-" if cost.seconds is None else f"{cost.seconds:.2f}",
-            str(cell.num_faults) if cell.num_faults else "",
-            style="bold" if cell.is_leading else "",
-        )
-    return table
-
-
-def draw_interval(interval: Interval) -> str:
-    """Draw a share and its interval on a line from 0 to 1."""
-    low, mean, high = (
-        round(value * (_BAR_WIDTH - 1)) for value in (interval.low, interval.mean, interval.high)
-    )
-    return "".join(
-        "●" if i == mean else "━" if low <= i <= high else "·" for i in range(_BAR_WIDTH)
-    )
-
-
-def make_console() -> Console:
-    """Return a console that is wide enough for tables where nothing says how wide it is."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_MIN_WIDTH)

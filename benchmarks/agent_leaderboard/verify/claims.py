@@ -21,6 +21,7 @@ from agent_leaderboard.records.manifest import (
     Protocol,
     make_slug,
 )
+from agent_leaderboard.records.names import look, look_alikes, unclear_names
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.verify.arguments import ARGUMENTS, shown
@@ -35,7 +36,12 @@ BYTES_PER_TOKEN: Final = 32
 """No tokenizer says more in a token, on average over a text without repeated characters."""
 RECOUNT_TOLERANCE: Final = 0.8
 """What is counted again may be more than was sampled: text can be split otherwise."""
-_RESERVED: Final = {"oracle": "oracle", "random": "random", "rules": "heuristic", "heuristic": ""}
+_RESERVED: Final = {
+    look(word): (word, kind)
+    for word, kind in {
+        "oracle": "oracle", "random": "random", "rules": "heuristic", "heuristic": "heuristic",
+    }.items()
+}  # fmt: skip
 _VERSION: Final = re.compile(r"[\w.+!-]{1,60}", re.ASCII)
 _REPEATED: Final = re.compile(rb"(.)\1+", re.DOTALL)
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -55,8 +61,12 @@ def check_names(manifest: Manifest) -> Iterator[str]:
     for agent in manifest.agents:
         for text in _check_agent(agent):
             yield f"manifest.json, agent {agent.slug!r}, {text}"
+        for text in unclear_names(agent):
+            yield f"manifest.json, agent {agent.slug!r}, {text}"
         if set(agent.not_played) - known or set(agent.not_played) == known:
             yield f"manifest.json, agent {agent.slug!r}, field 'not_played': is wrong"
+
+    yield from (f"manifest.json, {text}" for text in look_alikes(manifest.agents))
 
 
 def _check_environment_name(environment: EnvironmentRecord) -> Iterator[str]:
@@ -83,10 +93,10 @@ def _check_attack(environment: EnvironmentRecord, manifest: Manifest) -> Iterato
 def _check_agent(agent: AgentRecord) -> Iterator[str]:
     if agent.slug != make_slug(agent.name):
         yield f"field 'name': {shown(agent.name)} has another slug"
-    for word in re.split(r"[^a-z0-9]+", agent.slug):
-        kind = _RESERVED.get(word)
-        if kind is not None and agent.kind not in (kind, word):
-            yield f"field 'name': {word!r} names another kind of agent than {agent.kind!r}"
+    for word in look(agent.name).split("-"):
+        reserved, kind = _RESERVED.get(word, (word, agent.kind))
+        if kind != agent.kind:
+            yield f"field 'name': {reserved!r} names another kind of agent than {agent.kind!r}"
     if not is_own(agent.kind) and agent.kind not in AGENTS:
         yield f"field 'kind': there is no kind {shown(agent.kind)}"
         return
@@ -108,8 +118,9 @@ def _check_model(agent: AgentRecord) -> Iterator[str]:
     if kind.needs_model != (agent.model is not None):
         yield f"field 'model': is {shown(agent.model)}, for an agent of the kind {agent.kind!r}"
         return
-    if not kind.needs_model and (agent.weights_sha256 or agent.train or agent.prices):
-        yield "field 'weights_sha256', 'train' or 'prices': an agent without a model has none"
+    of_a_model = ("weights_sha256", "train", "made_by", "prices")
+    if not kind.needs_model and any(getattr(agent, name) for name in of_a_model):
+        yield f"field {' or '.join(map(repr, of_a_model))}: an agent without a model has none"
     settings = dict(agent.settings) | ({"model": "none"} if kind.needs_model else {})
     try:
         if agent.kind != "checkpoint":  # which looks for its folder; its settings are those of all

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,24 +71,44 @@ def _run_child(request: str, seconds: float) -> str:
     paths = [*filter(None, sys.path), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     environment["PYTHONSAFEPATH"] = "1"  # the current folder may be somebody else's
-    child = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", _MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        child.communicate(request.encode(), timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {seconds / 60:g} minutes"
-    finally:
-        if sys.platform != "win32":
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-        child.kill()
-        child.wait()
+    with _ended_in_order():
+        child = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            child.communicate(request.encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"it took longer than {seconds / 60:g} minutes"
+        finally:
+            if sys.platform != "win32":
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
+            child.wait()
     return f"the process ended with {child.returncode}; it may have taken too much memory"
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Make an exception of the signals that end this process, so that its child ends with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {getattr(signal, name): signal.signal(getattr(signal, name), _exit) for name in names}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 # In the child

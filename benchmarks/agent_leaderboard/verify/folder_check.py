@@ -4,7 +4,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from agent_envs.errors import DataError
@@ -32,6 +32,7 @@ from agent_leaderboard.records.results import (
     tasks_text,
 )
 from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.report.tables import PAGE_WITH_TEXT, REPORTS
 from agent_leaderboard.verify.claims import check_usage
 from agent_leaderboard.verify.replay_check import differences
 
@@ -61,9 +62,9 @@ def check_tree(run: Path) -> Iterator[str]:
             if count > MAX_FILES or size > MAX_BYTES:
                 yield f"{run}: holds more than {MAX_FILES:,} files, or {MAX_BYTES:,} bytes"
                 return
-            if folder == run and entry.name == _OWN:
-                continue
             if stat.S_ISDIR(status.st_mode):
+                if folder == run and entry.name == _OWN:
+                    continue
                 waiting.append(Path(entry.path))
             elif not stat.S_ISREG(status.st_mode):
                 yield f"{Path(entry.path).relative_to(run)!s}: is no plain file"
@@ -98,14 +99,22 @@ def check_files(folder: RunFolder, manifest: Manifest) -> Iterator[str]:
 
 
 def _check_more_files(folder: RunFolder, manifest: Manifest, expected: set[str]) -> Iterator[str]:
-    """Yield files that look like results and are none."""
+    """Yield files and folders that no run has: whoever opens the folder takes them for its own."""
     seconds = [folder.seconds_path(e.slug, a.slug) for e, a in manifest.cells]
-    known = expected | {path.relative_to(folder.path).as_posix() for path in seconds}
-    for part in ("tasks", "results", "seconds"):
-        for path in sorted((folder.path / part).rglob("*")):
+    known = {folder.checksums_path.name, *REPORTS, PAGE_WITH_TEXT} | expected
+    known |= {path.relative_to(folder.path).as_posix() for path in seconds}
+    folders = {parent.as_posix() for name in known for parent in PurePosixPath(name).parents}
+    waiting = [folder.path]
+    while waiting:
+        for path in sorted(waiting.pop().iterdir()):
             name = path.relative_to(folder.path).as_posix()
-            if path.is_file() and name not in known:
-                yield f"{name}: is no file of this run"
+            if not path.is_dir():
+                if name not in known:
+                    yield f"{name}: is no file of this run"
+            elif name in folders:
+                waiting.append(path)
+            elif name != _OWN:
+                yield f"{name}: is no folder of this run"
 
 
 def read_tasks(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.records.manifest import EnvironmentRecord, LeftOut, Manifest
+from agent_leaderboard.records.names import look_alikes
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.reference import OF_THE_MEASURE, measured_otherwise
 from agent_leaderboard.records.run_folder import RunFolder
@@ -80,6 +81,8 @@ def _joined_manifest(runs: Mapping[Path, RunFolder]) -> Manifest:
                     "Give it a name of its own, and run it again."
                 )
         left_out |= dict.fromkeys(manifest.left_out)
+    for text in look_alikes(agent for _, agent in agents.values()):
+        raise DataError(f"{', '.join(map(str, runs))}: cannot be joined: {text}.")
     played = {slug: _played(manifests.values(), slug) for slug in agents}
     records = [
         dataclasses.replace(

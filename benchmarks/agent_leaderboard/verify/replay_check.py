@@ -115,18 +115,18 @@ def _check(job: ReplayJob) -> tuple[dict[int, list[str]], set[int]]:
 def _check_line(
     replayer: Replayer, job: ReplayJob, line: ResultLine, asked: PlayedEpisode | None
 ) -> tuple[list[str], bool]:
-    texts = list(_check_asked(replayer, line, asked))
-    again = replayer.replay(line)
+    actions, *attempts = replayer.open(line)
+    texts = list(_check_asked(line, actions, asked))
+    again = replayer.replay_actions(line.task, line.seed, actions)
     texts += compare(line, again)
-    attempts = [replayer.seal.open(action) for attempt in line.attempts for action in attempt]
-    written = "\n".join([*(step.action for step in again.steps), *attempts])
+    written = "\n".join(action for attempt in (actions, *attempts) for action in attempt)
     texts += check_tokens(line, job.agent, written, again.question)
     succeeds = again.metrics.get("success", 0.0) > 0.0
     return texts, succeeds and line.is_scored
 
 
 def _check_asked(
-    replayer: Replayer, line: ResultLine, asked: PlayedEpisode | None
+    line: ResultLine, actions: Sequence[str], asked: PlayedEpisode | None
 ) -> Iterator[str]:
     """Yield what an agent that was asked again does otherwise, a fault that is none included."""
     if asked is None:
@@ -134,8 +134,7 @@ def _check_asked(
     if line.error is not None and asked.trajectory.stop_reason not in FAULTS:
         yield f"field 'error': is {_shown(line.error)}, but the agent, asked again, plays it"
         return
-    does = list(map(replayer.seal.close, asked.actions))
-    if line.error is None and does != line.actions:
+    if line.error is None and list(asked.actions) != list(actions):
         shown = _shown(asked.actions)
         yield f"field 'actions': are not what the agent {line.agent!r} does: {shown}"
 

@@ -121,6 +121,7 @@ def check_run(
     other = _own_measure(manifest, measure)
     if reference is not None:
         problems += [f"manifest.json, environment {slug!r}: {how}" for slug, how in other.items()]
+        problems += [f"manifest.json, {text}" for text in measure.taken_names(manifest.agents)]
     cells, not_replayed = _read(folder, manifest, data, problems)
     work = list(_replay_jobs(manifest, cells, not_replayed, data))
     replayed = _replay(work, jobs, problems, prepare_worker)
@@ -249,9 +250,10 @@ def _on_trust(agent: AgentRecord, cells: Cells) -> list[str]:
             for lines in own.values()
             for _, line in lines
         )
+        origin = f", made by '{visible(agent.made_by)[:80]}'," if agent.made_by else ""
         found.append(
-            f"{agent.slug}: that {visible(str(agent.model))[:80]} wrote its actions, in {calls:,} "
-            f"calls with {tokens:,} tokens (which fit the text)"
+            f"{agent.slug}: that {visible(str(agent.model))[:80]}{origin} wrote its actions, in "
+            f"{calls:,} calls with {tokens:,} tokens (which fit the text)"
         )
     for slug, lines in own.items():
         faults = sum(not line.is_scored for _, line in lines)

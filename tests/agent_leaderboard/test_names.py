@@ -1,0 +1,142 @@
+"""Names on a board: nothing unseen in them, and nobody's name that looks like another's."""
+
+import dataclasses
+import json
+
+import pytest
+
+from agent_envs.errors import ConfigurationError, DataError
+from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.records.names import look, look_alikes, why_unclear
+from agent_leaderboard.records.reference import Reference
+from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.verify.claims import check_names
+from agent_leaderboard.verify.merge import _joined_manifest
+from tests.agent_leaderboard.small_config import CONFIG, write_config
+
+UNCLEAR = {
+    "\u043eracle": "letters of CYRILLIC and LATIN stand in one word, '\\u043eracle'",
+    "my \u03bf1": "looks like a word of Latin letters, and is none",
+    "gpt-4\u043e": "looks like a word of Latin letters, and is none",
+    "\uff4fracle": "written with compatibility characters; write 'oracle'",
+    "\U0001d428racle": "compatibility characters",
+    "two\u00a0words": "compatibility characters",
+    "ora\u200bcle": "a character that nobody sees, U+200B ZERO WIDTH SPACE",
+    "ora\u200dcle": "nobody sees, U+200D",
+    "\u202eelcaro": "nobody sees, U+202E RIGHT-TO-LEFT OVERRIDE",
+    "oracle\u200f": "nobody sees, U+200F RIGHT-TO-LEFT MARK",
+    "ora\ufe0fcle": "nobody sees, U+FE0F VARIATION SELECTOR-16",
+    "ora\u3164cle": "nobody sees, U+3164 HANGUL FILLER",
+    "ora\u2800cle": "nobody sees, U+2800 BRAILLE PATTERN BLANK",
+    "ora\u034fcle": "nobody sees, U+034F",
+    "ora\ncle": "nobody sees, U+000A",
+    "oracle ": "begins or ends with a space",
+    "two  words": "several in a row",
+}
+
+
+@pytest.mark.parametrize("text", UNCLEAR)
+def test_a_name_that_can_be_read_as_another_is_refused_with_the_reason(text):
+    assert UNCLEAR[text] in why_unclear(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "my agent 7B", "Qwen/Qwen2.5-3B-Instruct", "caf\u00e9 M\u00fcller", "\u0141\u00f3d\u017a",
+     "\u042f\u043d\u0434\u0435\u043a\u0441", "\u0421\u0431\u0435\u0440 GigaChat",
+     "\u5317\u4eac\u5927\u5b66", "\u682a\u5f0f\u4f1a\u793e\u30e9\u30fc\u30e1\u30f3\u306e\u5e97",
+     "\uc11c\uc6b8\u5927", "\u0645\u062f\u0631\u0633\u0629", "\u0939\u093f\u0928\u094d\u0926\u0940",
+     "https://example.org/a_b?c=1", "\U0001f989 owl", "\u03b2-VAE"],
+)  # fmt: skip
+def test_names_of_any_one_script_are_names(text):
+    assert why_unclear(text) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("oracle", "\u043eracle"), ("oracle", "0RACLE"), ("oracle", "Or\u00e4cle"), ("all", "a1I"),
+     ("wise owl", "vvise_owl"), ("modern", "modem"), ("Coco", "\u0421\u043e\u0441\u043e"),
+     ("agent", "\u0251gent"), ("rules", "rul\u0119s"), ("lion", "l\u0131\u00f8n"),
+     ("BABA", "\u0392\u0391\u0392\u0391"), ("oracle", "oracIe"), ("random", "randorn")],
+)  # fmt: skip
+def test_names_that_look_alike_have_one_look(one, other):
+    assert look(one) == look(other)
+
+
+def test_names_that_differ_to_the_eye_have_two():
+    names = ["agent 1.1", "agent 11", "agent 12", "agent", "agent a", "agent b", "policy before RL",
+             "policy after RL", "\u5317\u4eac", "\u5317\u6d77"]  # fmt: skip
+    assert len(set(map(look, names))) == len(names)
+
+
+@pytest.fixture(scope="module")
+def manifest(small_run):
+    return RunFolder(small_run).read_manifest()
+
+
+def renamed(manifest, agent, **change):
+    agents = [dataclasses.replace(a, **change) if a.slug == agent else a for a in manifest.agents]
+    return dataclasses.replace(manifest, agents=agents)
+
+
+@pytest.mark.parametrize("field", ["name", "organisation", "model", "licence", "url"])
+def test_verification_names_the_field_that_is_unclear(manifest, field):
+    assert list(check_names(manifest)) == []
+    problems = list(check_names(renamed(manifest, "rules", **{field: "rules\u200b"})))
+    assert any(
+        p.startswith(f"manifest.json, agent 'rules', field '{field}': it holds a character that")
+        for p in problems
+    )
+
+
+def test_a_name_that_looks_reserved_is_refused(manifest):
+    for name, slug in (("0racle", "0racle"), ("my Or\u00e4cle", "my-or-cle")):
+        problems = " ".join(check_names(renamed(manifest, "rules", name=name, slug=slug)))
+        assert "'oracle' names another kind of agent than 'heuristic'" in problems
+
+
+def test_two_agents_of_one_look_cannot_stand_on_one_board(manifest, small_run):
+    one = renamed(manifest, "rules", kind="a:A", name="wise owl", slug="wise-owl")
+    other = renamed(manifest, "rules", kind="a:A", name="w1se owl", slug="w1se-owl")
+    (text,) = look_alikes([one.agent("wise-owl"), other.agent("w1se-owl")])
+    assert "'w1se owl' looks like 'wise owl', which is on this board" in text
+    firms = [renamed(one, "wise-owl", organisation=name).agent("wise-owl")
+             for name in ("Coco", "coco.", "\u0421\u043e\u0441\u043e")]  # fmt: skip
+    (text,) = look_alikes(firms)  # another case is no other name
+    assert "field 'organisation': '\\u0421\\u043e\\u0441\\u043e' looks like 'Coco'" in text
+
+    class Run:
+        def __init__(self, manifest):
+            (own,) = [agent for agent in manifest.agents if agent.kind == "a:A"]
+            self.read_manifest = lambda: dataclasses.replace(manifest, agents=[own])
+
+    with pytest.raises(DataError, match="looks like 'wise owl'"):
+        _joined_manifest({"one.zip": Run(one), "two.zip": Run(other)})
+
+
+def test_a_reference_keeps_the_names_of_its_board(manifest):
+    board = Reference(format_version=3, protocol=manifest.protocol, environments=[],
+                      agents={"rules": "heuristic", "small model": "react"})  # fmt: skip
+    assert list(board.taken_names(manifest.agents)) == []
+    for name in ("small model", "smal1 model"):
+        other = renamed(manifest, "rules", name=name)
+        (text,) = board.taken_names(other.agents)
+        assert "looks like 'small model', an agent on the board" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [("name: rules", "name: r\u200bules", "nobody sees"),
+     ("name: rules", "name: 0racle", "'0racle' looks like 'oracle'|'oracle' looks like '0racle'"),
+     ("{name: rules,", "{name: rules, organisation: \u041epenAI,", "CYRILLIC and LATIN")],
+)  # fmt: skip
+def test_a_run_under_such_a_name_does_not_begin(tmp_path, old, new, message):
+    with pytest.raises(ConfigurationError, match=message):
+        load_configs([write_config(tmp_path, CONFIG.replace(old, new))])
+
+
+def test_older_formats_are_refused_and_it_is_said_what_to_do(small_run, tmp_path):
+    record = json.loads((small_run / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(record | {"format_version": 2}))
+    with pytest.raises(DataError, match=r"'format_version' is 2; .* equal answers .* run it anew"):
+        RunFolder(tmp_path).read_manifest()
