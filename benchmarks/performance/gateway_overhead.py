@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--model", default=str(TINY_POLICY), help="folder; the embedded policy")
     parser.add_argument(
-        "--max_new_tokens", type=int, help="of a turn; so many that none is cut off (48 for SmolLM2)"
+        "--max_new_tokens",
+        type=int,
+        help="of a turn; so many that none is cut off (48 for SmolLM2)",
     )
     options = vars(parser.parse_args())
     print(json.dumps(measure(**options), indent=2))  # noqa: T201
