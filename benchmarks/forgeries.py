@@ -4,9 +4,10 @@ Each takes a copy of a true run, changes what would pay, and hides it: checksums
 are made anew, and what is sealed is opened and sealed again, for a forger may hold the data. It
 returns False where there is nothing to forge::
 
-    python -m benchmarks.forgeries --data FOLDER    # a hundred on ten true runs; 36 take 49 s of CPU time
+    python -m benchmarks.forgeries --data FOLDER    # a hundred on ten true runs
 
-`FOLDER` holds ``hotpotqa_dev_distractor.jsonl.gz``. The same seed plants the same.
+36 of them take 49 s of CPU time. `FOLDER` holds ``hotpotqa_dev_distractor.jsonl.gz``. The same
+seed plants the same.
 """
 
 import argparse
