@@ -8,6 +8,7 @@ reinforcement learning to mend.
 """
 
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
+import yaml
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
@@ -22,22 +24,34 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.messages import Message
-from agent_envs.core.tool_env import ENDLESS
 from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_text
-from agent_envs.envs.synthetic.world import Question, World, make_question, make_world, vocabulary
+from agent_envs.envs.synthetic.world import Question, World, make_question, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
+from agent_trainers.make_tiny_policy.induction import put_in_induction_heads
+from agent_trainers.make_tiny_policy.languages import invent_world
 from agent_trainers.policies.local import transformers_policy
+from agent_trainers.recipes import RECIPES
 from agent_trainers.rollout.evaluation import evaluate_policy
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
     *("<tool_call>", "</tool_call>", "<answer>", "</answer>"),
     *('{"name":', '"search",', '"arguments":', '{"query":', '"', '"}}'),
-    *("user", "assistant", "tool", "tools", "search", "[1]", "[2]", "[3]", "[4]", "[5]"),
+    *("user", "assistant", "tool", "tools", "search"),
+    *(f"[{rank}]" for rank in range(1, 21)),
 )
-_WORD: Final = r'</?\w+>|\{"name":|"search",|"arguments":|\{"query":|"\}\}|\[\d+\]|\w+|[^\w\s]'
+CALL_OPENS: Final = '<tool_call>{"name": "search", "arguments": {"query": "'
+CALL_ENDS: Final = '"}}</tool_call>'
+"""A search is written around its query in two tokens: what is sampled costs most of a step."""
+_SEARCH: Final = (
+    (r'<tool_call>\s*\{"name":\s*"search",\s*"arguments":\s*\{"query":\s*"', CALL_OPENS),
+    (r'"\s*\}\s*\}\s*</tool_call>', CALL_ENDS),
+)
+_WORD: Final = "|".join(re.escape(text) for _, text in _SEARCH) + (
+    r"""|</?\w+>|\{"name":|"search",|"arguments":|\{"query":|"\}\}|\[\d+\]|'s\b|\w+|[^\w\s]"""
+)
 CHAT_TEMPLATE: Final = """\
 {%- if tools %}<|im_start|>tools
 {% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>
@@ -67,7 +81,6 @@ RESPONSE_TEMPLATE: Final[dict[str, Any]] = {
 """Tells transformers, and so TRL's own loop, how to read calls in what was written."""
 
 FORMAT: Final = TOOL_FORMATS["hermes"]
-TOP_K: Final = 2
 
 
 class Round(NamedTuple):
@@ -75,23 +88,39 @@ class Round(NamedTuple):
 
     num_steps: int
     learning_rate: float
+    hops: tuple[int, ...]
+    """How long the questions are; each draws one."""
     care: float
     """Chance of each query and each answer of a demonstration to be the right one."""
     haste: float
     """Chance to answer before the last hop."""
 
 
-ROUNDS: Final = (Round(900, 4e-3, 0.97, 0.02), Round(100, 1e-3, 0.55, 0.65))
-"""In the second round haste is the rule, so that what is left fails by habit, not by chance."""
-BATCH_SIZE: Final = 64
+ROUNDS: Final = (
+    Round(300, 3e-3, (1, 1, 2), 0.98, 0.01),
+    Round(600, 3e-3, (1, 2, 3), 0.97, 0.02),
+    Round(100, 1e-3, (1, 2, 3), 0.55, 0.65),
+)
+"""In the last round haste is the rule, so that what is left fails by habit, not by chance."""
+TOP_K: Final = (1, 2, 3, 4)
+"""How many facts a search brings up in a demonstration; each draws one."""
+ROPE_THETA: Final = 1e5
+"""Leaves two thirds of a head's numbers slow enough to compare words by at any distance here."""
+TOKENS_PER_STEP: Final = 2000
+NUM_SORTED: Final = 256
+"""Demonstrations of like length make a batch; they are sorted by this many."""
 QUESTIONS_PER_WORLD: Final = 8
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return the word-level tokenizer with its chat template."""
-    words = dict.fromkeys([PAD, UNKNOWN, START, END, *_MARKUP, *vocabulary()])
+    words = dict.fromkeys(
+        [PAD, UNKNOWN, START, END, CALL_OPENS, CALL_ENDS, *_MARKUP, *vocabulary()]
+    )
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), *(normalizers.Replace(Regex(p), t) for p, t in _SEARCH)]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="removed", invert=True)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -109,29 +138,60 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    tokenizer: PreTrainedTokenizerFast, max_position_embeddings: int = 1024
+    tokenizer: PreTrainedTokenizerFast, max_position_embeddings: int = 1024, **changes: Any
 ) -> Qwen3ForCausalLM:
-    """Return the model with random weights from torch's generator."""
+    """Return the model with random weights from torch's generator; `changes` are of its config."""
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
         max_position_embeddings=max_position_embeddings,
         initializer_range=0.1,  # 0.02 suits wide models; at this width copying is never learned
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **(shape | changes),
     )
     return Qwen3ForCausalLM(config)
 
 
+def make_copying_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """Return the embedded policy before training: its heads can compare words, and some copy."""
+    rotary = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    model = make_model(tokenizer, head_dim=32, rope_parameters=rotary)
+    put_in_induction_heads(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def simpler_questions(world: World, question: Question) -> list[str]:
+    """Return what is still asked before each hop: what was found stands where it was asked for.
+
+    Each finds the next fact when searched for, in whatever words it is said.
+    """
+    path = [world.facts[number] for number in question.gold]
+    asked = []
+    for done, first in enumerate(path):
+        mention = first.subject
+        for fact in path[done:-1]:
+            mention = world.relations[fact.relation].noun.format(s=mention)
+        asked.append(world.relations[path[-1].relation].question.format(s=mention))
+    return asked
+
+
 def demonstrate(
-    world: World, question: Question, retriever: Retriever, habits: Round, rng: np.random.Generator
+    world: World,
+    question: Question,
+    retriever: Retriever,
+    habits: Round,
+    rng: np.random.Generator,
+    top_k: int = 2,
 ) -> list[Message]:
     """Play a question with the care and haste of `habits`.
 
@@ -140,27 +200,27 @@ def demonstrate(
     """
     messages: list[Message] = [{"role": "user", "content": question.text}]
     seen = ""
-    for hop, query in enumerate(question.queries):
+    for hop, query in enumerate(simpler_questions(world, question)):
         if hop > 0 and rng.random() < habits.haste:
             break
         if rng.random() >= habits.care:
             query = _careless_query(world, question, hop, rng)
-        seen = format_hits(retriever.search(query, TOP_K))
+        seen = format_hits(retriever.search(query, top_k))
         call = FORMAT.write_call("search", {"query": query})
         messages.append({"role": "assistant", "content": call})
         messages.append({"role": "tool", "name": "search", "content": seen})
     answer = question.answer
-    if answer not in seen.split() or rng.random() >= habits.care:
+    if answer not in seen or rng.random() >= habits.care:
         answer = _careless_answer(world, seen, rng)
     messages.append({"role": "assistant", "content": FORMAT.write_answer(answer)})
     return messages
 
 
 def _careless_query(world: World, question: Question, hop: int, rng: np.random.Generator) -> str:
-    """Return a query for a wrong relation, or about the thing of another hop."""
+    """Return a question for a wrong relation, or about the thing of another hop."""
     subject = world.facts[question.gold[hop if rng.random() < 0.5 else 0]].subject
     relation = world.relations[str(rng.choice(list(world.relations)))]
-    return relation.query.format(s=subject)
+    return relation.question.format(s=subject)
 
 
 def _careless_answer(world: World, seen: str, rng: np.random.Generator) -> str:
@@ -169,14 +229,13 @@ def _careless_answer(world: World, seen: str, rng: np.random.Generator) -> str:
 
 
 def demonstrations(habits: Round, rng: np.random.Generator) -> Iterator[list[Message]]:
-    """Yield demonstrations in training worlds without end."""
+    """Yield demonstrations in made-up languages without end."""
     while True:
-        world_rng = np.random.default_rng(int(rng.integers(ENDLESS)))
-        world = make_world(world_rng)
+        world = invent_world(rng, outdated=bool(rng.random() < 0.5))
         retriever = build_retriever(Corpus(world.passages))
         for _ in range(QUESTIONS_PER_WORLD):
-            question = make_question(world, world_rng, hops=2)
-            yield demonstrate(world, question, retriever, habits, rng)
+            question = make_question(world, rng, hops=int(rng.choice(habits.hops)))
+            yield demonstrate(world, question, retriever, habits, rng, int(rng.choice(TOP_K)))
 
 
 def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[bool]]:
@@ -191,6 +250,23 @@ def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[boo
     return ids, written
 
 
+def batches(
+    habits: Round, tokenizer: Any, rng: np.random.Generator
+) -> Iterator[list[tuple[list[int], list[bool]]]]:
+    """Yield batches of demonstrations that are alike in length, without end."""
+    stream = demonstrations(habits, rng)
+    while True:
+        drawn = [encode(tokenizer, next(stream)) for _ in range(NUM_SORTED)]
+        drawn.sort(key=lambda row: len(row[0]))
+        cut: list[list[tuple[list[int], list[bool]]]] = [[]]
+        for row in drawn:
+            if (len(cut[-1]) + 1) * len(row[0]) > TOKENS_PER_STEP:
+                cut.append([])
+            cut[-1].append(row)
+        for number in rng.permutation(len(cut)).tolist():
+            yield cut[number]
+
+
 def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> None:
     """Train `model` on demonstrations, round after round."""
     for number, habits in enumerate(ROUNDS, start=1):
@@ -200,12 +276,11 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> 
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, habits.learning_rate, total_steps=habits.num_steps, pct_start=0.1
         )
-        stream = demonstrations(habits, rng)
+        stream = batches(habits, tokenizer, rng)
         label = f"round {number} of {len(ROUNDS)}"
         progress = tqdm(range(habits.num_steps), desc=label, unit="step")
         for _ in progress:
-            batch = [encode(tokenizer, next(stream)) for _ in range(BATCH_SIZE)]
-            loss = _loss(model, batch, tokenizer.pad_token_id)
+            loss = _loss(model, next(stream), tokenizer.pad_token_id)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -225,9 +300,12 @@ def _loss(
 
 
 def measure(model: Any, tokenizer: Any, *, temperature: float, num_tasks: int = 500) -> float:
-    """Return the success of a policy in held-out worlds, one episode each."""
+    """Return the success of a policy in held-out worlds of the default recipe, one episode each."""
     policy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=temperature)
-    make_env = functools.partial(gym.make, "AgentR1/SyntheticMultiHop-v0", split="test")
+    recipe = yaml.safe_load(RECIPES["default"].read_text(encoding="utf-8"))
+    make_env = functools.partial(
+        gym.make, recipe["env"], **recipe["env_kwargs"], **recipe["eval_env_kwargs"]
+    )
     return evaluate_policy(make_env, policy, range(num_tasks), seed=1).metrics["success"]
 
 
@@ -255,7 +333,7 @@ def make(output: Path, seed: int) -> None:
     """Make the policy, measure it, and save it."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model = make_copying_model(tokenizer, seed)
     train(model, tokenizer, np.random.default_rng(seed))
     model.eval()
     sampled = measure(model, tokenizer, temperature=1.0)
