@@ -26,11 +26,11 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.messages import Message
 from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_text
-from agent_envs.envs.synthetic.world import Question, World, make_question, vocabulary
+from agent_envs.envs.synthetic.world import Question, Relation, World, make_question, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
 from agent_trainers.make_tiny_policy.induction import put_in_induction_heads
-from agent_trainers.make_tiny_policy.languages import invent_world
+from agent_trainers.make_tiny_policy.languages import NOUNS, VERBS, invent_world
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.recipes import RECIPES
 from agent_trainers.rollout.evaluation import evaluate_policy
@@ -79,6 +79,8 @@ RESPONSE_TEMPLATE: Final[dict[str, Any]] = {
     },
 }
 """Tells transformers, and so TRL's own loop, how to read calls in what was written."""
+
+_TELLING: Final = frozenset((*NOUNS, *VERBS))
 
 FORMAT: Final = TOOL_FORMATS["hermes"]
 
@@ -162,27 +164,35 @@ def make_model(
     return Qwen3ForCausalLM(config)
 
 
-def make_copying_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def make_copying_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, **changes: Any
+) -> Qwen3ForCausalLM:
     """Return the embedded policy before training: its heads can compare words, and some copy."""
     rotary = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    model = make_model(tokenizer, head_dim=32, rope_parameters=rotary)
+    model = make_model(tokenizer, head_dim=32, rope_parameters=rotary, **changes)
     put_in_induction_heads(model, torch.Generator().manual_seed(seed))
     return model
 
 
-def simpler_questions(world: World, question: Question) -> list[str]:
-    """Return what is still asked before each hop: what was found stands where it was asked for.
+def queries(world: World, question: Question) -> list[str]:
+    """Return what to search for, hop by hop: what was found last, and what is still asked of it.
 
-    Each finds the next fact when searched for, in whatever words it is said.
+    What is asked stands in the order of the question.
     """
     path = [world.facts[number] for number in question.gold]
-    asked = []
-    for done, first in enumerate(path):
-        mention = first.subject
-        for fact in path[done:-1]:
-            mention = world.relations[fact.relation].noun.format(s=mention)
-        asked.append(world.relations[path[-1].relation].question.format(s=mention))
-    return asked
+    left = [word_of(world.relations[fact.relation]) for fact in path]
+    asked = question.text.split()
+    places = {w: asked.index(w if w in asked else w.removesuffix("s")) for w in left}
+    found = []
+    for done, fact in enumerate(path):
+        found.append(" ".join([fact.subject, *sorted(left[done:], key=places.__getitem__)]))
+    return found
+
+
+def word_of(relation: Relation) -> str:
+    """Return the word that says the relation."""
+    (word,) = _TELLING.intersection(relation.fact.split())
+    return word
 
 
 def demonstrate(
@@ -200,12 +210,15 @@ def demonstrate(
     """
     messages: list[Message] = [{"role": "user", "content": question.text}]
     seen = ""
-    for hop, query in enumerate(simpler_questions(world, question)):
+    for hop, query in enumerate(queries(world, question)):
         if hop > 0 and rng.random() < habits.haste:
             break
         if rng.random() >= habits.care:
             query = _careless_query(world, question, hop, rng)
-        seen = format_hits(retriever.search(query, top_k))
+        hits = retriever.search(query, top_k)
+        if world.passages[question.gold[hop]] not in [hit.passage for hit in hits]:
+            return None
+        seen = format_hits(hits)
         call = FORMAT.write_call("search", {"query": query})
         messages.append({"role": "assistant", "content": call})
         messages.append({"role": "tool", "name": "search", "content": seen})
@@ -220,7 +233,7 @@ def _careless_query(world: World, question: Question, hop: int, rng: np.random.G
     """Return a question for a wrong relation, or about the thing of another hop."""
     subject = world.facts[question.gold[hop if rng.random() < 0.5 else 0]].subject
     relation = world.relations[str(rng.choice(list(world.relations)))]
-    return relation.question.format(s=subject)
+    return f"{subject} {word_of(relation)}"
 
 
 def _careless_answer(world: World, seen: str, rng: np.random.Generator) -> str:
@@ -235,7 +248,9 @@ def demonstrations(habits: Round, rng: np.random.Generator) -> Iterator[list[Mes
         retriever = build_retriever(Corpus(world.passages))
         for _ in range(QUESTIONS_PER_WORLD):
             question = make_question(world, rng, hops=int(rng.choice(habits.hops)))
-            yield demonstrate(world, question, retriever, habits, rng, int(rng.choice(TOP_K)))
+            shown = demonstrate(world, question, retriever, habits, rng, int(rng.choice(TOP_K)))
+            if shown is not None:
+                yield shown
 
 
 def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[bool]]:

@@ -1,28 +1,37 @@
-"""Made-up languages, so that a tiny policy learns to read and to copy instead of what is said.
+"""Made-up languages, so that a tiny policy learns how sentences are built instead of what they say.
 
-Each says the relations of `AgentR1/SyntheticMultiHop-v0` in words of its own, drawn anew, and calls
-its things by names drawn anew. What all have in common is all that can be learned from many: that
-an answer is found by putting what was found into the question, until nothing is left to find.
+Each says the relations of `AgentR1/SyntheticMultiHop-v0` in words drawn anew, and calls its things
+by names drawn anew. What all have in common is all that can be learned from many: which words say
+what is asked for, and that an answer is found by searching for one after the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from agent_envs.envs.synthetic.world import VARIANTS, Relation, World, fill_world, names, vocabulary
+from agent_envs.envs.synthetic.world import VARIANTS, Relation, World, fill_world, names
 
+NOUNS: Final = """
+    director writer star birthplace employer award headquarters country composer editor producer
+    school instrument residence location territory
+""".split()
+VERBS: Final = """
+    directed wrote starred made scripted appeared born works won based lies comes employed received
+    offices belongs
+""".split()
+_BARE: Final = {"works": "work", "belongs": "belong"}
+"""What a verb becomes beside an auxiliary."""
+_HEADS: Final = "person city company prize country one town firm honour state".split()
+_PREPOSITIONS: Final = ("in", "for", "by", "from", "to", "")
+_AUXILIARIES: Final = ("is", "was", "has", "does")
 KINDS: Final = tuple((r.subject, r.object) for r in VARIANTS["default"].values())
 """What the relations of a language lead from and to."""
 NUM_NAMES: Final[Mapping[str, int]] = {
-    "film": 12, "person": 16, "company": 8, "award": 8, "city": 12, "country": 8,
+    "film": 20, "person": 30, "company": 10, "award": 8, "city": 14, "country": 8,
 }  # fmt: skip
-GRAMMAR: Final = frozenset(("the", "of", "is", "was", "?", ".", "'s", "who", "what", "which"))
-"""Words that every language keeps."""
 STYLES: Final = ("nominal", "possessive", "clauses", "mixed")
-STYLE_CHANCES: Final = (0.15, 0.1, 0.6, 0.15)
-
-Draw = Callable[[], str]
+STYLE_CHANCES: Final = (0.15, 0.15, 0.5, 0.2)
 
 
 def invent_world(rng: np.random.Generator, *, outdated: bool) -> World:
@@ -31,68 +40,53 @@ def invent_world(rng: np.random.Generator, *, outdated: bool) -> World:
 
 
 def invent_relations(rng: np.random.Generator) -> dict[str, Relation]:
-    """Draw how each relation is said, keyed by its noun."""
-    known = set(names())
-    words = [w for w in vocabulary() if w not in known and w not in GRAMMAR]
-    left = iter(rng.permutation(words).tolist() * 2)  # few words mean two things
-    heads = {kind: next(left) for _, kind in KINDS}
+    """Draw how each relation is said, keyed by the word that says it."""
+    nouns, verbs = (iter(rng.permutation(words).tolist()) for words in (NOUNS, VERBS))
+    heads = {
+        kind: str(head)
+        for kind, head in zip(sorted({k for _, k in KINDS}), rng.permutation(_HEADS), strict=False)
+    }
     style = str(rng.choice(STYLES, p=STYLE_CHANCES))
     relations = {}
     for subject, kind in KINDS:
-        noun = next(left)
         how = str(rng.choice(STYLES[:3])) if style == "mixed" else style
-        said = _SAY[how](rng, noun, heads[kind], left.__next__)
-        relations[noun] = Relation(subject, kind, *said)
+        if how == "clauses":
+            word = next(verbs)
+            says = _object_first if rng.random() < 0.45 else _subject_first
+            said = says(rng, word, heads[kind])
+        else:
+            word = next(nouns)
+            mention = f"the {word} of {{s}}" if how == "nominal" else f"{{s}} 's {word}"
+            asked = rng.choice(["who", "what"])
+            said = f"{mention} is {{o}} .", mention, f"{asked} is {mention} ?"
+        relations[word] = Relation(subject, kind, *map(_clean, said), word)
     return relations
 
 
-def _nominal(rng: np.random.Generator, noun: str, head: str, draw: Draw) -> Sequence[str]:
-    asked = rng.choice(["who is", "what is", "which is"])
-    mention = f"the {noun} of {{s}}"
-    return f"{mention} is {{o}} .", mention, f"{asked} {mention} ?", ""
+def _object_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[str]:
+    says = f"{verb} {rng.choice(_PREPOSITIONS) if rng.random() < 0.5 else ''} {{s}}"
+    asked = "who" if rng.random() < 0.4 else f"which {head}"
+    return f"{{o}} {says} .", f"the {head} who {says}", f"{asked} {says} ?"
 
 
-def _possessive(rng: np.random.Generator, noun: str, head: str, draw: Draw) -> Sequence[str]:
-    asked = rng.choice(["who is", "what is", "which is"])
-    mention = f"{{s}} 's {noun}"
-    return f"{mention} is {{o}} .", mention, f"{asked} {mention} ?", ""
-
-
-def _clauses(rng: np.random.Generator, noun: str, head: str, draw: Draw) -> Sequence[str]:
-    """Say the relation with a verb: by its subject, or by its object."""
-    verb = draw()
-    after = draw() if rng.random() < 0.6 else ""
-    if rng.random() < 0.5:
-        return _object_first(rng, head, f"{verb} {after}".strip(), draw)
-    return _subject_first(rng, head, verb, after, draw)
-
-
-def _object_first(rng: np.random.Generator, head: str, verb: str, draw: Draw) -> Sequence[str]:
-    who = "who" if rng.random() < 0.7 else draw()
-    asked = "who" if rng.random() < 0.3 else f"which {head}"
-    return f"{{o}} {verb} {{s}} .", f"the {head} {who} {verb} {{s}}", f"{asked} {verb} {{s}} ?", ""
-
-
-def _subject_first(
-    rng: np.random.Generator, head: str, verb: str, after: str, draw: Draw
-) -> Sequence[str]:
-    before = str(rng.choice(["", "", "is", "was", draw()]))
+def _subject_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[str]:
+    after = str(rng.choice(_PREPOSITIONS))
+    before = str(rng.choice(["", "", "is", "was", "has"]))
     the = "the" if rng.random() < 0.2 else ""
-    fact = f"{{s}} {before} {verb} {after} {the} {{o}} ."
-    asked_verb = verb if before or rng.random() < 0.6 else draw()  # works for, does work for
-    that = rng.choice(["that", "where", draw()])
     mentioned = after if rng.random() < 0.6 else ""
-    mention = f"the {head} {that} {{s}} {before} {verb} {mentioned}"
+    mention = f"the {head} {rng.choice(['that', 'where'])} {{s}} {before} {verb} {mentioned}"
     first, last = (after, "") if rng.random() < 0.5 else ("", after)
     if rng.random() < 0.25:
         question = f"{first} which {head} {before} {verb} {{s}} {last} ?"
     else:
-        auxiliary = before or draw()
-        question = f"{first} which {head} {auxiliary} {{s}} {asked_verb} {last} ?"
-    return *(" ".join(text.split()) for text in (fact, mention, question)), ""
+        auxiliary = before or rng.choice(["does", "has", "does"])
+        bare = verb if before else _BARE.get(verb, verb)
+        question = f"{first} which {head} {auxiliary} {{s}} {bare} {last} ?"
+    return f"{{s}} {before} {verb} {after} {the} {{o}} .", mention, question
 
 
-_SAY: Final = {"nominal": _nominal, "possessive": _possessive, "clauses": _clauses}
+def _clean(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _invent_names(rng: np.random.Generator) -> dict[str, list[str]]:
