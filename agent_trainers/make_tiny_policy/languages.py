@@ -42,25 +42,33 @@ def invent_world(rng: np.random.Generator, *, outdated: bool) -> World:
 def invent_relations(rng: np.random.Generator) -> dict[str, Relation]:
     """Draw how each relation is said, keyed by the word that says it."""
     nouns, verbs = (iter(rng.permutation(words).tolist()) for words in (NOUNS, VERBS))
-    heads = {
-        kind: str(head)
-        for kind, head in zip(sorted({k for _, k in KINDS}), rng.permutation(_HEADS), strict=False)
-    }
+    kinds = sorted({kind for _, kind in KINDS})
+    heads = dict(zip(kinds, rng.permutation(_HEADS).tolist(), strict=False))
     style = str(rng.choice(STYLES, p=STYLE_CHANCES))
-    relations = {}
+    relations: dict[str, Relation] = {}
     for subject, kind in KINDS:
         how = str(rng.choice(STYLES[:3])) if style == "mixed" else style
-        if how == "clauses":
-            word = next(verbs)
-            says = _object_first if rng.random() < 0.45 else _subject_first
-            said = says(rng, word, heads[kind])
-        else:
-            word = next(nouns)
-            mention = f"the {word} of {{s}}" if how == "nominal" else f"{{s}} 's {word}"
-            asked = rng.choice(["who", "what"])
-            said = f"{mention} is {{o}} .", mention, f"{asked} is {mention} ?"
-        relations[word] = Relation(subject, kind, *map(_clean, said), word)
+        word = next(verbs if how == "clauses" else nouns)
+        said = map(_clean, _SAY[how](rng, word, heads[kind]))
+        relations[word] = Relation(subject, kind, *said, word)
     return relations
+
+
+def _nominal(rng: np.random.Generator, noun: str, head: str) -> Sequence[str]:
+    return _about(f"the {noun} of {{s}}", rng)
+
+
+def _possessive(rng: np.random.Generator, noun: str, head: str) -> Sequence[str]:
+    return _about(f"{{s}} 's {noun}", rng)
+
+
+def _about(mention: str, rng: np.random.Generator) -> Sequence[str]:
+    return f"{mention} is {{o}} .", mention, f"{rng.choice(['who', 'what'])} is {mention} ?"
+
+
+def _clauses(rng: np.random.Generator, verb: str, head: str) -> Sequence[str]:
+    says = _object_first if rng.random() < 0.45 else _subject_first
+    return says(rng, verb, head)
 
 
 def _object_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[str]:
@@ -83,6 +91,9 @@ def _subject_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[s
         bare = verb if before else _BARE.get(verb, verb)
         question = f"{first} which {head} {auxiliary} {{s}} {bare} {last} ?"
     return f"{{s}} {before} {verb} {after} {the} {{o}} .", mention, question
+
+
+_SAY: Final = {"nominal": _nominal, "possessive": _possessive, "clauses": _clauses}
 
 
 def _clean(text: str) -> str:

@@ -176,7 +176,6 @@ def write_recipe(path: Path, max_completion_length: int) -> None:
     of_its_own = ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks", "output_dir")
     kept = {name: value for name, value in settings.items() if name not in of_its_own}
     kept |= {
-        "learning_rate": 1e-3,  # its weights are younger than the embedded policy's
         "max_completion_length": max_completion_length,
         "per_device_eval_batch_size": 64,
         "num_eval_tasks": 100,

@@ -405,7 +405,7 @@ def test_help_shows_our_own_options_first_with_their_defaults(capsys):
     own = {*train.TrainArguments.__annotations__, *StepGRPOConfig.__annotations__}
     own |= set(ModelArguments.__annotations__) - {"model_name_or_path"}
     assert {name for name in own if f"  --{name}" not in text} == set()
-    assert "--learning_rate (default: 0.003)" in text
+    assert "--learning_rate (default: 0.001)" in text
     assert "--critic_model" not in text
     assert "more options, of TRL and transformers: agent-r1-train --help_all" in text
     assert text.index("  --env") < text.index("  --algorithm") < text.index("  --learning_rate")
