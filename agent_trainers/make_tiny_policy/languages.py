@@ -49,8 +49,8 @@ def invent_relations(rng: np.random.Generator) -> dict[str, Relation]:
     for subject, kind in KINDS:
         how = str(rng.choice(STYLES[:3])) if style == "mixed" else style
         word = next(verbs if how == "clauses" else nouns)
-        said = map(_clean, _SAY[how](rng, word, heads[kind]))
-        relations[word] = Relation(subject, kind, *said, word)
+        fact, mention, question = map(_clean, _SAY[how](rng, word, heads[kind]))
+        relations[word] = Relation(subject, kind, fact, mention, question, word)
     return relations
 
 
