@@ -58,7 +58,7 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     card = (folder / "README.md").read_text(encoding="utf-8")
     for part in ("| base model | embedded policy |",
                  "| environment | AgentR1/SyntheticMultiHop-v0 |",
-                 '| its arguments in evaluation | {"split": "test"} |', "| algorithm | grpo_step |",
+                 '"split": "test"} |', "| algorithm | grpo_step |",
                  "| optimiser steps | 2 |", f"| trl | {results['versions']['trl']} |",
                  f"| success before training | {results['success_before']:.1%} |",
                  f"| success after training | {results['success_after']:.1%} |",

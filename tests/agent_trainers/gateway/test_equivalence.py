@@ -34,8 +34,16 @@ def through_gateway(policy, echo=as_it_came, complete=chat):
 
 
 def sampled(trajectory):
+    # to Gymnasium's turn limit an answer in the last turn is truncated, too; a program only ends
     return [
-        (t.messages, t.prompt_ids, t.completion_ids, t.action, t.terminated, t.truncated)
+        (
+            t.messages,
+            t.prompt_ids,
+            t.completion_ids,
+            t.action,
+            t.terminated,
+            t.truncated and not t.terminated,
+        )
         for t in trajectory.transitions
     ]
 
