@@ -131,12 +131,12 @@ def test_forks_are_rows_and_the_main_conversation_goes_on_with_its_own_tokens(ep
 
 def test_choices_are_branches_and_each_goes_on_with_its_own_tokens(episode):
     session = episode.session
-    choices = episode.complete({"role": "user", "content": "x"}, n=3).choices
+    choices = episode.complete({"role": "user", "content": "who ?"}, n=3).choices
     more = {"role": "user", "content": "and ?"}
     texts = {choice.message.content for choice in choices}
     assert len(texts) == 3
     for choice in reversed(choices):
-        episode.complete({"role": "user", "content": "x"}, as_it_came(choice.message), more)
+        episode.complete({"role": "user", "content": "who ?"}, as_it_came(choice.message), more)
     branches = session.close(0.0).transitions[1:]
     for one, other in zip(branches[:3], reversed(branches[3:]), strict=True):
         start = [*one.prompt_ids, *one.completion_ids]

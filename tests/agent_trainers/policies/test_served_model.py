@@ -19,7 +19,8 @@ def measure(tmp_path, *options):
 
 def test_a_served_model_with_its_own_calls_does_what_it_does_locally(served, tmp_path):
     options = ["--greedy", "--num_tasks", "12", "--max_completion_length", "24"]
-    local, local_episodes = measure(tmp_path, "--model", served.native, *options)
+    as_served = ["--model", served.native, "--dtype", "float32"]
+    local, local_episodes = measure(tmp_path, *as_served, *options)
     server = ["--base_url", served.url, "--model", served.native, "--tool_format", "openai"]
     remote, episodes = measure(tmp_path, *server, *options)
     assert remote["metrics"] == local["metrics"]
