@@ -196,7 +196,7 @@ def check_tokens(
     """Yield token counts below what text takes: all that was `written`, and the question a call."""
     if is_own(agent.kind) or acts_by_rules(agent.kind):
         return
-    usage, count = line.usage, token_counter(agent.model or "")
+    usage, count = line.usage, token_counter(_tokenizer_of(agent))
     least = {"prompt_tokens": math.floor(0.5 * usage.calls * count(question))}
     if agent.kind in SPEAKS_ITSELF:
         least["completion_tokens"] = math.floor(RECOUNT_TOLERANCE * count(written))
@@ -204,6 +204,13 @@ def check_tokens(
         if getattr(usage, name) < number:
             claimed = getattr(usage, name)
             yield f"field 'usage.{name}': is {claimed}; the text alone takes {number}"
+
+
+def _tokenizer_of(agent: AgentRecord) -> str:
+    """Return the model whose tokenizer an agent has: a trained one that of what it began with."""
+    if agent.train is None:
+        return agent.model or ""
+    return str(agent.train.get("model", TINY_POLICY.name))
 
 
 @cache

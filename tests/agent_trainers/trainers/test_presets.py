@@ -76,7 +76,8 @@ def test_neither_merging_nor_padding_nor_micro_batches_change_the_gradient(
     assert (gradient_of(parts, trajectories) - expected).abs().max() < 1e-5
     if algorithm not in ONE_RATIO_PER_TRAJECTORY:
         separate = gradient_of(whole, trajectories, merge_steps=False)
-        assert (separate - expected).abs().max() < 1e-5
+        # alone, rows begin elsewhere, and the angles of positions are rounded to float32
+        assert (separate - expected).abs().max() < 3e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("algorithm", PRESETS)
