@@ -318,8 +318,9 @@ license: apache-2.0
 
 A Qwen3-type model of {model.num_parameters():,} parameters with a word-level vocabulary, made from
 nothing by `python -m agent_trainers.make_tiny_policy`: supervised training on clean, then on hasty
-demonstrations in made-up languages of the words of `AgentR1/SyntheticMultiHop-v0`. No fact is said
-there as the variants `paraphrase` and `relations` say it. It knows the words of these worlds only.
+demonstrations in made-up languages of the words of `AgentR1/SyntheticMultiHop-v0`. By chance one
+language in 16 says a fact as the variant `paraphrase` does, and one in 8 as `relations` does. It
+knows the words of these worlds only.
 
 Success in 500 held-out worlds of the mixture that the default recipe trains on, before any
 reinforcement learning: {sampled:.1%} sampled at temperature 1, {greedy:.1%} greedy.
