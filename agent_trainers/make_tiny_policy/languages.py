@@ -24,7 +24,6 @@ _BARE: Final = {"works": "work", "belongs": "belong"}
 """What a verb becomes beside an auxiliary."""
 _HEADS: Final = "person city company prize country one town firm honour state".split()
 _PREPOSITIONS: Final = ("in", "for", "by", "from", "to", "")
-_AUXILIARIES: Final = ("is", "was", "has", "does")
 KINDS: Final = tuple((r.subject, r.object) for r in VARIANTS["default"].values())
 """What the relations of a language lead from and to."""
 NUM_NAMES: Final[Mapping[str, int]] = {

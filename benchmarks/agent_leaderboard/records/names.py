@@ -12,7 +12,9 @@ from typing import Any, Final
 
 FIELDS: Final = ("name", "organisation", "model", "made_by", "licence", "url")
 """Of an agent: what the pages show as it is written."""
-_UNSEEN: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+UNSEEN: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+"""Unicode categories of characters that show nothing themselves: controls, marks that turn the
+direction of text, lone surrogates, private and unassigned ones, separators of lines."""
 _BLANK: Final = ("FILLER", "BLANK", "VARIATION SELECTOR", "GRAPHEME JOINER")
 """In the names of characters of other categories that show nothing either."""
 _TOGETHER: Final = (
@@ -35,7 +37,7 @@ def why_unclear(text: str) -> str | None:
     """Return why `text` can be read as something else than it is; None if it cannot."""
     for character in text:
         category, name = unicodedata.category(character), unicodedata.name(character, "")
-        if category in _UNSEEN or any(word in name for word in _BLANK):
+        if category in UNSEEN or any(word in name for word in _BLANK):
             return f"it holds a character that nobody sees, U+{ord(character):04X} {name}".rstrip()
     if (plain := unicodedata.normalize("NFKC", text)) != text:
         return f"it is written with compatibility characters; write {plain!a}"

@@ -272,6 +272,3 @@ def _ordered(board: Board) -> Iterator[tuple[str, Cell]]:
     for environment in board.environments:
         for cell in ranked(board, environment):
             yield environment, cell
-
-
-# Terminal

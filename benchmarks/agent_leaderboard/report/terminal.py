@@ -22,6 +22,7 @@ from agent_leaderboard.report.uncertainty import (
     RANK_RULE,
     Interval,
     holm,
+    p_value_text,
 )
 from agent_leaderboard.report.visible_text import visible
 
@@ -76,8 +77,8 @@ def print_comparison(run: Path, first: str, second: str, console: Console | None
             Text(f"{100 * difference.mean:+.1f}", style="bold" if p_holm < ALPHA else ""),
             f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
             *map(str, counts),
-            p_value(comparison.p_value),
-            p_value(p_holm),
+            p_value_text(comparison.p_value),
+            p_value_text(p_holm),
         )
     console.print(table)
     console.print(Text(COMPARISON_RULE, style="dim"))
@@ -126,8 +127,3 @@ def make_console() -> Console:
     """Return a console that is wide enough for tables where nothing says how wide it is."""
     console = Console()
     return console if console.is_terminal else Console(width=_MIN_WIDTH)
-
-
-def p_value(value: float) -> str:
-    """Write a p-value; small ones as a bound."""
-    return f"{value:.3f}" if value >= 0.001 else "< 0.001"

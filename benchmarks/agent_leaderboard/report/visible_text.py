@@ -4,10 +4,9 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from agent_leaderboard.records.names import UNSEEN
+
 _PLAIN: Final = frozenset("\n\t")
-_HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-"""Unicode categories of characters that show nothing themselves: controls, marks that turn the
-direction of text, lone surrogates, private and unassigned ones, separators of lines."""
 _MARKDOWN: Final = frozenset("\\`*_[]<>|~#&")
 _FORMULA: Final = tuple("=+-@\t")
 
@@ -16,7 +15,7 @@ def visible(text: str) -> str:
     """Return text with every hidden character written out: ``⟨U+202E⟩``."""
     return "".join(
         f"⟨U+{ord(c):04X}⟩"
-        if c not in _PLAIN and unicodedata.category(c) in _HIDDEN and not _joins(c)
+        if c not in _PLAIN and unicodedata.category(c) in UNSEEN and not _joins(c)
         else c
         for c in text
     )

@@ -27,6 +27,7 @@ from agent_leaderboard.report.uncertainty import (
     RANK_RULE,
     Comparison,
     Interval,
+    p_value_text,
 )
 from agent_leaderboard.report.visible_text import visible
 
@@ -75,7 +76,7 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["visible"] = visible
+    environment.filters |= {"visible": visible, "p_value": p_value_text}
     digest = hashlib.sha256(script.encode()).digest()
     return environment.from_string(template).render(
         board=board,
