@@ -19,6 +19,7 @@ from agent_envs.envs.synthetic.world import (
     World,
     make_question,
     make_world,
+    reach,
 )
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Corpus, Hit, Passage, Retriever, build_retriever
@@ -58,6 +59,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         *,
         split: str = "train",
         hops: int | Sequence[int] = 2,
+        start: str | Sequence[str] = "film",
         variant: str | Sequence[str] = "default",
         top_k: int | Sequence[int] = 2,
         questions: int = 1,
@@ -71,6 +73,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             split: ``"train"`` or ``"test"``: worlds of one are never in the other.
             hops: How many facts lead to each answer, 1 to 4; of several numbers, each task draws
                 one.
+            start: What kind of thing questions start from: ``"film"`` (up to 4 hops), ``"person"``
+                (3), ``"company"`` (2) or ``"city"`` (1); of several, each task draws one that has
+                as many hops.
             variant: How facts are said and asked: ``"default"``, ``"possessive"``, ``"clauses"``,
                 ``"paraphrase"`` (three other phrasings), ``"relations"`` (other relations), or
                 ``"injected"`` (planted text in what a search shows; see
@@ -108,7 +113,15 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             )
         if not 0.0 <= outdated <= 1.0:
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
-        self._family = _Family(variants, lengths, questions, float(outdated), shown)
+        starts = (start,) if isinstance(start, str) else tuple(start)
+        for name in variants:
+            reached = max((reach(VARIANTS[name], kind) for kind in starts), default=0)
+            if max(lengths) > reached:
+                raise ConfigurationError(
+                    f"start={start!r}: in variant {name!r} questions from there have at most "
+                    f"{reached} hops, not {max(lengths)}. Add 'film', or ask for fewer hops."
+                )
+        self._family = _Family(variants, lengths, questions, float(outdated), shown, starts)
         self._split, self._max_searches = split, max_searches
         self.is_injected = variants == ("injected",)
         search = make_search_tool(self, top_k=max(shown), show=self.show_passage)
@@ -218,6 +231,7 @@ class _Family(NamedTuple):
     questions: int
     outdated: float
     top_k: tuple[int, ...]
+    starts: tuple[str, ...]
 
     @property
     def label(self) -> str:
@@ -225,7 +239,8 @@ class _Family(NamedTuple):
         extras = f"-outdated{self.outdated:g}" if self.outdated else ""
         several = f"-{self.questions}q" if self.questions > 1 else ""
         hops = "or".join(map(str, self.hops))
-        return f"synthetic-{'or'.join(self.variants)}-{hops}hop{several}{extras}"
+        about = f"-{'or'.join(self.starts)}" if self.starts != ("film",) else ""
+        return f"synthetic-{'or'.join(self.variants)}-{hops}hop{about}{several}{extras}"
 
 
 @lru_cache(maxsize=256)  # the members of a group play the same world
@@ -238,5 +253,9 @@ def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], R
     variant = str(draws.choice(family.variants))
     top_k = int(draws.choice(family.top_k))
     world = make_world(rng, variant=variant, outdated=is_outdated)
-    questions = tuple(make_question(world, rng, hops=hops) for _ in range(family.questions))
+    starts = [kind for kind in family.starts if reach(VARIANTS[variant], kind) >= hops]
+    start = str(draws.choice(starts))
+    questions = tuple(
+        make_question(world, rng, hops=hops, start=start) for _ in range(family.questions)
+    )
     return world, questions, build_retriever(Corpus(world.passages)), top_k

@@ -262,18 +262,20 @@ def fill_world(
     return World(relations, tuple(facts), tuple(passages))
 
 
-def make_question(world: World, rng: np.random.Generator, *, hops: int = 2) -> Question:
-    """Draw a question about a world, whose answer takes `hops` facts; the first is about a film.
+def make_question(
+    world: World, rng: np.random.Generator, *, hops: int = 2, start: str = "film"
+) -> Question:
+    """Draw a question about a world, whose answer takes `hops` facts; the first is about a `start`.
 
     Raises:
-        ConfigurationError: If `hops` is out of range.
+        ConfigurationError: If no fact follows so many hops from a thing of this kind.
     """
-    if not 1 <= hops <= MAX_HOPS:
-        raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
+    if not 1 <= hops <= (most := reach(world.relations, start)):
+        raise ConfigurationError(f"hops must be 1 to {most} from a {start}, not {hops}.")
     number = {(fact.relation, fact.subject): i for i, fact in enumerate(world.facts)}
-    path = _draw_path(world.relations, rng, hops)
-    films = [fact.subject for fact in world.facts if fact.relation == path[0]]
-    subject = mention = _draw(rng, films)
+    path = _draw_path(world.relations, rng, hops, start)
+    starts = [fact.subject for fact in world.facts if fact.relation == path[0]]
+    subject = mention = _draw(rng, starts)
     gold, queries = [], []
     for depth, name in enumerate(path, start=1):
         relation = world.relations[name]
@@ -314,24 +316,26 @@ def _draw_pairs(
     return [f"{first[n // len(second)]} {second[n % len(second)]}" for n in numbers]
 
 
-def _draw_path(relations: Mapping[str, Relation], rng: np.random.Generator, hops: int) -> list[str]:
+def reach(relations: Mapping[str, Relation], kind: str) -> int:
+    """Return how many hops can follow from a thing of this kind."""
+    following = [r.object for r in relations.values() if r.subject == kind]
+    return 1 + max(reach(relations, other) for other in following) if following else 0
+
+
+def _draw_path(
+    relations: Mapping[str, Relation], rng: np.random.Generator, hops: int, start: str
+) -> list[str]:
     """Draw relations of which each is about the kind of thing that the one before leads to."""
-    kind, path = "film", []
+    kind, path = start, []
     for remaining in range(hops - 1, -1, -1):
         choices = [
             name
             for name, relation in relations.items()
-            if relation.subject == kind and _reach(relations, relation.object) >= remaining
+            if relation.subject == kind and reach(relations, relation.object) >= remaining
         ]
         path.append(str(rng.choice(choices)))
         kind = relations[path[-1]].object
     return path
-
-
-def _reach(relations: Mapping[str, Relation], kind: str) -> int:
-    """Return how many more hops can follow a thing of this kind."""
-    following = [r.object for r in relations.values() if r.subject == kind]
-    return 1 + max(_reach(relations, other) for other in following) if following else 0
 
 
 def _outdated(fact: Fact, objects: Sequence[str], rng: np.random.Generator) -> Passage:

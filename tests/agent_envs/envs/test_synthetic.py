@@ -57,6 +57,31 @@ def test_reference_actions_earn_the_full_reward(variant, hops):
         assert total == pytest.approx(1.2)  # exact match 1.0, all facts found 0.2
 
 
+def test_questions_start_from_the_kinds_asked_for_that_have_as_many_hops():
+    kinds = {"film": 4, "person": 3, "company": 2, "city": 1}
+    env = gym.make(ID, hops=[1, 2, 3], start=list(kinds))
+    world = make_world(np.random.default_rng(0))
+    kind_of = {relation: world.relations[relation].subject for relation in world.relations}
+    seen = set()
+    for task in range(80):
+        env.reset(options={"task": task})
+        (question,) = env.unwrapped.task.data["questions"]
+        world = make_world(np.random.default_rng(task))
+        kind = kind_of[world.facts[question.gold[0]].relation]
+        assert len(question.gold) <= kinds[kind]
+        seen.add((kind, len(question.gold)))
+    assert seen == {(kind, hops) for kind in kinds for hops in (1, 2, 3) if hops <= kinds[kind]}
+
+
+def test_a_start_that_no_question_of_so_many_hops_has_is_refused():
+    for kind, hops in (("company", 3), ("school", 1), ([], 1)):
+        with pytest.raises(ConfigurationError, match="start="):
+            gym.make(ID, start=kind, hops=hops)
+    with pytest.raises(ConfigurationError, match="'relations'"):  # which knows no companies
+        gym.make(ID, start="company", hops=1, variant=["default", "relations"])
+    gym.make(ID, start=["person", "company"], hops=3)
+
+
 def test_training_and_test_worlds_are_apart():
     questions = {
         split: {gym.make(ID, split=split).reset(options={"task": i})[0] for i in range(50)}
