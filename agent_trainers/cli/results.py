@@ -148,12 +148,18 @@ def describe_run(
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
         "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {package: importlib.metadata.version(package) for package in PACKAGES},
+        "versions": versions(),
     }
     args = trainer.args
     trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
     return results
+
+
+def versions() -> dict[str, str]:
+    """Return the version of Python, and of each package that decides what a run does."""
+    return {"python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in PACKAGES
+    }
 
 
 def _by_environment(
