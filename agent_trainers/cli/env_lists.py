@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import json_object
 from agent_trainers.rollout.env_members import EnvMember, name_members, read_members
 
 LISTS: Final[Mapping[str, str]] = {"--env": "--envs", "--eval_env": "--eval_envs"}

@@ -13,13 +13,13 @@ from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTTrainer
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli import output_folder
 from agent_trainers.cli.arguments import (
     CommandParser,
     check_range,
-    json_object,
     read_config,
     speaker,
 )

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import json_object
 from agent_trainers.small_models import SMALL_MODELS, prepare
 from agent_trainers.trainers.presets import has_critic
 from benchmarks.papers_real.questions import (
