@@ -8,7 +8,6 @@ it.
 import argparse
 import asyncio
 import json
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium as gym
 
+from agent_envs.core.command_line import errors_of_one_line, json_object
 from agent_envs.core.extras import require_extra
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -307,17 +307,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, help="serve http://HOST:PORT/mcp instead of stdio")
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; nobody is asked")
     options = parser.parse_args(arguments)
-    try:
-        kwargs = json.loads(options.kwargs)
-        if not isinstance(kwargs, dict):
-            raise ConfigurationError("--kwargs must be a JSON object.")
+    with errors_of_one_line("mcp"):
+        kwargs = json_object(options.kwargs, "--kwargs")
         served = EnvironmentServer(options.env, kwargs, seed=options.seed, log=options.log)
-    except json.JSONDecodeError as error:
-        parser.error(f"--kwargs is not valid JSON ({error}).")
-    except (AgentEnvsError, gym.error.Error, ImportError, TypeError) as error:
-        if isinstance(error, TypeError) and "keyword argument" not in str(error):
-            raise  # a mistake of the environment's, for which its author needs the traceback
-        sys.exit(f"mcp: {error}")
     try:
         if options.port is None:
             _serve_stdio(served.build(over_http=False))

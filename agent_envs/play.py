@@ -1,17 +1,15 @@
 """Play an environment by hand: ``python -m agent_envs.play AgentR1/SyntheticMultiHop-v0``."""
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.command_line import errors_of_one_line, json_object
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import AgentEnvsError, ConfigurationError
 
 _HELP: Final = """\
   TOOL text                 call a tool with one argument: search Red Harbor
@@ -35,15 +33,9 @@ def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = inp
     parser.add_argument("--task", type=int, help="index of the task; if not given, drawn")
     parser.add_argument("--seed", type=int, help="seed of the draw")
     options = parser.parse_args(arguments)
-    try:
-        kwargs = json.loads(options.env_kwargs)
-        if not isinstance(kwargs, dict):
-            raise ConfigurationError("--env_kwargs must be a JSON object.")
+    with errors_of_one_line("play"):
+        kwargs = json_object(options.env_kwargs, "--env_kwargs")
         play(gym.make(options.env, render_mode="human", **kwargs), options.task, options.seed, ask)
-    except json.JSONDecodeError as error:
-        parser.error(f"--env_kwargs is not valid JSON ({error}).")
-    except (AgentEnvsError, gym.error.Error) as error:
-        sys.exit(f"play: {error}")
 
 
 def play(

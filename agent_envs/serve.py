@@ -2,16 +2,15 @@
 
 import argparse
 import ipaddress
-import json
 import os
-import sys
 from collections.abc import Sequence
 
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.command_line import errors_of_one_line, json_object
 from agent_envs.core.extras import require_extra
-from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.errors import ConfigurationError
 from agent_envs.remote.protocol import KEY_VARIABLE, TOKEN_VARIABLE
 
 
@@ -39,16 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--reference", action="store_true",
                         help="let clients ask for the actions that solve a task")  # fmt: skip
     options = parser.parse_args(arguments)
-    try:
+    with errors_of_one_line("serve"):
         _serve(options)
-    except json.JSONDecodeError as error:
-        parser.error(f"--kwargs is not valid JSON ({error}).")
-    except (AgentEnvsError, gym.error.Error, ImportError, OSError) as error:
-        sys.exit(f"serve: {error}")
-    except TypeError as error:
-        if "keyword argument" not in str(error):
-            raise
-        sys.exit(f"serve: --kwargs: {error}")
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -56,9 +47,7 @@ def _serve(options: argparse.Namespace) -> None:
     require_extra("serve", "Serving environments", *modules)
     from agent_envs.remote.server import EnvironmentServer, listen
 
-    kwargs = json.loads(options.kwargs)
-    if not isinstance(kwargs, dict):
-        raise ConfigurationError("--kwargs must be a JSON object.")
+    kwargs = json_object(options.kwargs, "--kwargs")
     if options.max_sessions < 1 or options.idle_timeout <= 0:
         raise ConfigurationError("--max-sessions and --idle-timeout must be positive.")
     if not options.token and not _is_loopback(options.host):

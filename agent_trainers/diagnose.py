@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.cli.arguments import check_range, json_object, parse, run_command
+from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.environments import environment_maker, look_at
 from agent_trainers.cli.policies import (
     PolicyArguments,

@@ -77,11 +77,12 @@ def write_report(
 def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores = {column: [run["scores"][column] for run in runs] for column in runs[0]["scores"]}
     by_seed = _by_seed(scores)
+    interval = mean_interval(by_seed)
     return {
         "method": name,
         "scores": scores,
-        "mean": statistics.fmean(by_seed),
-        "half_width": half if math.isfinite(half := _half_width(by_seed)) else None,
+        "mean": interval.mean,
+        "half_width": half if math.isfinite(half := interval.high - interval.mean) else None,
         "half_way": [_half_way(run["curve"]) for run in runs if run["curve"]],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
         "completion_tokens": [
@@ -90,12 +91,6 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "options": list(runs[0].get("run", {}).get("options", ())),
         "commands": [run["command"] for run in runs if "command" in run],
     }
-
-
-def _half_width(values: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the mean by Student's t; infinite for one value."""
-    interval = mean_interval(values)
-    return interval.high - interval.mean
 
 
 def _by_seed(scores: Mapping[str, Sequence[float]]) -> list[float]:
@@ -188,10 +183,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ["method", *columns, *means, "half-way, in training", "environment steps", "tokens"]
     lines = []
     for row in rows:
-        cells = [_percent(s) for s in row["scores"].values()]
+        cells = [mean_text(s) for s in row["scores"].values()]
         if len(columns) > 1:
-            cells.append(_percent(_by_seed(row["scores"])))
-        cells.append(_percent(row["half_way"]) if row["half_way"] else "")
+            cells.append(mean_text(_by_seed(row["scores"])))
+        cells.append(mean_text(row["half_way"]) if row["half_way"] else "")
         cells.append(f"{statistics.fmean(row['environment_steps']):,.0f}")
         tokens = row["completion_tokens"]
         cells.append(f"{statistics.fmean(tokens):,.0f}" if tokens else "")
@@ -199,8 +194,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(header, lines)
 
 
-def _percent(values: Sequence[float], sign: str = "") -> str:
-    mean, half = 100 * statistics.fmean(values), 100 * _half_width(values)
+def mean_text(values: Sequence[float], sign: str = "") -> str:
+    """Write the mean of shares with its 95 % interval by Student's t, in percent (points)."""
+    interval = mean_interval(values)
+    mean, half = 100 * interval.mean, 100 * (interval.high - interval.mean)
     return f"{mean:{sign}.1f} ± {half:.1f}" if math.isfinite(half) else f"{mean:{sign}.1f}"
 
 
@@ -263,7 +260,7 @@ def _say(
     )
     wins = sum(value > 0 for value in differences)
     figures = (
-        f"{_percent(differences, '+')} points{where}, ahead with {wins} of {len(differences)} "
+        f"{mean_text(differences, '+')} points{where}, ahead with {wins} of {len(differences)} "
         f"seeds, p = {p_value:.3f}"
     )
     if p_value >= ALPHA:

@@ -9,28 +9,27 @@ over a long horizon. A run that is done is not repeated: a command that was stop
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tqdm.auto import tqdm
+from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_leaderboard.report.uncertainty import MOST_EXACT
 from agent_trainers.cli.arguments import parse
-from agent_trainers.cli.results import PACKAGES
+from agent_trainers.cli.results import versions
 from benchmarks.learning_run import COLUMNS, LONG_HORIZON, MULTI_HOP, LearningRun
 from benchmarks.papers_report import NAIVE_RAG, write_report
 
@@ -134,27 +133,23 @@ NUM_TUNING_TASKS: Final = 100
 class PapersTableArguments:
     """How much to run, and where."""
 
-    seeds: list[int] = field(
-        default_factory=lambda: list(range(1, 11)), metadata={"help": "Seeds of each method."}
+    seeds: list[int] = HfArg(
+        default_factory=lambda: list(range(1, 11)), help="Seeds of each method."
     )
-    learning_rates: list[float] = field(
+    learning_rates: list[float] = HfArg(
         default_factory=lambda: [1e-3, 2e-3, 4e-3],
-        metadata={"help": "Each method is reported with the best of them."},
+        help="Each method is reported with the best of them.",
     )
-    budget: int = field(
-        default=10_000, metadata={"help": "Environment steps that each run may train for."}
-    )
-    long_budget: int = field(default=3_000, metadata={"help": "The same over the long horizon."})
-    num_tasks: int = field(default=300, metadata={"help": "Held-out tasks per column."})
-    studies: list[str] = field(
+    budget: int = HfArg(default=10_000, help="Environment steps that each run may train for.")
+    long_budget: int = HfArg(default=3_000, help="The same over the long horizon.")
+    num_tasks: int = HfArg(default=300, help="Held-out tasks per column.")
+    studies: list[str] = HfArg(
         default_factory=lambda: [study.name for study in STUDIES],
-        metadata={"help": "Which tables: " + ", ".join(study.name for study in STUDIES) + "."},
+        help="Which tables: " + ", ".join(study.name for study in STUDIES) + ".",
     )
-    jobs: int = field(default=2, metadata={"help": "Runs at the same time, on one core each."})
-    work: str = field(
-        default="runs/papers_table", metadata={"help": "Folder of the runs, done and under way."}
-    )
-    output: str = field(default="benchmarks/results", metadata={"help": "Folder of the tables."})
+    jobs: int = HfArg(default=2, help="Runs at the same time, on one core each.")
+    work: str = HfArg(default="runs/papers_table", help="Folder of the runs, done and under way.")
+    output: str = HfArg(default="benchmarks/results", help="Folder of the tables.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -230,8 +225,7 @@ def run(options: PapersTableArguments, command: str) -> None:
                 {"study": study, "method": method, "chosen": rates[study, method], "success": found}
                 for (study, method), found in tuning.items()
             ],
-            "versions": {"python": platform.python_version()}
-            | {package: importlib.metadata.version(package) for package in PACKAGES},
+            "versions": versions(),
         },
     )
 

@@ -4,12 +4,10 @@
 """
 
 import argparse
+import contextlib
 import json
-import os
 import queue
 import secrets
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,44 +20,11 @@ import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.remote.protocol import KEY_VARIABLE
+from benchmarks.performance.server_process import ServerProcess
 
 RESTART_SECONDS: Final = 1.0
 """How long a killed server stays away."""
 MISTAKE: Final = "no action"
-
-
-class ServerProcess:
-    """``python -m agent_envs.serve`` in a process of its own, which can be killed and restarted."""
-
-    def __init__(self, env_id: str, kwargs: Mapping[str, Any], *options: str, key: str) -> None:
-        """Start it at a free port, which it keeps."""
-        arguments = [env_id, "--kwargs", json.dumps(kwargs), *options]
-        self._command = [sys.executable, "-m", "agent_envs.serve", *arguments]
-        self._variables, self._port = os.environ | {KEY_VARIABLE: key}, "0"
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it listens."""
-        self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [*self._command, "--port", self._port],
-            stdout=subprocess.PIPE, text=True, env=self._variables,
-        )  # fmt: skip
-        assert self._process.stdout is not None  # noqa: S101 - a pipe
-        line = self._process.stdout.readline()
-        if " at http" not in line:
-            raise RuntimeError(f"The server did not start: {line or 'see above'}")
-        self.url = line.split(" at ")[1].split()[0]
-        self._port = self.url.rpartition(":")[2]
-
-    def kill(self) -> None:
-        """Kill it, as a machine does that fails."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.communicate()
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        self._process.communicate()
 
 
 @dataclass(slots=True)
@@ -122,18 +87,19 @@ def measure(
 ) -> Report:
     """Play on servers, kill one `kills` times at even distances, and restart it each time."""
     episodes = plan(env_id, kwargs, num_episodes)
-    key = secrets.token_hex()
-    servers = [ServerProcess(env_id, kwargs, key=key) for _ in range(num_servers)]
-    started = time.perf_counter()
-    try:
-        counts, errors = _play_all(episodes, servers, num_sessions, kills)
-    finally:
+    command = ["agent_envs.serve", env_id, "--kwargs", json.dumps(kwargs)]
+    variables = {KEY_VARIABLE: secrets.token_hex()}
+    servers = [ServerProcess(*command, **variables) for _ in range(num_servers)]
+    with contextlib.ExitStack() as running:
         for server in servers:
-            server.stop()
+            running.enter_context(server.running())
+        started = time.perf_counter()
+        counts, errors = _play_all(episodes, servers, num_sessions, kills)
+        seconds = time.perf_counter() - started
     return Report(
         episodes=num_episodes, finished=counts["finished"], equal=counts["equal"],
         resumed=counts["sessions"] - num_sessions, kills=counts["kills"],
-        seconds=time.perf_counter() - started, errors=errors,
+        seconds=seconds, errors=errors,
     )  # fmt: skip
 
 
@@ -166,7 +132,7 @@ def _play_all(
             counts["equal"] += shown == episode.expected
         if number in times:
             counts["kills"] += 1
-            times[number].kill()
+            times[number].end(kill=True)
             restart = threading.Timer(RESTART_SECONDS, times[number].start)
             restart.start()
             threads.append(restart)

@@ -24,7 +24,6 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 from agent_envs.data.files import write_json
-from agent_leaderboard.report.uncertainty import mean_interval
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
@@ -36,6 +35,7 @@ from agent_trainers.rollout.skills import NOTE, tell_actions
 from agent_trainers.trajectory import Trajectory
 from benchmarks.demonstrated import show
 from benchmarks.learning_run import MAX_NEW_TOKENS, MULTI_HOP, LearningRun, run
+from benchmarks.papers_report import mean_text
 from benchmarks.performance.models import load_tokenizer
 
 COLUMN: Final = "clean facts"
@@ -114,8 +114,8 @@ def report(
         [
             side,
             " ".join(f"{100 * value:.1f}" for value in values),
-            _percent(values),
-            _percent([a - b for a, b in zip(values, success["0"], strict=True)], "+")
+            mean_text(values),
+            mean_text([a - b for a, b in zip(values, success["0"], strict=True)], "+")
             if side != "0"
             else "",
         ]
@@ -124,13 +124,6 @@ def report(
     header = ["skill_weight", "success after training, each seed", "mean", "against 0, same seeds"]
     start = markdown_table(["before training", "success", "with a skill in the prompt"], before)
     return f"\n{start}\n\n{markdown_table(header, after)}\n"
-
-
-def _percent(values: Sequence[float], sign: str = "") -> str:
-    """Return the mean with its 95 % interval by Student's t, in percent (points)."""
-    interval = mean_interval(values)
-    mean = f"{100 * interval.mean:{sign}.1f}"
-    return mean if len(values) < 2 else f"{mean} ± {100 * (interval.high - interval.mean):.1f}"
 
 
 # A policy that can read

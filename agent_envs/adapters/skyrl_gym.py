@@ -188,8 +188,5 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 gym.register(
-    "AgentR1/SkyRLGym-v0",
-    f"{__name__}:SkyRLGymEnv",
-    order_enforce=False,
-    disable_env_checker=True,
+    "AgentR1/SkyRLGym-v0", f"{__name__}:SkyRLGymEnv", order_enforce=False, disable_env_checker=True
 )

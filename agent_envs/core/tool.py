@@ -124,8 +124,9 @@ class Tool:
         path = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
         if _at(*path) is self:  # decorated in place
             return _at, path
-        limits = (self.timeout, self.max_result_chars, self.stateful)
-        return _make_tool, (self.function, self.name, self.description, *limits)
+        names = ("name", "description", "timeout", "max_result_chars", "stateful")
+        again = functools.partial(Tool, **{name: getattr(self, name) for name in names})
+        return again, (self.function,)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -228,25 +229,6 @@ def _at(module: str, name: str) -> Any:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError):
         return None
-
-
-def _make_tool(
-    function: Callable[..., Any],
-    name: str,
-    description: str,
-    timeout: float | None,
-    max_result_chars: int,
-    stateful: bool,
-) -> Tool:
-    """Unpickle a tool."""
-    return Tool(
-        function,
-        name=name,
-        description=description,
-        timeout=timeout,
-        max_result_chars=max_result_chars,
-        stateful=stateful,
-    )
 
 
 def _arguments_model(

@@ -7,6 +7,7 @@ next state, the reward term by term, and whether the episode is over. A subclass
 
 import functools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
@@ -178,7 +179,7 @@ class ToolEnv(TaskFamily):
         self._is_over = False
         self._sessions.begin_episode()
         self._follow_sessions()
-        self.noted: dict[str, float] = {}
+        self.noted: defaultdict[str, float] = defaultdict(float)
         """What this step has earned so far, for the terms that `noted_terms` makes."""
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
@@ -206,7 +207,7 @@ class ToolEnv(TaskFamily):
         """
         self._open_turn(action)
         self.num_turns += 1
-        self.noted = {}
+        self.noted = defaultdict(float)
         self.begin_step()
         parsed = self._understand(action)
         calls = self._carry_out(parsed.each_call)
@@ -357,12 +358,12 @@ class ToolEnv(TaskFamily):
             if has_run and self.is_finished():
                 done.append(Call(call, ToolResult(OVER_TEXT, error="not_carried_out")))
                 continue
-            noted, self.noted = self.noted, {}  # each call begins anew, also if its tool notes
+            noted, self.noted = self.noted, defaultdict(float)  # each call begins anew
             result, has_run = next(results), True
             self.num_tool_calls += 1
             resolve(on_result(call, result))
             for name, value in self.noted.items():
-                noted[name] = noted[name] + value if name in noted else value
+                noted[name] += value
             self.noted = noted
             done.append(Call(call, result if self._attack is None else self._attack.edit(result)))
         return done

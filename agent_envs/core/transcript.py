@@ -72,14 +72,14 @@ class Transcript:
             sys.stdout.flush()
 
 
-def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True, width: int = 100) -> str:
-    """Return entries as text for a terminal of `width` columns, with ANSI colours or without."""
+def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True) -> str:
+    """Return entries as text for a terminal of 100 columns, with ANSI colours or without."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
     console = Console(
-        file=io.StringIO(), force_terminal=is_coloured, no_color=not is_coloured, width=width,
+        file=io.StringIO(), force_terminal=is_coloured, no_color=not is_coloured, width=100,
         highlight=False, legacy_windows=False, force_jupyter=False,  # which would show, not return
     )  # fmt: skip
     with console.capture() as capture:

@@ -143,6 +143,7 @@ def _fraction(parts: list[str]) -> Any:
     return fractions.Fraction(numerator, denominator)
 
 
+_MAX_MESSAGE_BYTES: Final = 64 << 20
 _SCALARS: Final[dict[str, Callable[[Any], Any]]] = {
     "int": lambda text: int(text, 16),
     "complex": _complex,
@@ -202,10 +203,9 @@ for _name in ("lt", "le", "gt", "ge"):
 class Channel:
     """Messages over a socket: four bytes of length, then JSON."""
 
-    def __init__(self, descriptor: int, *, max_bytes: int = 64 << 20, owns: bool = True) -> None:
+    def __init__(self, descriptor: int, *, owns: bool = True) -> None:
         """Speak over a socket, which is closed at the end if it `owns` it."""
         self._file = open(descriptor, "r+b", buffering=0, closefd=owns)  # noqa: SIM115
-        self._max_bytes = max_bytes
 
     def send(self, message: Any) -> None:
         """Send one message."""
@@ -222,7 +222,7 @@ class Channel:
             ValueError: If what came is not a message.
         """
         length = int.from_bytes(self._read(4), "big")
-        if length > self._max_bytes:
+        if length > _MAX_MESSAGE_BYTES:
             raise ValueError("message too long")
         return json.loads(self._read(length))
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.retrieval import Hit, Retriever
+from agent_envs.tools.pages import folded
 from agent_envs.tools.search import MAX_QUERY_CHARS, NO_HIT_TEXT, ShowPassage, format_hits
 
 MAX_QUESTIONS: Final = 12
@@ -90,7 +91,7 @@ class EvidenceTable:
         self._num_queries += 1
         self.queries.append(LoggedQuery(_short(query), titles, len(found - self._seen)))
         self._seen |= found
-        self._titles |= {_fold(title): title for title in titles}
+        self._titles |= {folded(title): title for title in titles}
         del self.queries[:-MAX_QUERIES]
 
     def decompose(self, questions: list[str]) -> str:
@@ -121,11 +122,11 @@ class EvidenceTable:
             must_not_have: Words or phrases that it must not hold, none of them.
             only_new: Leave out what a search has found before.
         """
-        wanted = [_fold(text) for text in (must_have or [])[:MAX_QUESTIONS] if text.strip()]
-        refused = [_fold(text) for text in (must_not_have or [])[:MAX_QUESTIONS] if text.strip()]
+        wanted = [folded(text) for text in (must_have or [])[:MAX_QUESTIONS] if text.strip()]
+        refused = [folded(text) for text in (must_not_have or [])[:MAX_QUESTIONS] if text.strip()]
         hits = []
         for hit in self._retriever.search(query[:MAX_QUERY_CHARS], self._top_k * _NUM_CANDIDATES):
-            text = _fold(f"{hit.passage.title}\n{hit.passage.text}")
+            text = folded(f"{hit.passage.title}\n{hit.passage.text}")
             if only_new and _checksum(hit) in self._seen:
                 continue
             if all(each in text for each in wanted) and not any(each in text for each in refused):
@@ -157,7 +158,7 @@ class EvidenceTable:
             raise ToolError("A row of evidence needs a claim.")
         if len(self.rows) >= MAX_ROWS:
             raise ToolError(f"The table is full: it holds {MAX_ROWS} rows.")
-        known = self._titles.get(_fold(_short(title)))
+        known = self._titles.get(folded(_short(title)))
         if known is None:
             raise ToolError(f"No search has shown {quoted(title)}. Search for it first.")
         if question is not None and not 1 <= question <= len(self.questions):
@@ -197,7 +198,3 @@ def _checksum(hit: Hit) -> int:
 
 def _short(text: str) -> str:
     return " ".join(text[: MAX_CHARS * 2].split())[:MAX_CHARS]
-
-
-def _fold(text: str) -> str:
-    return " ".join(text.casefold().split())

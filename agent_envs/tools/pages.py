@@ -22,7 +22,7 @@ class PageReader:
     def take(self, pages: Mapping[str, Sequence[Page]]) -> None:
         """Read from `pages`, which has those of each title."""
         self._pages = pages
-        self._by_folded_title = {_fold(title): title for title in pages}
+        self._by_folded_title = {folded(title): title for title in pages}
         self.close()
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class PageReader:
         Args:
             title: The page's title, as a search shows it.
         """
-        known = self._by_folded_title.get(_fold(title))
+        known = self._by_folded_title.get(folded(title))
         if known is None:
             raise ToolError(f"There is no page {quoted(title)}.{self._suggestions(title)}")
         pages = self._pages[known]
@@ -59,26 +59,27 @@ class PageReader:
         """
         if not self._open:
             raise ToolError("No page is open. Call read(title) first.")
-        wanted = _fold(text)
+        wanted = folded(text)
         lines = [
             f"[{number}] {sentence.strip()}"
             for page in self._open
             for number, sentence in enumerate(page.sentences)
-            if wanted and wanted in _fold(sentence)
+            if wanted and wanted in folded(sentence)
         ]
         return "\n".join(lines) or f"{self._open[0].title} does not hold {quoted(text)}."
 
     def _suggestions(self, title: str) -> str:
-        words = set(_fold(title).split())
+        words = set(folded(title).split())
         shared = {
-            name: len(words & set(folded.split())) for folded, name in self._by_folded_title.items()
+            name: len(words & set(known.split())) for known, name in self._by_folded_title.items()
         }
         near = [name for name, num_shared in shared.items() if num_shared]
         near.sort(key=lambda name: (-shared[name], len(name), name))
         return f" Titles like it: {'; '.join(near[:MAX_SUGGESTIONS])}." if near else ""
 
 
-def _fold(text: str) -> str:
+def folded(text: str) -> str:
+    """Return `text` without what two writings of it may differ in: case and white space."""
     return " ".join(text.casefold().split())
 
 

@@ -89,7 +89,7 @@ def find_damage(checkpoint: Path) -> str | None:
             size = (checkpoint / name).stat().st_size
             if size != expected["bytes"]:
                 return f"{name} has {size} bytes instead of {expected['bytes']}"
-            if _digest(checkpoint / name) != expected["sha256"]:
+            if digest(checkpoint / name) != expected["sha256"]:
                 return f"{name} is damaged: its checksum is not that of what was written"
         except FileNotFoundError:
             return f"{name} is missing"
@@ -118,7 +118,7 @@ def check_checkpoint(checkpoint: Path) -> None:
 def describe_checkpoint(checkpoint: Path, **facts: Any) -> None:
     """Write the list of a checkpoint's files, the last thing to be written, and flush all of it."""
     files = {
-        str(path.relative_to(checkpoint)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        str(path.relative_to(checkpoint)): {"bytes": path.stat().st_size, "sha256": digest(path)}
         for path in _files(checkpoint)
     }
     write_json(checkpoint / MANIFEST, {**facts, "files": files})
@@ -242,7 +242,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -221,21 +221,6 @@ def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
     return config
 
 
-def json_object(value: str | None, option: str) -> dict[str, Any]:
-    """Return the object that an option holds as JSON text.
-
-    Raises:
-        ConfigurationError: If it is no JSON object.
-    """
-    try:
-        parsed = json.loads(value or "{}")
-    except ValueError as error:
-        raise ConfigurationError(f"{option} is not valid JSON ({error}): {value}") from None
-    if not isinstance(parsed, dict):
-        raise ConfigurationError(f'{option} must be a JSON object such as {{"hops": 2}}: {value}')
-    return parsed
-
-
 def check_range(options: Any, words: str, is_right: Callable[[Any], bool], *names: str) -> None:
     """Refuse options that are given and out of their range.
 

@@ -14,8 +14,9 @@ from typing import Final
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, json_object, parse, run_command, speaker
+from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
 from agent_trainers.cli.policies import (

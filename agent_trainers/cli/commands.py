@@ -5,36 +5,6 @@ import importlib
 import sys
 
 
-def train() -> None:
-    """Run ``agent-r1-train``."""
-    run("agent-r1-train", "agent_trainers.cli.train")
-
-
-def evaluate() -> None:
-    """Run ``agent-r1-eval``."""
-    run("agent-r1-eval", "agent_trainers.cli.evaluate")
-
-
-def sft() -> None:
-    """Run ``agent-r1-sft``."""
-    run("agent-r1-sft", "agent_trainers.cli.sft")
-
-
-def collect() -> None:
-    """Run ``agent-r1-collect``."""
-    run("agent-r1-collect", "agent_trainers.cli.collect")
-
-
-def skills() -> None:
-    """Run ``agent-r1-skills``."""
-    run("agent-r1-skills", "agent_trainers.cli.skills")
-
-
-def value() -> None:
-    """Run ``agent-r1-value``."""
-    run("agent-r1-value", "agent_trainers.cli.value")
-
-
 def run(command: str, module: str) -> None:
     """Call a module's ``main``; exit with code 2 and one line if a library is missing.
 
@@ -58,3 +28,11 @@ def run(command: str, module: str) -> None:
     except KeyboardInterrupt:  # importing takes seconds
         sys.exit(130)
     main()
+
+
+train = functools.partial(run, "agent-r1-train", "agent_trainers.cli.train")
+evaluate = functools.partial(run, "agent-r1-eval", "agent_trainers.cli.evaluate")
+sft = functools.partial(run, "agent-r1-sft", "agent_trainers.cli.sft")
+collect = functools.partial(run, "agent-r1-collect", "agent_trainers.cli.collect")
+skills = functools.partial(run, "agent-r1-skills", "agent_trainers.cli.skills")
+value = functools.partial(run, "agent-r1-value", "agent_trainers.cli.value")

@@ -1,11 +1,12 @@
 """The environments that a command line or a settings file names: one, or several by weight."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import json_object
 from agent_trainers.rollout.env_members import EnvMember, name_members, read_members
 
 LISTS: Final[Mapping[str, str]] = {"--env": "--envs", "--eval_env": "--eval_envs"}
@@ -110,18 +111,10 @@ def _is_json(value: str) -> bool:
 
 def _take(option: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the values of an option, and the other arguments."""
-    values, rest = [], []
-    position = 0
-    while position < len(arguments):
-        name, is_joined, value = arguments[position].partition("=")
-        if name.replace("-", "_") != option.replace("-", "_"):
-            rest.append(arguments[position])
-        elif is_joined:
-            values.append(value)
-        elif position + 1 < len(arguments) and not arguments[position + 1].startswith("--"):
-            position += 1
-            values.append(arguments[position])
-        else:
-            rest.append(arguments[position])  # argparse says what is missing
-        position += 1
-    return values, rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(option, option.replace("_", "-"), action="append", default=[], dest="all")
+    try:
+        taken, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:  # without a value; the command's own parser says so
+        return [], list(arguments)
+    return taken.all, rest

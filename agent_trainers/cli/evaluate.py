@@ -1,7 +1,7 @@
 """``agent-r1-eval``: measure a language model in an environment, or in a program."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rich.console import Console
@@ -44,8 +44,8 @@ class EvaluateArguments(SearchArguments, ProgramArguments, PolicyArguments):
 
     num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
     samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
-    pass_at: list[int] | None = field(
-        default=None, metadata={"help": "The k of pass@k; 1 and samples_per_task if not given."}
+    pass_at: list[int] | None = HfArg(
+        default=None, help="The k of pass@k; 1 and samples_per_task if not given."
     )
     seed: int = HfArg(default=0, help="Seed of every draw.")
     output: str | None = HfArg(default=None, help="JSON file to write.")

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import json_object, read_config, refuse, unknown_option
+from agent_trainers.cli.arguments import read_config, refuse, unknown_option
 from agent_trainers.cli.env_lists import gather_lists, ids_in
 from agent_trainers.cli.environments import check_id
 from agent_trainers.cli.output_folder import check_use

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,15 +26,32 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
     SUPERVISOR,
+    Interrupted,
     catch_signals,
     leave_closed_terminal,
 )
-from agent_trainers.cli.arguments import read_config
+from agent_trainers.cli.arguments import read_config, run_command
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 _CONFIG_OPTION: Final = "--accelerate_config"
 _MAY_RUN_ON_CPU: Final = ("NO", "MULTI_CPU", "MULTI_GPU")
 _SCRIPT: Final = "the script to launch"
+
+
+def run_trainer(
+    program: str,
+    run: Callable[[list[str]], None],
+    arguments: Sequence[str] | None,
+    say: Callable[[str], None],
+) -> None:
+    """Run a command that trains, as `run_command`; say how a run goes on that was asked to stop."""
+    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    try:
+        run_command(program, run, arguments)
+    except Interrupted as interrupted:
+        say("Stopped. The same command with --resume goes on from the last checkpoint.")
+        sys.exit(interrupted.exit_code)
 
 
 def unknown_to_accelerate(options: Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ ended or saved a checkpoint is refused without ``--resume`` or ``--overwrite``.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from agent_trainers.checkpointing.checkpoints import (
     UNFINISHED,
     WEIGHTS,
     check_writable,
+    digest,
 )
 
 RESULTS_FILE: Final = "results.json"
@@ -247,7 +247,7 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
     listed = ("envs", "eval_envs")  # as `environment` has them: a list of one is that one
     chosen = {k: v for k, v in fields.items() if k not in listed} | dict(environment)
     data = {
-        name: _digest(Path(value))
+        name: digest(Path(value))
         for name, value in _inputs(chosen).items()
         if os.path.isfile(value)  # noqa: PTH113 - no error if too long
     }
@@ -325,8 +325,3 @@ def _weights(folder: Path) -> Iterator[Path]:
     for name in WEIGHTS:
         yield from folder.glob(f"{name}*.safetensors")
         yield from folder.glob(f"{name}*.bin")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

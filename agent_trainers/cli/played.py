@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
@@ -59,11 +59,9 @@ class ProgramArguments:
         + "; ".join(f"{name}: {meaning}" for name, meaning in RUNNERS.items())
         + ".",
     )
-    program_env: list[str] | None = field(
+    program_env: list[str] | None = HfArg(
         default=None,
-        metadata={
-            "help": "Environment variables of this process that a process or container gets, too."
-        },
+        help="Environment variables of this process that a process or container gets, too.",
     )
     program_concurrency: int | None = HfArg(
         default=None,
@@ -73,12 +71,10 @@ class ProgramArguments:
         default=64, help="Calls to the model an episode may make; it is truncated there."
     )
 
-    ignored_parameters: list[str] | None = field(
+    ignored_parameters: list[str] | None = HfArg(
         default=None,
-        metadata={
-            "help": "Parameters of a program's requests that count for nothing, such as "
-            "temperature: others than those honoured are refused by name."
-        },
+        help="Parameters of a program's requests that count for nothing, such as "
+        "temperature: others than those honoured are refused by name.",
     )
 
     def program_tasks(self, path: str | None, **options: Any) -> "ProgramTasks":

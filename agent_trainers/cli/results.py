@@ -136,11 +136,7 @@ def describe_run(
     """
     results = {
         **run,
-        "success_before": before.get("success"),
-        "success_after": after.get("success"),
-        "return_before": before.get("return"),
-        "return_after": after.get("return"),
-        "num_eval_episodes": after.get("num_episodes", 0),
+        **_measured(before, after),
         **_by_environment(trainer, before, after),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
@@ -148,12 +144,28 @@ def describe_run(
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
         "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {package: importlib.metadata.version(package) for package in PACKAGES},
+        "versions": versions(),
     }
     args = trainer.args
     trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
     return results
+
+
+def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "success_before": before.get("success"),
+        "success_after": after.get("success"),
+        "return_before": before.get("return"),
+        "return_after": after.get("return"),
+        "num_eval_episodes": after.get("num_episodes", 0),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the version of Python, and of each package that decides what a run does."""
+    return {"python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in PACKAGES
+    }
 
 
 def _by_environment(
@@ -170,14 +182,7 @@ def _by_environment(
     for name in evaluated.names:
         first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
         is_variant = name in evaluated.variants
-        figures[name] = {
-            "is_trained": not is_variant,
-            "success_before": first.get("success"),
-            "success_after": last.get("success"),
-            "return_before": first.get("return"),
-            "return_after": last.get("return"),
-            "num_eval_episodes": last.get("num_episodes", 0),
-        }
+        figures[name] = {"is_trained": not is_variant, **_measured(first, last)}
         if is_variant and last and after.get("success"):
             figures[name]["of_in_domain"] = last["success"] / after["success"]
     return {"by_environment": figures}

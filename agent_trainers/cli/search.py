@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rich import box
@@ -34,13 +34,11 @@ _STEPS: Final = 80
 class SearchArguments:
     """How to search for a good episode, and what that may cost."""
 
-    search: list[str] | None = field(
+    search: list[str] | None = HfArg(
         default=None,
-        metadata={
-            "help": f"Compare searches at equal budget: {', '.join(SEARCHES)}; or {ALL}. Those "
-            "whose name begins with oracle see the environment's rewards, which no agent at work "
-            "knows."
-        },
+        help=f"Compare searches at equal budget: {', '.join(SEARCHES)}; or {ALL}. Those "
+        "whose name begins with oracle see the environment's rewards, which no agent at work "
+        "knows.",
     )
     value: str | None = HfArg(
         default=None,

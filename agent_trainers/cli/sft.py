@@ -3,8 +3,6 @@
 From an environment's own reference actions, from recorded trajectories, or from conversations.
 """
 
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +13,19 @@ from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTTrainer
 
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli import output_folder
 from agent_trainers.cli.arguments import (
     CommandParser,
     check_range,
-    json_object,
     read_config,
-    run_command,
     speaker,
 )
 from agent_trainers.cli.environments import environment_maker, first_tasks, look_at
 from agent_trainers.cli.first_checks import WARM_START_FOLDER
+from agent_trainers.cli.launch import run_trainer
 from agent_trainers.cli.loggers import check_loggers
 from agent_trainers.cli.models import (
     ModelArguments,
@@ -109,13 +107,7 @@ class WarmStartArguments(ModelArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
-    try:
-        run_command(PROGRAM, run, arguments)
-    except Interrupted as interrupted:
-        say("Stopped. The same command with --resume goes on from the last checkpoint.")
-        sys.exit(interrupted.exit_code)
+    run_trainer(PROGRAM, run, arguments, say)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,16 +20,16 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.data.files import write_json
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
-    Interrupted,
     StopAtStepEnd,
     StopRequests,
 )
 from agent_trainers.cli import dry_run, output_folder
-from agent_trainers.cli.arguments import run_command, speaker
+from agent_trainers.cli.arguments import speaker
 from agent_trainers.cli.env_lists import environments_of, gather_lists
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
+    run_trainer,
     supervise,
     unknown_to_accelerate,
 )
@@ -65,13 +64,7 @@ say = speaker(PROGRAM)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
-    try:
-        run_command(PROGRAM, _run_or_launch, arguments)
-    except Interrupted as interrupted:
-        say("Stopped. The same command with --resume goes on from the last checkpoint.")
-        sys.exit(interrupted.exit_code)
+    run_trainer(PROGRAM, _run_or_launch, arguments, say)
 
 
 def _run_or_launch(arguments: list[str]) -> NoReturn:

@@ -1,7 +1,7 @@
 """The options of ``agent-r1-train``, and the settings files that they stand on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
@@ -77,28 +77,23 @@ class TrainArguments(ProgramArguments, ModelArguments):
     eval_env_kwargs: str | None = HfArg(
         default=None, help="Those that differ where it is evaluated, as JSON."
     )
-    envs: list[str] | None = field(
+    envs: list[str] | None = HfArg(
         default=None,
-        metadata={
-            "help": "Several environments to train in, each an id or {id, weight, kwargs, "
-            "eval_kwargs, name, tasks}: groups are played in turn by weight, and what is reported "
-            "is kept for each, too, as env/<name>/success."
-        },
+        help="Several environments to train in, each an id or {id, weight, kwargs, "
+        "eval_kwargs, name, tasks}: groups are played in turn by weight, and what is reported "
+        "is kept for each, too, as env/<name>/success.",
     )
-    eval_envs: list[str] | None = field(
+    eval_envs: list[str] | None = HfArg(
         default=None,
-        metadata={
-            "help": "Environments that are never trained in and evaluated as well, each an id or "
-            "{id, kwargs, name, tasks}: before and after training and, unless eval_steps says "
-            "otherwise, each sixth of it. On a command line also --eval_env, several times."
-        },
+        help="Environments that are never trained in and evaluated as well, each an id or "
+        "{id, kwargs, name, tasks}: before and after training and, unless eval_steps says "
+        "otherwise, each sixth of it. On a command line also --eval_env, several times.",
     )
     eval_tasks: str | None = HfArg(
         default=None, help="With a program: a file of the tasks on which it is measured."
     )
-    frozen_roles: list[str] | None = field(
-        default=None,
-        metadata={"help": "Roles of a program that the model plays and does not learn."},
+    frozen_roles: list[str] | None = HfArg(
+        default=None, help="Roles of a program that the model plays and does not learn."
     )
     algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
     num_eval_tasks: int = HfArg(

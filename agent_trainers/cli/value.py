@@ -18,10 +18,11 @@ from rich.table import Column, Table
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import atomic_path, write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, json_object, parse, run_command
+from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
 from agent_trainers.cli.policies import (

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.checkpoints import check_writable
-from agent_trainers.cli.arguments import check_range, json_object, refuse, run_command
+from agent_trainers.cli.arguments import check_range, refuse, run_command
 from agent_trainers.cli.environments import environment_maker, look_at, see_modules_here
 from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.tiny_policy import TINY_POLICY

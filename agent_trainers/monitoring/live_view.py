@@ -75,12 +75,10 @@ class RunView:
 
     def add(self, logs: Mapping[str, Any]) -> None:
         """Take in what was logged: of an evaluation its success, of a training batch everything."""
-        if "reward" not in logs and "loss" not in logs:
-            with self._lock:
-                self._add_successes(logs)
-            return
         with self._lock:
             self._add_successes(logs)
+            if "reward" not in logs and "loss" not in logs:
+                return
             self._newest = {name: v for name, v in logs.items() if isinstance(v, int | float)}
             for name, value in self._newest.items():
                 if name in ("success", "reward") or name.startswith("rewards/"):

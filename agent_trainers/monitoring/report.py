@@ -156,9 +156,9 @@ def _plot_environments(axes: Any, curves: Sequence[SuccessCurve]) -> None:
                   linewidth=1.5, label=f"{curve.name}, {of_what}")  # fmt: skip
 
 
-def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """Average each value with those just before it."""
-    windows = (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Average each value with the four just before it."""
+    windows = (values[max(0, i - 4) : i + 1] for i in range(len(values)))
     return [sum(window) / len(window) for window in windows]
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -58,57 +58,23 @@ class TaskSource(Protocol):
 
 
 class EnvironmentTasks:
-    """The tasks of an environment, played by `Rollout`."""
+    """The tasks of an environment, played by `Rollout`; see `TaskSource`."""
 
     def __init__(self, env: str | MakeEnv) -> None:
-        """Play `env`, a Gymnasium id or a function that makes an environment."""
+        """Play `env`, a Gymnasium id or a function that makes one; one is made to be asked."""
         self._make_env = env_maker(env)
-
-    @property
-    def num_tasks(self) -> int | None:
-        """How many tasks there are; None where they are endless."""
-        return self._probed.num_tasks
-
-    @property
-    def tools(self) -> Schemas:
-        """What the chat template has to describe; None where the state does."""
-        return self._probed.tools
-
-    @property
-    def reward_terms(self) -> Mapping[str, float] | None:
-        """The reward terms and their weights; None where the environment does not say."""
-        return self._probed.reward_terms
-
-    @property
-    def outcome_terms(self) -> frozenset[str]:
-        """Reward terms that are outcomes."""
-        return self._probed.outcome_terms
-
-    @functools.cached_property
-    def _probed(self) -> "_Probed":
-        env = self._make_env()
-        inner = env.unwrapped
-        _, info = env.reset(seed=0)
-        env.close()
-        return _Probed(
-            num_tasks=getattr(inner, "num_tasks", None),
-            tools=template_tools(info),
-            reward_terms=getattr(inner, "reward_weights", None),
-            outcome_terms=getattr(inner, "outcome_terms", frozenset()),
-        )
+        asked = self._make_env()
+        _, info = asked.reset(seed=0)
+        asked.close()
+        self.num_tasks: int | None = getattr(asked.unwrapped, "num_tasks", None)
+        self.tools = template_tools(info)
+        self.reward_terms: Mapping[str, float] | None
+        self.reward_terms = getattr(asked.unwrapped, "reward_weights", None)
+        self.outcome_terms = getattr(asked.unwrapped, "outcome_terms", frozenset[str]())
 
     def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
         """Return what plays `policy` in the environment."""
         return Rollout(self._make_env, policy, **settings)
-
-
-class _Probed(NamedTuple):
-    """What one environment, made to be asked, said of all."""
-
-    num_tasks: int | None
-    tools: Schemas
-    reward_terms: Mapping[str, float] | None
-    outcome_terms: frozenset[str]
 
 
 class EpisodePlayer:

@@ -7,9 +7,7 @@ run yet is marked in the table, which is written anew after every cell.
 """
 
 import datetime
-import importlib.metadata
 import json
-import platform
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from tqdm.auto import tqdm
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted
 from agent_trainers.cli.arguments import parse, speaker
-from agent_trainers.cli.results import PACKAGES
+from agent_trainers.cli.results import versions
 from benchmarks.papers_real.cells import ROWS, Commands, PapersRealArguments, wanted_cells
 from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
@@ -105,8 +103,7 @@ def _report(options: PapersRealArguments, questions: dict[str, Any], command: st
             "budget": options.budget,
             "passage_words": options.passage_words,
             "questions": questions,
-            "versions": {"python": platform.python_version()}
-            | {package: importlib.metadata.version(package) for package in PACKAGES},
+            "versions": versions(),
         },
     )
 

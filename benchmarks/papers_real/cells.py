@@ -5,12 +5,14 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from transformers.hf_argparser import HfArg
+
+from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import json_object
 from agent_trainers.small_models import SMALL_MODELS, prepare
 from agent_trainers.trainers.presets import has_critic
 from benchmarks.papers_real.questions import (
@@ -123,47 +125,36 @@ def wanted_cells(names: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
 class PapersRealArguments(QuestionArguments):
     """What is compared, and how much of it."""
 
-    model: str = field(
-        default="smollm2",
-        metadata={"help": "A model as agent-r1-train takes it, or smollm2, which is prepared."},
+    model: str = HfArg(
+        default="smollm2", help="A model as agent-r1-train takes it, or smollm2, which is prepared."
     )
-    rows: list[str] = field(
+    rows: list[str] = HfArg(
         default_factory=lambda: [row.name for row in ROWS],
-        metadata={"help": "Rows to run; the table shows the others as not run."},
+        help="Rows to run; the table shows the others as not run.",
     )
-    seeds: list[int] = field(
-        default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each trained row."}
+    seeds: list[int] = HfArg(default_factory=lambda: [1, 2, 3], help="Seeds of each trained row.")
+    budget: int = HfArg(default=4_800, help="Environment steps that each trained row plays.")
+    num_demonstrations: int = HfArg(
+        default=256, help="Training questions that the warm start is shown."
     )
-    budget: int = field(
-        default=4_800, metadata={"help": "Environment steps that each trained row plays."}
+    num_tried: int = HfArg(
+        default=32, help="Training questions that naive RAG's forms are tried on."
     )
-    num_demonstrations: int = field(
-        default=256, metadata={"help": "Training questions that the warm start is shown."}
-    )
-    num_tried: int = field(
-        default=32, metadata={"help": "Training questions that naive RAG's forms are tried on."}
-    )
-    max_completion_length: int = field(default=256, metadata={"help": "Longest turn in tokens."})
-    batch_size: int = field(
+    max_completion_length: int = HfArg(default=256, help="Longest turn in tokens.")
+    batch_size: int = HfArg(
         default=32,
-        metadata={
-            "help": "Episodes of an optimiser step, and episodes that are tested at once. Where "
-            "train_options spread a batch over processes, their product must be this."
-        },
+        help="Episodes of an optimiser step, and episodes that are tested at once. Where "
+        "train_options spread a batch over processes, their product must be this.",
     )
-    env_kwargs: str | None = field(
-        default=None, metadata={"help": "Arguments of the environments that differ, as JSON."}
+    env_kwargs: str | None = HfArg(
+        default=None, help="Arguments of the environments that differ, as JSON."
     )
-    warm_start_options: str = field(
-        default="", metadata={"help": "Further options of agent-r1-sft, as one text."}
+    warm_start_options: str = HfArg(
+        default="", help="Further options of agent-r1-sft, as one text."
     )
-    train_options: str = field(
-        default="", metadata={"help": "Further options of agent-r1-train, as one text."}
-    )
-    work: str = field(
-        default="runs/papers_real", metadata={"help": "Folder of the runs, done and under way."}
-    )
-    output: str = field(default="benchmarks/results", metadata={"help": "Folder of the table."})
+    train_options: str = HfArg(default="", help="Further options of agent-r1-train, as one text.")
+    work: str = HfArg(default="runs/papers_real", help="Folder of the runs, done and under way.")
+    output: str = HfArg(default="benchmarks/results", help="Folder of the table.")
 
     def __post_init__(self) -> None:
         """Check numbers, and that something is asked for.

@@ -8,9 +8,11 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json, write_text
 from agent_envs.data.sources import DatasetSpec
@@ -48,36 +50,31 @@ TRAINED_ON: Final = ("hotpotqa", "two_wiki")
 class QuestionArguments:
     """Where rows come from, and how many are taken."""
 
-    hotpotqa_train: list[str] = field(
+    hotpotqa_train: list[str] = HfArg(
         default_factory=list,
-        metadata={"help": "Files of HotpotQA rows to train on; the hub's train split if none."},
+        help="Files of HotpotQA rows to train on; the hub's train split if none.",
     )
-    hotpotqa_test: list[str] = field(
+    hotpotqa_test: list[str] = HfArg(
         default_factory=list,
-        metadata={"help": "Files of HotpotQA rows to test; the hub's validation split if none."},
+        help="Files of HotpotQA rows to test; the hub's validation split if none.",
     )
-    two_wiki_train: list[str] = field(
+    two_wiki_train: list[str] = HfArg(
         default_factory=list,
-        metadata={
-            "help": "The same of 2WikiMultihopQA. Of a file that is given to train and to test, "
-            f"{TRAIN_SHARE:.0%} of the questions are trained on."
-        },
+        help="The same of 2WikiMultihopQA. Of a file that is given to train and to test, "
+        f"{TRAIN_SHARE:.0%} of the questions are trained on.",
     )
-    two_wiki_test: list[str] = field(default_factory=list, metadata={"help": "See above."})
-    musique_test: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Files of MuSiQue rows, which are only tested: out of domain."},
+    two_wiki_test: list[str] = HfArg(default_factory=list, help="See above.")
+    musique_test: list[str] = HfArg(
+        default_factory=list, help="Files of MuSiQue rows, which are only tested: out of domain."
     )
-    passages: list[str] = field(
-        default_factory=list, metadata={"help": "Files of more passages to search (title, text)."}
+    passages: list[str] = HfArg(
+        default_factory=list, help="Files of more passages to search (title, text)."
     )
-    passage_words: int = field(
-        default=40, metadata={"help": "Words of a passage that are kept; 0 for all."}
+    passage_words: int = HfArg(default=40, help="Words of a passage that are kept; 0 for all.")
+    num_train: int = HfArg(
+        default=25_600, help="Questions to train on, at most, of each of two sets."
     )
-    num_train: int = field(
-        default=25_600, metadata={"help": "Questions to train on, at most, of each of two sets."}
-    )
-    num_test: int = field(default=200, metadata={"help": "Held-out questions of each set."})
+    num_test: int = HfArg(default=200, help="Held-out questions of each set.")
 
     def __post_init__(self) -> None:
         """Check numbers.

@@ -9,9 +9,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,16 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
 import numpy as np
 
 from agent_envs.core.tool import ToolError
 from agent_envs.retrieval import Corpus, Passage, RetrievalClient, SavedIndex, save_index
 from benchmarks.performance.faulty_proxy import FaultyProxy
+from benchmarks.performance.server_process import ServerProcess
 
 TOP_K: Final = 5
 SHARES: Final = {"drop": 0.02, "garbage": 0.02, "slow": 0.02}
-_STARTING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,47 +53,6 @@ class Load:
             f"{self.unavailable} given up; {self.asked / self.seconds:,.0f} requests/s, "
             f"median {self.median_ms:.1f} ms, slowest {self.slowest_ms:,.0f} ms"
         )
-
-
-class ServerProcess:
-    """A server in a process of its own, which can be ended and started again on its port."""
-
-    def __init__(self, index: Path, *options: str) -> None:
-        """Choose a port; start with `start`."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "agent_envs.retrieval", "serve", str(index)]
-        self._command = [*command, "--port", str(self.port), *options]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start, and wait until it answers."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)  # noqa: S603
-        until = time.monotonic() + _STARTING_SECONDS
-        while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return
-            time.sleep(0.05)
-        self.end(kill=True)
-        raise RuntimeError("The server did not start.")
-
-    def end(self, *, kill: bool = False) -> None:
-        """End it: told to, so that it answers what it has taken, or killed."""
-        if self._process is not None:
-            (self._process.kill if kill else self._process.terminate)()
-            self._process.wait()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Run while the block does."""
-        self.start()
-        try:
-            yield
-        finally:
-            self.end(kill=True)
 
 
 def make_index(folder: Path, num_passages: int, *, seed: int = 0) -> list[str]:
@@ -173,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"
         queries = make_index(path, options.passages)
-        index, server = SavedIndex(path), ServerProcess(path)
+        index = SavedIndex(path)
+        server = ServerProcess("agent_envs.retrieval", "serve", str(path))
         size = {"clients": options.clients, "requests": options.requests}
         loads = {}
         with server.running():

@@ -146,8 +146,7 @@ class CodeEnv(DatasetEnv):
     def _note_tests(self, passed: int, total: int) -> None:
         share = passed / total
         self.best_share = max(self.best_share, share)
-        gain = self._progress.advance(share)
-        self.noted["public_tests"] = self.noted.get("public_tests", 0.0) + gain
+        self.noted["public_tests"] += self._progress.advance(share)
         if passed < total:
             self._has_failed = True
             self.num_failed_runs += 1

@@ -186,8 +186,7 @@ class ScienceWorldEnv(ToolEnv):
         if self._is_completed:
             raise ToolError("The game is over.")
         situation = self._game.act(command.replace("\n", " "))
-        gain = (situation.score - self.score) / 100
-        self.noted["score_gain"] = self.noted.get("score_gain", 0.0) + gain
+        self.noted["score_gain"] += (situation.score - self.score) / 100
         self.score, self._is_completed = situation.score, situation.is_completed
         return situation.text.strip()
 

@@ -116,8 +116,8 @@ class TextGameEnv(ToolEnv):
         self._state, _, _ = self._game.step(command)
         self._commands.append(command)
         self._score = float(self._state.score or 0) / (self._state.max_score or 1)
-        gain = self._progress.advance(1.0 if self.is_won else min(1.0, self._score))
-        self.noted["score_gain"] = self.noted.get("score_gain", 0.0) + gain
+        reached = 1.0 if self.is_won else min(1.0, self._score)
+        self.noted["score_gain"] += self._progress.advance(reached)
         return _readable(self._state.feedback)
 
     def is_finished(self) -> bool:

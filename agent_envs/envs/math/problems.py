@@ -112,7 +112,7 @@ class MathEnv(DatasetEnv):
         self._note_use(answer)
         self.is_correct = math_equal(answer, self.task.answers[0])
         if self.is_correct:
-            self._note_progress(1.0)
+            self.noted["intermediate_value"] += self._progress.advance(1.0)
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note which numbers the call uses and which ones it finds."""
@@ -125,7 +125,8 @@ class MathEnv(DatasetEnv):
         self._unused |= new
         if len(self._seen) <= MAX_NUMBERS and new & self._values:
             self._found |= new & self._values
-            self._note_progress(len(self._found) / len(self._values))
+            found = len(self._found) / len(self._values)
+            self.noted["intermediate_value"] += self._progress.advance(found)
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""
@@ -140,10 +141,6 @@ class MathEnv(DatasetEnv):
         calls = [self.write_call("calculator", expression=e) for e, _ in self._steps]
         limit = len(calls) if self.max_turns is None else max(0, self.max_turns - 1)
         return [*calls[:limit], self.write_answer(self.task.answers[0])]
-
-    def _note_progress(self, share: float) -> None:
-        gain = self._progress.advance(share)
-        self.noted["intermediate_value"] = self.noted.get("intermediate_value", 0.0) + gain
 
     def _note_use(self, text: str) -> None:
         used = self._unused & _numbers(text)

@@ -1,13 +1,12 @@
 """Questions that take several passages of Wikipedia: search, hop, answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from agent_envs.core.rewards import NOTHING, Earnings
 from agent_envs.core.tasks import Task
 from agent_envs.data.sources import FileStamp, Source
-from agent_envs.envs.qa.passages import PassageQAEnv
+from agent_envs.envs.qa.passages import PassageQAEnv, UnmarkedQAEnv
 from agent_envs.envs.qa.rows import (
     BAMBOOGLE,
     FULL_MUSIQUE,
@@ -158,7 +157,7 @@ class MuSiQueEnv(PassageQAEnv):
         return measured
 
 
-class BamboogleEnv(PassageQAEnv):
+class BamboogleEnv(UnmarkedQAEnv):
     """Bamboogle (Press et al., 2023, arXiv 2210.03350) as an environment.
 
     Task: answer a question of two hops. The data set has no passages: pass ``corpus=``. Tools,
@@ -168,10 +167,4 @@ class BamboogleEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    # rows do not say which passages are gold
-    metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
     dataset = BAMBOOGLE
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        **PassageQAEnv.term_earnings,
-        "new_gold_passage": NOTHING,
-    }

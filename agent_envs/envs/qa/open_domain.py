@@ -4,22 +4,12 @@ The data sets have no passages: pass ``corpus=``. A file that mixes data sets is
 whose ``data_source`` is another one are left out.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from agent_envs.core.rewards import NOTHING, Earnings
-from agent_envs.envs.qa.passages import PassageQAEnv
+from agent_envs.envs.qa.passages import UnmarkedQAEnv
 from agent_envs.envs.qa.rows import NATURAL_QUESTIONS, POP_QA, TRIVIA_QA
 from agent_envs.scoring import squad_f1
 
 
-class _OpenQAEnv(PassageQAEnv):
-    # rows do not say which passages are gold
-    metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        **PassageQAEnv.term_earnings,
-        "new_gold_passage": NOTHING,
-    }
+class _OpenQAEnv(UnmarkedQAEnv):
     f1_rule = staticmethod(squad_f1)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from agent_envs.core.rewards import RewardFunction, StepEvent
+from agent_envs.core.rewards import NOTHING, Earnings, RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS, ToolResult
 from agent_envs.core.tool_formats import ParsedAction
@@ -225,3 +225,13 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             if any(self.passage_key(hit.passage) == key for hit in hits):
                 return query
         return title
+
+
+class UnmarkedQAEnv(PassageQAEnv):
+    """Questions whose rows do not say which passages lead to the answer."""
+
+    metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+        **PassageQAEnv.term_earnings,
+        "new_gold_passage": NOTHING,
+    }

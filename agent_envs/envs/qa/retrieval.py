@@ -169,12 +169,11 @@ class RetrievalQAEnv(ToolEnv):
         gold = self.gold_keys()
         found = {self.passage_key(hit.passage) for hit in hits if isinstance(hit, Hit)}
         self._found |= found & set(gold)
-        gain = self._progress.advance(len(self._found) / len(gold)) if gold else 0.0
-        self.noted["new_gold_passage"] = self.noted.get("new_gold_passage", 0.0) + gain
+        if gold:
+            self.noted["new_gold_passage"] += self._progress.advance(len(self._found) / len(gold))
         if query in self._queries:
             self.num_repeated_queries += 1
-            cost = float(self.num_repeated_queries <= MAX_COUNTED_MISTAKES)
-            self.noted["repeated_query"] = self.noted.get("repeated_query", 0.0) - cost
+            self.noted["repeated_query"] -= self.num_repeated_queries <= MAX_COUNTED_MISTAKES
         self._queries.add(query)
 
     def metrics(self) -> dict[str, float]:

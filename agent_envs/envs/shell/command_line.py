@@ -143,8 +143,7 @@ class CommandLineEnv(ToolEnv):
         result = run_shell(self._level, command, self._folder)
         if result.folder is not None:  # else it was lost, and the one before stays
             self._take(result.folder)
-        gain = self._progress.advance(self.share_right)
-        self.noted["progress"] = self.noted.get("progress", 0.0) + gain
+        self.noted["progress"] += self._progress.advance(self.share_right)
         return "\n".join([describe(result), *(f"[not kept: {line}]" for line in result.left_out)])
 
     def _take(self, folder: Folder) -> None:

@@ -115,17 +115,13 @@ class SyntheticToolEnv(ToolEnv):
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Note whether a call found a value on the way."""
         self._found |= {(action.name or "", result.content)} & self._wanted
-        self._note_progress(len(self._found) / len(self._wanted))
+        self.noted["new_value"] += self._progress.advance(len(self._found) / len(self._wanted))
 
     def on_answer(self, answer: str) -> None:
         """Judge the answer."""
         self.is_correct = exact_match(answer, self.task.answers) == 1.0
         if self.is_correct:
-            self._note_progress(1.0)
-
-    def _note_progress(self, share: float) -> None:
-        gain = self._progress.advance(share)
-        self.noted["new_value"] = self.noted.get("new_value", 0.0) + gain
+            self.noted["new_value"] += self._progress.advance(1.0)
 
     def metrics(self) -> dict[str, float]:
         """Measure the episode as if it ended now."""

@@ -14,6 +14,7 @@ MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
         ([MULTI_HOP, "--host", "::"], {}, "lets other machines in"),
         ([MULTI_HOP, "--host", "node-3"], {}, "lets other machines in"),
         ([MULTI_HOP, "--kwargs", "[1]"], {}, "must be a JSON object"),
+        ([MULTI_HOP, "--kwargs", "{"], {}, "--kwargs is not valid JSON"),
         ([MULTI_HOP, "--kwargs", '{"hop": 1}'], {}, "'hop'"),
         ([MULTI_HOP, "--max-sessions", "0"], {}, "must be positive"),
         (["AgentR1/SyntheticMultiHap-v0"], {}, "Did you mean: `SyntheticMultiHop`"),
@@ -28,14 +29,6 @@ def test_what_cannot_be_served_is_said(arguments, variables, message, monkeypatc
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--port", "0"])
     assert message in str(stopped.value)
-
-
-def test_arguments_that_are_no_json_are_said(capsys):
-    pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
-    pytest.importorskip("cryptography", reason="the extra 'serve' is not installed")
-    with pytest.raises(SystemExit):
-        main([MULTI_HOP, "--kwargs", "{"])
-    assert "--kwargs is not valid JSON" in capsys.readouterr().err
 
 
 def test_a_missing_library_is_said(monkeypatch):

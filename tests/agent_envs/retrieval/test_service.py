@@ -29,7 +29,8 @@ from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
 from agent_envs.retrieval.service import Service, ServiceLimits
 from agent_envs.tools.search import MAX_QUERY_CHARS
 from benchmarks.performance.faulty_proxy import FaultyProxy
-from benchmarks.performance.retrieval_service import ServerProcess, make_index, run_load
+from benchmarks.performance.retrieval_service import make_index, run_load
+from benchmarks.performance.server_process import ServerProcess
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway."),
@@ -410,7 +411,8 @@ def test_a_server_that_fails_for_good_is_an_observation(questions):
 
 def test_under_load_all_is_answered_while_the_server_restarts_and_requests_are_broken(tmp_path):
     queries = make_index(tmp_path / "index", 200)
-    index, server = SavedIndex(tmp_path / "index"), ServerProcess(tmp_path / "index")
+    index = SavedIndex(tmp_path / "index")
+    server = ServerProcess("agent_envs.retrieval", "serve", str(tmp_path / "index"))
     proxy = FaultyProxy(server.port, {"drop": 0.05, "garbage": 0.05, "slow": 0.02})
     with server.running(), proxy.running() as url, ThreadPoolExecutor(1) as pool:
         restarting = pool.submit(restart, server)

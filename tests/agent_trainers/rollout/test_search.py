@@ -131,19 +131,24 @@ def test_an_oracle_goes_by_what_the_environment_pays(name):
     assert all(t.return_ == 0 for t in search(name, spiteful, budget=Budget(steps=100)))
 
 
+class Counted(Lock):
+    """Notes every step that is taken in it."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self._taken = steps
+
+    def step(self, action):
+        self._taken.append(action)
+        return super().step(action)
+
+
 @pytest.mark.parametrize("budget", [Budget(steps=1), Budget(steps=13), Budget(steps=60)])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_no_search_takes_more_steps_than_its_budget(name, budget):
-    num_steps = 0
-
-    class Counted(Lock):
-        def step(self, action):
-            nonlocal num_steps
-            num_steps += 1
-            return super().step(action)
-
-    found = search(name, lambda: TimeLimit(Counted(), LENGTH), budget=budget)
-    assert num_steps == sum(t.metrics["search_steps"] for t in found) <= 3 * budget.steps
+    steps = []
+    found = search(name, lambda: TimeLimit(Counted(steps), LENGTH), budget=budget)
+    assert len(steps) == sum(t.metrics["search_steps"] for t in found) <= 3 * budget.steps
     assert all(t.metrics["search_steps"] <= budget.steps for t in found)
     if budget.steps >= 13:  # room for an episode is kept
         assert all(t.stop_reason is StopReason.ANSWERED for t in found)
@@ -154,17 +159,10 @@ def test_no_search_takes_more_steps_than_its_budget(name, budget):
 @pytest.mark.parametrize("budget", [4, 6, 13, 20, 31])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_steps_that_are_taken_again_stay_within_the_budget_too(name, budget):
-    num_steps = 0
-
-    class Counted(Lock):
-        def step(self, action):
-            nonlocal num_steps
-            num_steps += 1
-            return super().step(action)
-
-    make_env = lambda: Unsaved(TimeLimit(Counted(), LENGTH))  # noqa: E731
+    make_env = lambda: Unsaved(TimeLimit(Counted(steps), LENGTH))  # noqa: E731
+    steps = []
     found = search(name, make_env, budget=Budget(steps=budget))
-    assert num_steps == sum(t.metrics["search_steps"] for t in found)
+    assert len(steps) == sum(t.metrics["search_steps"] for t in found)
     assert all(t.metrics["search_steps"] <= budget for t in found)
     if budget >= 6:  # an episode: 1, 2 and 3 steps
         assert all(t.stop_reason is StopReason.ANSWERED for t in found)

@@ -13,9 +13,9 @@ from agent_trainers.checkpointing import checkpoints
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
+from tests.agent_trainers.trainers.logs import assert_same_history
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-TIMES = ("time", "seconds", "per_second")
 BUFFER = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
 CASES = {
     "a buffer of 4 steps": BUFFER,
@@ -56,18 +56,9 @@ def weights(trainer):
     return [*trainer.model.state_dict().values(), *critic.state_dict().values()]
 
 
-def history(trainer):
-    """The log without times."""
-    return [
-        {name: value for name, value in entry.items() if not any(t in name for t in TIMES)}
-        for entry in trainer.state.log_history
-    ]
-
-
 def assert_same(one, other):
     assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
-    for entry, expected in zip(history(other), history(one), strict=True):
-        assert entry == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+    assert_same_history(other, one)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pandas, which TRL writes tables with

@@ -1,0 +1,39 @@
+"""What commands around an environment share: its arguments as JSON, and errors of one line."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+
+
+def json_object(value: str | None, option: str) -> dict[str, Any]:
+    """Return the object that an option holds as JSON text.
+
+    Raises:
+        ConfigurationError: If it is no JSON object.
+    """
+    try:
+        parsed = json.loads(value or "{}")
+    except ValueError as error:
+        raise ConfigurationError(f"{option} is not valid JSON ({error}): {value}") from None
+    if not isinstance(parsed, dict):
+        raise ConfigurationError(f'{option} must be a JSON object such as {{"hops": 2}}: {value}')
+    return parsed
+
+
+@contextlib.contextmanager
+def errors_of_one_line(program: str) -> Iterator[None]:
+    """Exit with one line where the command line is wrong, or what it names cannot be made."""
+    try:
+        yield
+    except (AgentEnvsError, gym.error.Error, ImportError, OSError) as error:
+        sys.exit(f"{program}: {error}")
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise  # a mistake of the environment's, for which its author needs the traceback
+        sys.exit(f"{program}: {error}")
