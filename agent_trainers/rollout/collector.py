@@ -22,6 +22,7 @@ from agent_trainers.rollout.branches import (
     RecordedState,
     Rngs,
     Walk,
+    find_unreachable,
     plan_branches,
     plan_walks,
 )
@@ -34,7 +35,13 @@ from agent_trainers.rollout.episode import (
     lend_tokenizer,
     template_tools,
 )
-from agent_trainers.rollout.saved_states import SavedState, StateStore, can_be_saved, state_key
+from agent_trainers.rollout.saved_states import (
+    SavedState,
+    StateStore,
+    can_be_saved,
+    key_before,
+    state_key,
+)
 from agent_trainers.trajectory import StopReason, Trajectory
 
 GATHER_SECONDS: Final = 0.02
@@ -146,6 +153,19 @@ class Rollout:
                 began.
             SnapshotError: If no state can be reached, since the environment comes to others.
         """
+        branches = self.try_branches(states, k, rng=rng)
+        if branches.unreachable and len(branches.unreachable) == len({t.env for t, _ in states}):
+            raise next(iter(branches.unreachable.values()))
+        return branches
+
+    def try_branches(
+        self, states: Sequence[RecordedState], k: int | Sequence[int], *, rng: Rngs
+    ) -> Branches:
+        """Go on from recorded states as `branch_many` does, and say which cannot be reached.
+
+        Raises:
+            ConfigurationError: As `branch_many`.
+        """
         planned = plan_branches(
             states,
             k,
@@ -158,15 +178,22 @@ class Rollout:
         walks = self._plan_walks(branches)
         self._play(walks, self._branch_envs, WaveStream(lambda _: []), is_local=True)
         self._play(branches, self._branch_envs, self._policy.open_stream())
-        refusals = [branch.refusal for branch in branches if branch.refusal is not None]
-        if refusals and len(refusals) == len(branches):
-            raise refusals[0]
         return Branches(
             continuations=[[branch.trajectory() for branch in same] for same in planned],
             environment_steps=sum(len(b.transitions) - b.start for b in branches),
             replayed_steps=sum(episode.replayed_steps for episode in [*walks, *branches]),
             usage=sum((branch.usage for branch in branches), Usage()),
+            unreachable=find_unreachable(branches),
         )
+
+    def replays(self, trajectory: Trajectory) -> bool:
+        """Return whether branches of an episode have to take its steps before them again.
+
+        Its first state after the one it begins in tells: of those kept it is dropped first.
+        """
+        step = trajectory.start + 1
+        is_there = step < len(trajectory.transitions)
+        return is_there and key_before(trajectory, step) not in self._states
 
     def close(self) -> None:
         """Close the environments, and forget their states."""

@@ -30,6 +30,8 @@ def test_a_value_says_how_reliable_it_is_and_keeps_what_was_played(folder):
     parts = sorted((folder / "branches").iterdir())
     episodes = [t for part in parts for t in load_trajectories(part)]
     assert (len(parts), measured["num_episodes"]) == (2, len(episodes)) == (2, 10)
+    own = sum(len(t.transitions) - t.start for t in episodes)  # from snapshots
+    assert measured["environment_steps"] == own
 
 
 def test_a_value_that_was_stopped_goes_on_and_a_finished_one_is_kept(folder, tmp_path, monkeypatch):
