@@ -17,9 +17,11 @@ from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import RolloutError
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collector import IDLE_SECONDS, EpisodeSpec, TextEnv
+from agent_trainers.rollout.collection import IDLE_SECONDS
+from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.rollout.env_pool import EnvPool
 from agent_trainers.rollout.episode import Episode, is_immediate
+from agent_trainers.rollout.saved_states import can_be_saved
 from agent_trainers.rollout.search_run import SearchRun, Try, value_of
 from agent_trainers.rollout.search_tree import (
     Ask,
@@ -35,7 +37,7 @@ from agent_trainers.rollout.search_tree import (
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_ENVS: Final = 16
-"""So many steps are taken at once, where they take their time."""
+"""So many environments are kept at most, where steps take their time: each may be a process."""
 
 
 class SearchRollout:
@@ -75,6 +77,26 @@ class SearchRollout:
         on_end: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Search for one episode per spec; return them in order, also those that failed."""
+        size = max(1, self._num_at_once(len(specs)))
+        return [
+            trajectory
+            for i in range(0, len(specs), size)
+            for trajectory in self._search(specs[i : i + size], on_end)
+        ]
+
+    def _num_at_once(self, count: int) -> int:
+        """Return how many of `count` searches go on at once.
+
+        Without snapshots each keeps an environment to itself, which may be a process.
+        """
+        env = self._envs.take()
+        self._envs.give_back(env)
+        return count if is_immediate(env) or can_be_saved(env) else MAX_ENVS
+
+    def _search(
+        self, specs: Sequence[EpisodeSpec], on_end: Callable[[Trajectory], None] | None
+    ) -> list[Trajectory]:
+        """Search for one episode per spec, all at once."""
         ended: dict[int, Trajectory] = {}
 
         def end(key: int, trajectory: Trajectory) -> None:

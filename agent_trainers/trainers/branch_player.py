@@ -105,12 +105,13 @@ class BranchPlayer:
 
         One that could before may be out of reach for once, as when a server is.
         """
+        refusals = branches.unreachable
         told = self._processes.all_gather_objects(
-            [(name, branches.unreachable.get(name)) for name in envs]
+            [(name, str(refusals[name]) if name in refusals else "") for name in envs]
         )
-        self._reached |= {name for name, refusal in told if refusal is None}
+        self._reached |= {name for name, refusal in told if not refusal}
         for name, refusal in told:
-            if refusal is not None and name not in self._reached:
+            if name not in self._reached:
                 raise SnapshotError(
                     f"advantage_estimator={self._args.advantage_estimator!r} goes back to states, "
                     f"but {refusal} Or choose another estimator, such as grpo_step."

@@ -271,6 +271,16 @@ def test_an_episode_that_is_only_played_needs_no_state_again(name):
     assert actions(search(name, lambda: Unsaved(limited()))) == actions(search(name))
 
 
+def test_without_snapshots_there_are_no_more_environments_than_allowed(monkeypatch):
+    monkeypatch.setattr("agent_trainers.rollout.search.MAX_ENVS", 2)
+    made = []
+    make_env = lambda: made.append(1) or Unsaved(limited())  # noqa: E731
+    few = search("oracle_beam", make_env, played=specs(5))
+    # an environment stays where each of two searches is, two others go back for it
+    assert len(made) <= 4
+    assert actions(few) == actions(search("oracle_beam", played=specs(5), budget=Budget(steps=60)))
+
+
 def test_a_vote_without_snapshots_counts_each_episode_once():
     found = search("vote", lambda: Unsaved(limited()), budget=Budget(steps=12))
     assert [t.metrics["search_steps"] for t in found] == [12] * 3
