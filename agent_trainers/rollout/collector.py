@@ -134,7 +134,9 @@ class Rollout:
             SnapshotError: If no state can be reached, since the environment comes to others.
         """
         branches = self.try_branches(states, k, rng=rng)
-        if branches.unreachable and len(branches.unreachable) == len({t.env for t, _ in states}):
+        played = zip(states, branches.continuations, strict=True)
+        asked = {trajectory.env for (trajectory, _), same in played if same}
+        if asked and asked == branches.unreachable.keys():
             raise next(iter(branches.unreachable.values()))
         return branches
 
