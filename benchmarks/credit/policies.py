@@ -36,8 +36,8 @@ from benchmarks.trl_peer import played_by_ours
 STAGES_OF: Final = "grpo_step"
 """The algorithm whose run the stages are of."""
 STAGES: Final[Mapping[str, float]] = {"start": 0.0, "middle": 0.4, "late": 0.7}
-"""A stage is the policy after the first batch of which at least this share was solved; where none
-was, the last."""
+"""A stage is the policy after the first batch of which at least this share was solved. Where none
+was, the middle one is that of half of the budget, and the late one the last."""
 WARM_SUCCESS: Final = 0.3
 """Of a policy that is made for an environment: what it may solve before reinforcement learning."""
 _NUM_EPISODES: Final = 128
@@ -117,7 +117,7 @@ def train(
     played = functools.partial(played_by_ours, trainer)
     steps = EnvironmentStepBudget(budget, played)
     trainer.add_callback(steps)
-    stages = _KeepStages(trainer, start, folder, played) if algorithm == STAGES_OF else None
+    stages = _KeepStages(trainer, start, folder, steps) if algorithm == STAGES_OF else None
     if stages is not None:
         trainer.add_callback(stages)
     trainer.train()
@@ -185,19 +185,21 @@ class _KeepStages(TrainerCallback):  # type: ignore[misc] # transformers is unty
     """Keeps the weights after the first batch that solved enough."""
 
     def __init__(
-        self, trainer: Any, start: Path, folder: Path, played: Callable[[], tuple[int, float]]
+        self, trainer: Any, start: Path, folder: Path, steps: EnvironmentStepBudget
     ) -> None:
         self._trainer, self._start, self._folder = trainer, start, folder
-        self._played = played
+        self._steps = steps  # called before this one, so it knows of the batch
         self.kept: dict[str, float] = {}
         """Success of the batch by stage."""
         self._success = 0.0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Keep the policy where its last batch solved enough for a stage that is missing."""
-        self._success = self._played()[1]
+        self._success = self._steps.curve[-1][1]
         for stage, enough in STAGES.items():
-            if stage != "start" and stage not in self.kept and self._success >= enough:
+            is_late = stage == "middle" and self._steps.share_spent >= 0.5
+            is_due = self._success >= enough or is_late
+            if stage != "start" and stage not in self.kept and is_due:
                 self._keep(stage)
 
     def keep_missing(self) -> None:
