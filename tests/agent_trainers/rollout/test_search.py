@@ -282,9 +282,9 @@ def test_without_snapshots_there_are_no_more_environments_than_allowed(monkeypat
 
 
 def test_a_vote_without_snapshots_counts_each_episode_once():
-    found = search("vote", lambda: Unsaved(limited()), budget=Budget(steps=12))
-    assert [t.metrics["search_steps"] for t in found] == [12] * 3
-    assert actions(found) == actions(search("vote", budget=Budget(steps=12)))
+    found = search("vote", lambda: Unsaved(limited()), budget=Budget(steps=9))
+    assert [t.metrics["search_steps"] for t in found] == [9] * 3
+    assert actions(found) == actions(search("vote", budget=Budget(steps=9)))
 
 
 def test_a_value_that_is_no_number_ends_the_search():
