@@ -32,10 +32,10 @@ from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample
 from agent_trainers.rollout.diagnosis import (
     Diagnosis,
-    diagnose_by_oracle,
     diagnose_by_policy,
     find_start,
 )
+from agent_trainers.rollout.oracle import diagnose_by_oracle
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.diagnose"

@@ -85,16 +85,21 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         """Environment steps so far."""
         return self.curve[-1][0] if self.curve else 0
 
+    @property
+    def share_spent(self) -> float:
+        """How much of the budget is used; 1 at the end, or a little more."""
+        return self.num_steps / self._budget
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Set the learning rate."""
         for group in objects["optimizer"].param_groups:
-            group["lr"] = group["initial_lr"] * max(0.0, 1.0 - self.num_steps / self._budget)
+            group["lr"] = group["initial_lr"] * max(0.0, 1.0 - self.share_spent)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the batch; stop when the budget is spent."""
         num_steps, success = self._played()
         self.curve.append((self.num_steps + num_steps, success))
-        control.should_training_stop = self.num_steps >= self._budget
+        control.should_training_stop = self.share_spent >= 1.0
 
 
 class CompletionTokens(TrainerCallback):  # type: ignore[misc]

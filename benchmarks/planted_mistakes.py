@@ -23,7 +23,7 @@ from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-from agent_trainers.rollout.diagnosis import diagnose_by_oracle
+from agent_trainers.rollout.oracle import diagnose_by_oracle
 from agent_trainers.trajectory import Trajectory, save_trajectories
 
 MAX_TRIES: Final = 40

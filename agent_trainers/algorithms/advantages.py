@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.branch_estimators import tree, vine
@@ -65,7 +67,7 @@ def estimate(
     Raises:
         UnknownNameError: If there is no such estimator.
         ConfigurationError: If it has no such option, values do not fit the episodes, or it returns
-            another number of arrays than there are episodes.
+            another number of arrays than there are episodes, or no finite numbers.
     """
     function = find_estimator(estimator)
     known = estimator_options(function)
@@ -80,6 +82,13 @@ def estimate(
             f"{_name(estimator)} returned {len(advantages)} arrays for {len(trajectories)} "
             "episodes. Return one per episode, of no numbers where it is not scorable."
         )
+    for i, values in enumerate(advantages):
+        if not np.all(np.isfinite(values)):
+            raise ConfigurationError(
+                f"{_name(estimator)} returned what is no finite number for episode {i} of "
+                f"{len(trajectories)}, with the rewards {list(trajectories[i].rewards)}. Return 0 "
+                "for a step of which nothing is known."
+            )
     return advantages
 
 

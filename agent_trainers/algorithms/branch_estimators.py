@@ -54,27 +54,36 @@ def start_of(episode: Episode) -> int:
 
 
 def allocate_branches(
-    episodes: Sequence[Episode], budget: float, *, gamma: float = 1.0, from_branches: bool = False
+    episodes: Sequence[Episode],
+    budget: float,
+    *,
+    gamma: float = 1.0,
+    from_branches: bool = False,
+    replays: Sequence[bool] = (),
 ) -> list[list[int]]:
     """Say how many branches begin before each step, so that values gain most from them.
 
     One more return from a state that has ``n`` takes ``var / (n (n + 1))`` off the variance of its
-    mean, for each step that led there; a branch costs the steps that were left on average. Branches
-    go where gain over cost is largest. The variance of few returns is drawn to that of what the
-    group's episodes earned from the same step on, so a group in which that never differs gets none.
+    mean, for each step that led there; a branch costs the steps that were left on average, and
+    those before it where these have to be taken again. Branches go where gain over cost is largest.
+    The variance of few returns is drawn to that of what the group's episodes earned from the same
+    step on, so a group in which that never differs gets none.
 
     Args:
         episodes: Episodes, and branches that are there already.
         budget: Environment steps that branches may take, as far as can be foreseen.
         gamma: Discount per step.
         from_branches: Whether branches may begin in branches.
+        replays: Of each episode, whether its states are only reached by taking its steps again;
+            none if not given.
 
     Returns:
         For each episode, counts of shape (S,); 0 for its first state, which its whole group has.
     """
     counts = [[0] * len(episode.rewards) for episode in episodes]
     heap: list[tuple[float, int, _Candidate]] = []
-    for candidate in _candidates(episodes, gamma, from_branches=from_branches):
+    replays = replays or [False] * len(episodes)
+    for candidate in _candidates(episodes, gamma, replays, from_branches=from_branches):
         heapq.heappush(heap, (-candidate.gain(0), len(heap), candidate))
     num_new = [0] * len(heap)
     while heap:
@@ -99,7 +108,7 @@ class _Candidate(NamedTuple):
     variance: float
     """Theirs."""
     cost: float
-    """Steps that were left there, on average."""
+    """Steps that were left there, and that it takes to come there, on average."""
 
     def gain(self, num_new: int) -> float:
         """Return what one more branch takes off the variance of values, per step it costs."""
@@ -108,7 +117,7 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(
-    episodes: Sequence[Episode], gamma: float, *, from_branches: bool
+    episodes: Sequence[Episode], gamma: float, replays: Sequence[bool], *, from_branches: bool
 ) -> list[_Candidate]:
     returns = returns_to_go(episodes, gamma)
     found = []
@@ -126,10 +135,9 @@ def _candidates(
             squares = float(((values - values.mean()) ** 2).sum())
             prior = float(np.mean([spreads[min(t, len(spreads) - 1)] for _, t in visits]))
             variance = (prior + squares) / len(values)
-            left = [len(episodes[i].rewards) - t for i, t in visits]
-            found.append(
-                _Candidate(places, len(values), _unless_noise(variance), float(np.mean(left)))
-            )
+            left = float(np.mean([len(episodes[i].rewards) - t for i, t in visits]))
+            again = float(np.mean([t * replays[i] for i, t in places]))
+            found.append(_Candidate(places, len(values), _unless_noise(variance), left + again))
     return found
 
 

@@ -22,6 +22,7 @@ from agent_trainers.cli.policies import (
     check_policy,
     open_policy,
     open_venue,
+    take_turn_length,
 )
 from agent_trainers.cli.search import (
     SearchArguments,
@@ -77,6 +78,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.program is not None:
         source = options.program_tasks(options.tasks)
         tasks = list(range(min(source.num_tasks, options.num_tasks)))
+        take_turn_length(options, say)
         with open_policy(options) as policy:
             evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
         played: dict[str, Any] = {
@@ -151,6 +153,7 @@ def _settings(options: EvaluateArguments, played: dict[str, Any]) -> dict[str, A
         **played,
         "sampling": "greedy" if options.greedy else {"temperature": options.temperature,
             "top_p": options.top_p, "top_k": options.top_k},
+        "max_completion_length": options.max_completion_length,
         "seed": options.seed,
         "samples_per_task": options.samples_per_task,
     }  # fmt: skip

@@ -25,13 +25,13 @@ from agent_trainers.checkpointing.checkpoints import (
     check_writable,
     digest,
 )
+from agent_trainers.recipes import RUN_SETTINGS
 
 RESULTS_FILE: Final = "results.json"
-SETTINGS_FILE: Final = "settings.json"
 EVALUATION_FILE: Final = "evaluation_before.json"
 _LOCK_FILE: Final = ".lock"
 _OF_A_RUN: Final = (
-    RESULTS_FILE, SETTINGS_FILE, EVALUATION_FILE, RUN_FILE, UNFINISHED, "README.md",
+    RESULTS_FILE, RUN_SETTINGS, EVALUATION_FILE, RUN_FILE, UNFINISHED, "README.md",
     "checkpoint-*", "trajectories", "trajectories.*", "metrics.jsonl", "learning_curve.png",
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template*", "training_args.bin",
@@ -215,7 +215,7 @@ def clear(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def _check_ours(folder: Path) -> None:
     """Refuse a folder with files that a run would replace or delete, and no run wrote."""
-    if any((folder / name).exists() for name in (RUN_FILE, SETTINGS_FILE)):
+    if any((folder / name).exists() for name in (RUN_FILE, RUN_SETTINGS)):
         return
     if (found := next(_of_a_run(folder), None)) is not None:
         raise ConfigurationError(
@@ -272,7 +272,7 @@ def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Keep the settings of a run that begins."""
-    write_json(folder / SETTINGS_FILE, settings)
+    write_json(folder / RUN_SETTINGS, settings)
 
 
 def differences(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -283,7 +283,7 @@ def differences(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         CheckpointError: If what was kept cannot be read.
     """
-    path = folder / SETTINGS_FILE
+    path = folder / RUN_SETTINGS
     if not path.exists():
         return {}
     try:

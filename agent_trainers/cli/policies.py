@@ -21,6 +21,7 @@ from agent_trainers.cli.environments import FirstLook, environment_maker, look_a
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.policies import Policy
 from agent_trainers.policies.models import find_model, load_model, load_tokenizer
+from agent_trainers.recipes import find_turn_length
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, check_kind
 
@@ -64,7 +65,9 @@ class PolicyArguments:
     top_p: float = HfArg(default=1.0, help="Nucleus sampling.")
     top_k: int = HfArg(default=0, help="Sample from this many tokens; 0 for all.")
     max_completion_length: int | None = HfArg(
-        default=None, help="Longest turn in tokens; 24 for the embedded policy, else 512."
+        default=None,
+        help="Longest turn in tokens; if not given, what the model's folder says it was trained "
+        "with, else 24 for the embedded policy, and 512.",
     )
     batch_size: int = HfArg(default=64, help="Prompts sampled from at once.")
 
@@ -116,7 +119,7 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
     """Look at the environment and at the model's tokenizer, and fit the first to the second.
 
     `defaults` are arguments of the environment that hold where no others are given. What is wrong
-    with either is said before anything heavy is loaded.
+    with either is said before anything heavy is loaded. See `take_turn_length`, too.
     """
     env_kwargs = dict(defaults) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
@@ -125,10 +128,20 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
     if options.base_url is not None:
         return Venue(env_kwargs, make_env, look_at(make_env, options.env), None, str(options.model))
     model = _model_path(options)
+    take_turn_length(options, say)
     look = look_at(make_env, options.env)
     tokenizer = load_tokenizer(model)
     env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, look, say)
     return Venue(env_kwargs, environment_maker(options.env, env_kwargs), look, tokenizer, model)
+
+
+def take_turn_length(options: PolicyArguments, say: Callable[[str], None]) -> None:
+    """Play a local model with the turns that it was trained with, unless others are asked for."""
+    if options.max_completion_length is not None or options.base_url is not None:
+        return
+    if (trained := find_turn_length(_model_path(options))) is not None:
+        options.max_completion_length = trained.tokens
+        say(f"Turns have at most {trained.tokens} tokens, as in training ({trained.source}).")
 
 
 def _dtype(options: PolicyArguments) -> str:

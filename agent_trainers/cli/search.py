@@ -1,9 +1,11 @@
 """``agent-r1-eval --search``: ways to search for a good episode, at equal budget, in one table."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rich import box
@@ -18,6 +20,7 @@ from agent_envs.scoring.intervals import wilson_interval
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import PolicyArguments, Venue, open_policy
+from agent_trainers.cli.value import RESULTS_FILE
 from agent_trainers.rollout.evaluation import Evaluation, evaluate
 from agent_trainers.rollout.search import SearchRollout
 from agent_trainers.rollout.search_tree import Budget
@@ -104,6 +107,8 @@ def compare(
         from agent_trainers.trainers.process_value import ProcessValue
 
         value = ProcessValue.load(options.value)
+        for doubt in doubts_of(Path(options.value), options.env):
+            say(doubt)
     elif ALL in options.search:
         left_out = ", ".join(name for name, kind in SEARCHES.items() if kind.uses_value)
         say(f"Without --value there is no {left_out}.")
@@ -129,6 +134,29 @@ def compare(
                 rollout, tasks, samples_per_task=options.samples_per_task, ks=ks, seed=options.seed
             )
     return measured
+
+
+def doubts_of(folder: Path, env: str) -> list[str]:
+    """Return why a search by the value in a folder may find nothing, by its own figures."""
+    try:
+        measured = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        weak = [
+            kind
+            for kind, found in measured["reliability"].items()
+            if not found["mean_squared_error"] < found["mean_squared_error_of_mean"]
+        ]
+        trained_in = measured["env"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # a critic of a run was never measured
+    doubts = []
+    if trained_in != env:
+        doubts.append(f"The value in {folder} was trained in {trained_in}, not in {env}.")
+    if weak:
+        doubts.append(
+            f"On tasks held out, the value in {folder} is no better for {' and '.join(weak)} than "
+            "always saying the mean: what goes by it goes by noise."
+        )
+    return doubts
 
 
 def print_comparison(measured: dict[str, Evaluation], title: str) -> None:

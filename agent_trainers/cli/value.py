@@ -36,6 +36,7 @@ from agent_trainers.cli.policies import (
 from agent_trainers.policies import Policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
+from agent_trainers.rollout.saved_states import can_be_saved
 from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-value"
@@ -52,12 +53,16 @@ _TARGETS: Final = {
 class ValueArguments(PolicyArguments):
     """What to play, and how to learn from it."""
 
-    num_tasks: int = HfArg(default=64, help="How many tasks, from the first.")
-    samples_per_task: int = HfArg(default=2, help="Episodes of each task.")
-    states_per_episode: int = HfArg(
-        default=4, help="States of an episode from which other endings are played, drawn at random."
+    num_tasks: int = HfArg(
+        default=1500,
+        help="How many tasks, from the first. What it says of others depends on this most: spend "
+        "on tasks before episodes and branches of the same.",
     )
-    branches: int = HfArg(default=4, help="Other endings that are played from each of them.")
+    samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
+    states_per_episode: int = HfArg(
+        default=1, help="States of an episode from which other endings are played, drawn at random."
+    )
+    branches: int = HfArg(default=1, help="Other endings that are played from each of them.")
     target: str = HfArg(
         default="success",
         help="What a value is. "
@@ -67,14 +72,15 @@ class ValueArguments(PolicyArguments):
     gamma: float = HfArg(
         default=1.0, help="Discount of the return per step; that of the training it is meant for."
     )
-    epochs: int = HfArg(default=10, help="Passes over what was played; the best one is kept.")
+    epochs: int = HfArg(default=6, help="Passes over what was played; the best one is kept.")
     learning_rate: float | None = HfArg(
-        default=None, help="1e-3 for models as small as the embedded policy, else 1e-5."
+        default=None,
+        help="1e-3 for a head alone and for models as small as the embedded policy, else 1e-5.",
     )
     head_only: bool = HfArg(
         default=False, help="Train the value head alone, on the model as it is."
     )
-    tasks_at_once: int = HfArg(default=16, help="Tasks of a portion.")
+    tasks_at_once: int = HfArg(default=64, help="Tasks of a portion.")
     seed: int = HfArg(default=0, help="Seed of every draw.")
     output_dir: str = HfArg(default="runs/value", help="Folder for the critic.")
 
@@ -184,7 +190,7 @@ def _train(
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
     settings = value_training.FitSettings(
         epochs=options.epochs,
-        learning_rate=options.learning_rate or (1e-3 if is_tiny else 1e-5),
+        learning_rate=options.learning_rate or (1e-3 if is_tiny or options.head_only else 1e-5),
         head_only=options.head_only,
     )
     losses = list(
@@ -205,6 +211,7 @@ def _train(
         "target": options.target,
         "gamma": options.gamma,
         "num_episodes": len(played),
+        "environment_steps": _num_steps(venue, played),
         "num_examples": {
             name: sum(len(row.examples) for row in rows) for name, rows in sets._asdict().items()
         },
@@ -216,6 +223,14 @@ def _train(
     _print_table(options, results)
     say(f"Search with it: agent-r1-eval --search best_first --value {folder}")
     say(f"Begin PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
+
+
+def _num_steps(venue: Venue, played: Sequence[Trajectory]) -> int:
+    """Return what was played in environment steps, those included that were taken again."""
+    env = venue.make_env()
+    replays = not can_be_saved(env)
+    env.close()
+    return sum(len(t.transitions) - (0 if replays else t.start) for t in played)
 
 
 def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:
@@ -230,7 +245,8 @@ def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:
             "calibration_error")),
         )  # fmt: skip
     table.caption = (
-        f"{results['num_episodes']} episodes and branches; {PLOT_FILE} and {RESULTS_FILE} in "
+        f"{results['num_episodes']} episodes and branches, {results['environment_steps']:,} "
+        f"environment steps; {PLOT_FILE} and {RESULTS_FILE} in "
         f"{options.output_dir}"
     )
     Console().print(table)

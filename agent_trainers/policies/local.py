@@ -15,6 +15,7 @@ from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream
+from agent_trainers.recipes import find_turn_length
 
 _TINY_VOCABULARY: Final = 1000
 MakeStream = Callable[[Prompt, Finish], GenerationStream]
@@ -148,22 +149,27 @@ def load_policy(
 ) -> TokenPolicy:
     """Load a model, onto the accelerator if there is one, and make a policy of it.
 
-    `name` and `dtype` are those of `find_model` and `load_model`; `max_new_tokens` is 24 with a
-    vocabulary as small as the embedded policy's, else 512, if not given; `options` are those of
-    `transformers_policy`.
+    `name` and `dtype` are those of `find_model` and `load_model`; `max_new_tokens`, if not given,
+    is what the model's folder says it was trained for, else 24 with a vocabulary as small as the
+    embedded policy's, else 512; `options` are those of `transformers_policy`.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.
     """
     folder = find_model(name)
     tokenizer, model = load_tokenizer(folder), load_model(folder, dtype)
+    if max_new_tokens is None and (trained_for := find_turn_length(folder)) is not None:
+        max_new_tokens = trained_for.tokens
     return local_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
 
 
 def local_policy(
     model: Any, tokenizer: Any, *, max_new_tokens: int | None = None, **options: Any
 ) -> TokenPolicy:
-    """Make a policy of a loaded model, on the accelerator if there is one; see `load_policy`."""
+    """Make a policy of a loaded model, on the accelerator if there is one; see `load_policy`.
+
+    `max_new_tokens` is 24 or 512 if not given: a loaded model does not say where it came from.
+    """
     model.eval()
     is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
     if not is_tiny and torch.accelerator.is_available():

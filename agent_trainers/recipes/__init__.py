@@ -1,8 +1,11 @@
 """Complete, runnable settings by name, one YAML file each; Accelerate's are in ``accelerate/``."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import yaml
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
@@ -19,6 +22,18 @@ ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {
 """Settings of ``accelerate launch``."""
 MODEL_RECIPE: Final = "recipe.yaml"
 """File in a model's folder: the settings to train it with, where no others are asked for."""
+RUN_SETTINGS: Final = "settings.json"
+"""File in a run's folder: the settings that its model was trained by."""
+_PARTS_OF_A_RUN: Final = ("checkpoint-*", "merged")
+"""Folders in a run's that hold its model, too."""
+
+
+class TurnLength(NamedTuple):
+    """The longest turn that a model was trained for."""
+
+    tokens: int
+    source: Path
+    """The file that says so."""
 
 
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:
@@ -56,3 +71,34 @@ def find_recipe(config: str | None, model: str | None) -> Path:
         own = Path(model) / MODEL_RECIPE
         return own if own.is_file() else RECIPES["language_model"]
     return find_settings(RECIPES, "default" if config is None else config, kind="--config")
+
+
+def find_turn_length(model: str) -> TurnLength | None:
+    """Return the longest turn that a model was trained for; None where nothing says so.
+
+    Looks for the settings of the run in the model's folder, then for a recipe there, then at the
+    model that the run began with: a warm start learns from turns, but takes none.
+    """
+    folder, seen = Path(model), set[Path]()
+    while folder.is_dir() and folder.resolve() not in seen:
+        seen.add(folder.resolve())
+        if any(fnmatch(folder.resolve().name, part) for part in _PARTS_OF_A_RUN):
+            folder = folder.resolve().parent
+        began_with = None
+        for path in (folder / RUN_SETTINGS, folder / MODEL_RECIPE):
+            settings = _read(path)
+            tokens = settings.get("max_completion_length")
+            if type(tokens) is int and tokens >= 1:
+                return TurnLength(tokens, path)
+            began_with = began_with or settings.get("model")
+        folder = Path(began_with) if isinstance(began_with, str) else folder
+    return None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Return the settings in a file; none where it holds something else: it may be anybody's."""
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return settings if isinstance(settings, dict) else {}

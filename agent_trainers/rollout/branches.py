@@ -7,7 +7,7 @@ saved as any other.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ class Branches:
     """Recorded steps taken again, to reach the states."""
     usage: Usage
     """What the branches asked of the model."""
+    unreachable: Mapping[str, SnapshotError]
+    """Environments none of whose states could be reached, by name, and why."""
 
     def returns(self, gamma: float = 1.0) -> list[list[float]]:
         """Return what each branch that could be scored earned from its state on, discounted."""
@@ -87,15 +89,10 @@ class BranchEpisode(Episode):
         Raises:
             SnapshotError: If the environment does not come to that state again.
         """
-        state = self.states.get(key_before(self.recorded, self.start))
-        if state is not None:
-            try:
-                restore_environment(self.env, state.environment)
-            except SnapshotError:  # made otherwise than the one that was saved: take the long way
-                state = None
-        answer = self._replay(timeout) if state is None else ("", state.info)
-        self.saved = None  # the state is kept already, or reached as soon again
-        return answer
+        try:
+            return self._restore() or self._replay(timeout)
+        finally:
+            self.saved = None  # the state is kept already, or reached as soon again
 
     def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
         """End because of an error; it is kept."""
@@ -109,6 +106,17 @@ class BranchEpisode(Episode):
         seconds = self.recorded.step_seconds[: self.start]
         seconds = [*seconds, *self.step_seconds[1 : 1 + len(self.transitions) - self.start]]
         return dataclasses.replace(own, step_seconds=seconds, task_id=self.recorded.task_id)
+
+    def _restore(self) -> tuple[str, dict[str, Any]] | None:
+        """Set the environment back; return None where it takes the long way."""
+        state = self.states.get(key_before(self.recorded, self.start))
+        if state is None:
+            return None
+        try:
+            restore_environment(self.env, state.environment)
+        except Exception:  # noqa: BLE001 - made otherwise than what was saved, or foreign code
+            return None
+        return "", state.info
 
     def _replay(self, timeout: float | None) -> tuple[str, dict[str, Any]]:
         """Take the recorded actions again; return what the last of them came to."""
@@ -199,6 +207,18 @@ def plan_walks(branches: Sequence[BranchEpisode]) -> list[Walk]:
         for number, same in enumerate(same for same in wanted.values() if len(same) > 1)
         for first in same[:1]
     ]
+
+
+def find_unreachable(branches: Sequence[BranchEpisode]) -> dict[str, SnapshotError]:
+    """Return the environments none of whose states could be reached, and why."""
+    refusals: dict[str, list[SnapshotError | None]] = {}
+    for branch in branches:
+        refusals.setdefault(branch.spec.env, []).append(branch.refusal)
+    return {
+        name: found[0]
+        for name, found in refusals.items()
+        if found[0] is not None and None not in found
+    }
 
 
 def _spec(trajectory: Trajectory, rng: np.random.Generator) -> EpisodeSpec:

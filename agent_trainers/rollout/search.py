@@ -6,6 +6,7 @@ of its episode, which is then not scored, as without a search.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -13,17 +14,21 @@ import numpy as np
 
 from agent_envs.core.deadline import CallSession, Outcome, outcome_of
 from agent_envs.core.turn_limit import turn_limit_of
+from agent_envs.errors import RolloutError
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collector import IDLE_SECONDS, EpisodeSpec, TextEnv
+from agent_trainers.rollout.collection import IDLE_SECONDS
+from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.rollout.env_pool import EnvPool
 from agent_trainers.rollout.episode import Episode, is_immediate
+from agent_trainers.rollout.saved_states import can_be_saved
 from agent_trainers.rollout.search_run import SearchRun, Try, value_of
 from agent_trainers.rollout.search_tree import (
     Ask,
     Budget,
     Candidate,
     Plan,
+    Reading,
     Tree,
     ValueReader,
     readings_of,
@@ -72,6 +77,26 @@ class SearchRollout:
         on_end: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Search for one episode per spec; return them in order, also those that failed."""
+        size = max(1, self._num_at_once(len(specs)))
+        return [
+            trajectory
+            for i in range(0, len(specs), size)
+            for trajectory in self._search(specs[i : i + size], on_end)
+        ]
+
+    def _num_at_once(self, count: int) -> int:
+        """Return how many of `count` searches go on at once.
+
+        Without snapshots each keeps an environment to itself, which may be a process.
+        """
+        env = self._envs.take()
+        self._envs.give_back(env)
+        return count if is_immediate(env) or can_be_saved(env) else MAX_ENVS
+
+    def _search(
+        self, specs: Sequence[EpisodeSpec], on_end: Callable[[Trajectory], None] | None
+    ) -> list[Trajectory]:
+        """Search for one episode per spec, all at once."""
         ended: dict[int, Trajectory] = {}
 
         def end(key: int, trajectory: Trajectory) -> None:
@@ -87,6 +112,7 @@ class SearchRollout:
             for key, search in list(under_way.items()):
                 if search.advance():
                     end(key, search.trajectory())
+                    self._free(search.tree)
                     del under_way[key]
         return [ended[key] for key in range(len(specs))]
 
@@ -107,7 +133,7 @@ class SearchRollout:
             limits[key] = turn_limit_of(env)
             return episodes[key].reset(self._step_timeout)
 
-        for outcome in self._in_environments(reset, [1] * len(specs)):
+        for outcome, env in self._in_environments(reset, [1] * len(specs)):
             episode = episodes[outcome.key]
             try:
                 episode.begin(value_of(outcome))
@@ -117,9 +143,10 @@ class SearchRollout:
             else:
                 tree = Tree(episode, self._budget, episode.spec.rng, limits.get(outcome.key))
                 trees[outcome.key] = tree
+                self._keep(tree, episode, env)
         if self._value is not None and trees:
             roots = [tree.begin() for tree in trees.values()]
-            values, counts = self._value.read([root.reading() for root in roots])
+            values, counts = self._read([root.reading() for root in roots])
             for tree, first, count in zip(trees.values(), values, counts, strict=True):
                 tree.first_score = first
                 tree.spent.note_value(count)
@@ -168,9 +195,8 @@ class SearchRollout:
         wanted = [(s, c) for s, ask, c in candidates if ask.is_valued]
         values: Iterator[float] = iter(())
         if wanted:
-            assert self._value is not None
             readings = [c.node.reading(c.generation.text) for _, c in wanted]
-            read, counts = self._value.read(readings)
+            read, counts = self._read(readings)
             values = iter(read)
             for (search, _), count in zip(wanted, counts, strict=True):
                 search.tree.spent.note_value(count)
@@ -186,47 +212,84 @@ class SearchRollout:
         for search in searches:
             tries += search.tries(self._policy)
         timeout = self._step_timeout
-        for outcome in self._in_environments(
-            lambda env, i: tries[i].step(env, timeout), [each.num_calls for each in tries]
+        for outcome, env in self._in_environments(
+            lambda env, i: tries[i].step(env, timeout),
+            [each.num_calls for each in tries],
+            [each.env for each in tries],
         ):
-            tries[outcome.key].note(outcome)
+            each = tries[outcome.key]
+            each.note(outcome)
+            if each.is_new:
+                self._keep(each.search.tree, each.node.episode, env)
+            elif outcome.error is None:
+                self._envs.give_back(env)
         new = [each for each in tries if each.is_new]
         readings = [readings_of(each.parent, each.node) for each in new] if self._value else []
-        if self._value is not None and readings:
-            values, counts = self._value.read([r for several in readings for r in several])
+        if readings:
+            values, counts = self._read([r for several in readings for r in several])
             place = 0
             for each, several in zip(new, readings, strict=True):
                 here = slice(place, place := place + len(several))
                 score(each.parent, each.node, values[here])
                 each.search.tree.spent.note_value(sum(counts[here]))
 
-    def _in_environments(
-        self, function: Callable[[TextEnv, int], Any], num_calls: Sequence[int]
-    ) -> Iterator[Outcome]:
-        """Call a function with an environment and a key, from 0; yield what came of it.
+    def _read(self, readings: Sequence[Reading]) -> tuple[list[float], list[int]]:
+        """Ask the learned value.
 
-        `num_calls` says how many resets and steps it takes for each, which have so much time. One
-        environment does for all calls if it only computes; else several work side by side, each
-        in a thread. One that failed may be in any state, and is not used again.
+        Raises:
+            RolloutError: If it says what is no number, by which nothing can be chosen.
         """
+        assert self._value is not None
+        values, counts = self._value.read(readings)
+        if any(math.isnan(value) for value in values):
+            raise RolloutError(
+                "The learned value says NaN of a state, so no search can go by it. Look at how it "
+                "was trained (value.json), and train it anew with a lower learning rate."
+            )
+        return values, counts
+
+    def _keep(self, tree: Tree, episode: Episode, env: TextEnv) -> None:
+        """Leave an environment in the state that it has come to, if no snapshot holds that."""
+        if episode.saved is not None or episode.stop_reason is not None:
+            self._envs.give_back(env)
+            return
+        self._free(tree)
+        tree.live = (episode, env)
+
+    def _free(self, tree: Tree) -> None:
+        """Use the environment that is in a state of a search for others."""
+        if (env := tree.take_live()) is not None:
+            self._envs.give_back(env)
+
+    def _in_environments(
+        self,
+        function: Callable[[TextEnv, int], Any],
+        num_calls: Sequence[int],
+        given: Sequence[TextEnv | None] = (),
+    ) -> Iterator[tuple[Outcome, TextEnv]]:
+        """Call a function with an environment and a key, from 0; yield what came of it, and where.
+
+        `num_calls` says how many resets and steps it takes for each, which have so much time, and
+        `given` which environment some are called with. Others take any that is given back; in those
+        that only compute one after the other, else several side by side, each in a thread. One that
+        failed may be in any state, and is not to be used again.
+        """
+        given = given or [None] * len(num_calls)
         waiting, session = list(reversed(range(len(num_calls)))), CallSession()
         lent: dict[int, TextEnv] = {}
         while waiting or lent:
             while waiting and len(lent) < MAX_ENVS:
-                key, env = waiting.pop(), self._envs.take()
+                key = waiting.pop()
+                there = given[key]
+                env = self._envs.take() if there is None else there
                 if is_immediate(env):
                     # Ctrl-C is the user's; whatever else foreign code raises is recorded
                     caught = (Exception, SystemExit)
                     outcome = outcome_of(key, lambda: function(env, key), caught=caught)  # noqa: B023
-                    yield self._take_back(env, outcome)
+                    yield outcome, env
                     continue
                 lent[key] = env
                 seconds = self._step_timeout * num_calls[key]
                 session.submit(key, lambda k=key, e=env: function(e, k), seconds)  # type: ignore[misc]
             for outcome in session.wait(IDLE_SECONDS):
-                yield self._take_back(lent.pop(outcome.key), outcome)
-
-    def _take_back(self, env: TextEnv, outcome: Outcome) -> Outcome:
-        if outcome.error is None:
-            self._envs.give_back(env)
-        return outcome
+                yield outcome, lent.pop(outcome.key)

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from agent_envs.core.deadline import Outcome
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.answers import read_reset
@@ -52,8 +50,14 @@ class SearchRun:
             if isinstance(candidate, Candidate) and candidate.result is None:
                 new.setdefault((candidate.node, candidate.generation.text),
                                Try(self, candidate, policy))  # fmt: skip
-        costs = np.cumsum([each.parent.step_cost for each in new.values()])
-        return list(new.values())[: int(np.searchsorted(costs, left, side="right"))]
+        tries: list[Try] = []
+        for each in new.values():
+            if (cost := self.tree.next_cost(each.parent)) > left:
+                break
+            each.env = self.tree.take_live(each.parent)
+            left -= cost
+            tries.append(each)
+        return tries
 
     def trajectory(self) -> Trajectory:
         """Return the episode that was chosen, or that failed, with what the search took."""
@@ -88,12 +92,15 @@ class Try:
         self._episode.generation = candidate.generation
         self.node = Node(self._episode)
         self.is_new = False
+        self.env: TextEnv | None = None
+        """The environment that is in the state already, if one is."""
         self._replayed = 0
 
     @property
     def num_calls(self) -> int:
         """How many resets and steps it takes: where no state is saved, all that lead to it."""
-        return 1 if self._before.saved is not None else 2 + self.parent.depth
+        is_there = self._before.saved is not None or self.env is not None
+        return 1 if is_there else 2 + self.parent.depth
 
     def step(self, env: TextEnv, timeout: float) -> Any:
         """Go to the state and take the step; nothing if the state no longer fits the policy."""
@@ -104,7 +111,7 @@ class Try:
         episode.env = env
         if self._before.saved is not None:
             restore_environment(env, self._before.saved)
-        else:
+        elif self.env is None:
             self._replay(env, timeout)
         lend_tokenizer(self._policy, env, episode.info)
         return episode.step(timeout)

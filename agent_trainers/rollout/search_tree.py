@@ -5,7 +5,6 @@ proposed by the policy or actions carried out, and is sent what came of it. So m
 at once, each written as if it were alone; `agent_trainers.rollout.search` serves them.
 """
 
-import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +13,7 @@ import numpy as np
 
 from agent_envs.core.messages import Message
 from agent_trainers.policies.generation import Generation, Usage
-from agent_trainers.rollout.episode import Episode, template_tools
+from agent_trainers.rollout.episode import Episode, TextEnv, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory
 
 Tools = Sequence[dict[str, Any]] | None
@@ -103,7 +102,7 @@ class Node:
 
     @property
     def step_cost(self) -> int:
-        """Environment steps that one step from here takes: without a snapshot all are replayed."""
+        """Environment steps that one step from here takes at most: see `Tree.next_cost`."""
         return 1 if self.episode.saved is not None else 1 + self.depth
 
     def reading(self, action: str | None = None) -> Reading:
@@ -173,6 +172,9 @@ class Tree:
         self.budget, self.rng, self.spent = budget, rng, Spent()
         self.first_score = 0.0
         """What the learned value says of the first state."""
+        self.live: tuple[Episode, TextEnv] | None = None
+        """The last state that was reached without a snapshot, and the environment that is still
+        in it: one step from there replays nothing."""
 
     def begin(self) -> Node:
         """Return the first state, of which nothing is known yet: a new episode of the task."""
@@ -184,6 +186,22 @@ class Tree:
         tokens = self.spent.tokens + steps * of_a_step
         is_within = self.budget.tokens is None or tokens <= self.budget.tokens
         return is_within and self.spent.steps + steps <= self.budget.steps
+
+    def take_live(self, node: Node | None = None) -> TextEnv | None:
+        """Return the environment that is still in a state, or in any, and forget it; or None."""
+        if self.live is None or (node is not None and self.live[0] is not node.episode):
+            return None
+        (_, env), self.live = self.live, None
+        return env
+
+    def next_cost(self, node: Node) -> int:
+        """Return how many environment steps one step from a state takes now.
+
+        From a state without a snapshot all that led there are taken again, unless an environment is
+        still in it: so an episode that is played to its end replays nothing.
+        """
+        is_live = self.live is not None and self.live[0] is node.episode
+        return 1 if is_live else node.step_cost
 
     def steps_left(self, node: Node) -> int:
         """Return how many steps it may take to the end of an episode; 0 if that is not known."""
@@ -241,4 +259,4 @@ def _goes_on(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def best(nodes: Iterable[Node]) -> Node:
     """Return the best state; of several the first."""
-    return max(nodes, key=lambda node: -math.inf if math.isnan(node.score) else node.score)
+    return max(nodes, key=lambda node: node.score)

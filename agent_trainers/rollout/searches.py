@@ -59,7 +59,7 @@ class SearchKind:
 def play_once(tree: Tree, start: Node | None = None) -> Search:
     """Play one episode to its end, as far as the budget goes."""
     node = tree.begin() if start is None else start
-    while not node.is_over and tree.affords(node.step_cost):
+    while not node.is_over and tree.affords(tree.next_cost(node)):
         (candidate,) = yield from tree.propose([node], 1)
         yield from tree.carry_out([candidate])
         if candidate.result is None:
@@ -82,7 +82,7 @@ def play_often(tree: Tree, choose: Callable[[Sequence[Node]], Node]) -> Search:
 def rerank(tree: Tree, candidates: int) -> Search:
     """Play one episode; of the actions proposed in each state the most valuable is carried out."""
     node = tree.begin()
-    while not node.is_over and tree.affords(node.step_cost):
+    while not node.is_over and tree.affords(tree.next_cost(node)):
         proposed = yield from tree.propose([node], candidates, is_valued=True)
         chosen = max(proposed, key=lambda candidate: candidate.score)
         yield from tree.carry_out([chosen])

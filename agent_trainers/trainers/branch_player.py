@@ -1,14 +1,14 @@
 """Branches of a batch's episodes: which states go on more than once, and what became of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_trainers.algorithms.branch_estimators import allocate_branches
 from agent_trainers.monitoring.episode_statistics import summarise
-from agent_trainers.rollout.branches import RecordedState
+from agent_trainers.rollout.branches import Branches, RecordedState
 from agent_trainers.rollout.collector import Collector
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trainers.distributed import ProcessGroup
@@ -41,6 +41,8 @@ class BranchPlayer:
         self._rollout: Any = rollout
         self.replayed_steps = 0
         """Recorded steps that all processes took again to reach the last batch's states."""
+        self._reached: set[str] = set()
+        """Environments that were gone back to."""
 
     def play(self, specs: Sequence[EpisodeSpec], step: tuple[int, int]) -> list[Trajectory]:
         """Play an episode for each spec, and branches of these; each is followed by its own.
@@ -55,24 +57,32 @@ class BranchPlayer:
             is_last = number == NUM_ROUNDS - 1
             self._rollout.keeps_states = self._from_branches and not is_last
             self._add_branches(families, step, number)
-        self.replayed_steps = sum(self._processes.all_gather(self.replayed_steps))
         return [trajectory for family in families for trajectory in family]
 
     def _add_branches(
         self, families: list[list[Trajectory]], step: tuple[int, int], number: int
     ) -> None:
-        """Play one round, and add it to the episodes that were branched."""
+        """Play one round, and add it to the episodes that were branched.
+
+        Raises:
+            SnapshotError: If an environment cannot be gone back to.
+        """
         own = [trajectory for family in families for trajectory in family]
-        everyone = self._processes.all_gather_objects([summarise(each) for each in own])
+        told = self._processes.all_gather_objects(
+            [(summarise(each), self._rollout.replays(each)) for each in own]
+        )
+        everyone = [summary for summary, _ in told]
         first = self._processes.num_before(len(own))
         first_family = self._processes.num_before(len(families))
         spent = sum(episode.num_steps - episode.start for episode in everyone if episode.start)
+        spent += self.replayed_steps
         played = sum(episode.num_steps for episode in everyone if not episode.start)
         counts = allocate_branches(
             everyone,
             self._args.branch_steps * played * (number + 1) / NUM_ROUNDS - spent,
             gamma=self._args.gamma,
             from_branches=self._from_branches,
+            replays=[replays for _, replays in told],
         )[first : first + len(own)]
         states: list[RecordedState] = []
         rngs, ks, owners = [], [], []
@@ -84,7 +94,25 @@ class BranchPlayer:
                 rngs.append(np.random.default_rng(place))
                 ks.append(per_step[t])
                 owners.append(f)
-        branches = self._rollout.branch_many(states, ks, rng=rngs)
-        self.replayed_steps += branches.replayed_steps
+        branches: Branches = self._rollout.try_branches(states, ks, rng=rngs)
+        self.replayed_steps += sum(self._processes.all_gather(branches.replayed_steps))
+        self._refuse_unreachable({trajectory.env for trajectory, _ in states}, branches)
         for f, continuations in zip(owners, branches.continuations, strict=True):
             families[f] += continuations
+
+    def _refuse_unreachable(self, envs: Collection[str], branches: Branches) -> None:
+        """Raise in all processes if an environment could never be gone back to in this run.
+
+        One that could before may be out of reach for once, as when a server is.
+        """
+        refusals = branches.unreachable
+        told = self._processes.all_gather_objects(
+            [(name, str(refusals[name]) if name in refusals else "") for name in envs]
+        )
+        self._reached |= {name for name, refusal in told if not refusal}
+        for name, refusal in told:
+            if name not in self._reached:
+                raise SnapshotError(
+                    f"advantage_estimator={self._args.advantage_estimator!r} goes back to states, "
+                    f"but {refusal} Or choose another estimator, such as grpo_step."
+                )

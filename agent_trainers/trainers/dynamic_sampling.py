@@ -63,7 +63,7 @@ class ResultFollower:
         first = sum(counts[: self._processes.index])
         places = [i // group_size for i in range(first, first + len(specs))]
         batch = Resampling(num_groups=-(-sum(counts) // group_size), budget=self._budget)
-        trajectories = self._play(batch, specs, places, reward_factors)
+        trajectories = self._play(batch, specs, places, step, reward_factors)
         seconds = _generate_seconds(trajectories)
         while wanted := batch.next_places():
             numbers = batch.begin_round(wanted)
@@ -76,7 +76,7 @@ class ResultFollower:
                 member = (first + i) % group_size
                 extra += player.plan([row], "train", step, first=number * group_size + member)
             own_numbers = [numbers[wanted.index(places[i])] for i in own]
-            again = self._play(batch, extra, own_numbers, reward_factors)
+            again = self._play(batch, extra, own_numbers, step, reward_factors)
             taken = batch.end_round(wanted, numbers)
             seconds += _generate_seconds(again)
             for i, trajectory in zip(own, again, strict=True):
@@ -93,11 +93,16 @@ class ResultFollower:
         batch: "Resampling",
         specs: Sequence[EpisodeSpec],
         numbers: Sequence[int],
+        step: tuple[int, int],
         reward_factors: Mapping[str, float],
     ) -> list[Trajectory]:
-        """Play this process's episodes, and tell all processes what came of them."""
-        trajectories = self._player.rollouts["train"].collect(specs)
-        own = episode_results(specs, numbers, trajectories, reward_factors)
+        """Play this process's episodes, and tell all processes what came of them.
+
+        Their branches begin where others have got to, so they tell nothing of a task.
+        """
+        trajectories = self._player.play_specs(specs, "train", step)
+        episodes = [trajectory for trajectory in trajectories if not trajectory.start]
+        own = episode_results(specs, numbers, episodes, reward_factors)
         batch.results |= group_results(self._processes.all_gather_objects(own))
         return trajectories
 

@@ -114,7 +114,12 @@ class EpisodePlayer:
 
         In training by an estimator that looks at branches, each is followed by its branches.
         """
-        specs = self.specs(inputs, mode, step)
+        return self.play_specs(self.specs(inputs, mode, step), mode, step)
+
+    def play_specs(
+        self, specs: Sequence[EpisodeSpec], mode: str, step: tuple[int, int]
+    ) -> list[Trajectory]:
+        """Play an episode for each spec, as `play` does."""
         if mode == "train" and self.branches is not None:
             return self.branches.play(specs, step)
         return self.rollouts[mode].collect(specs)

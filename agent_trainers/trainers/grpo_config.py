@@ -156,8 +156,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     branch_budget: float | None = HfArg(
         default=None,
         help="vine, tree, and estimators of your own with uses_branches: environment steps that "
-        "the branches of a batch may take, for each step of its episodes, as far as can be "
-        "foreseen. Default: a third.",
+        "the branches of a batch may take, for each step of its episodes, with those that are "
+        "taken again to come to a state; as far as can be foreseen. Default: a third.",
     )
     loss_denominator: str = HfArg(
         default="token",

@@ -69,7 +69,7 @@ class ProcessValue:
         unique = sorted({tuple(sequence) for sequence in sequences}, key=len)
         found: dict[tuple[int, ...], float] = {}
         for batch in split_by_tokens(unique, [len(sequence) for sequence in unique]):
-            values = value_at_every_token(self.critic, batch)
+            values = self.critic.head(states_at_every_token(self.critic, batch))
             last = torch.tensor([len(sequence) - 1 for sequence in batch], device=values.device)
             picked = values.gather(1, last[:, None])[:, 0].tolist()
             found |= zip(batch, picked, strict=True)
@@ -97,16 +97,15 @@ class ProcessValue:
         return value
 
 
-def value_at_every_token(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the values of sequences of B at most N tokens, (B, N), each after its token.
+def states_at_every_token(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the hidden states of B sequences of at most N tokens, (B, N, H), each after its token.
 
     Past the end of a sequence there is nothing to be read.
     """
     device = critic.head.linear.weight.device
     input_ids = pad_rows(sequences, multiple=1).to(device)
-    states = critic.body(input_ids=input_ids, use_cache=False).last_hidden_state
-    values: torch.Tensor = critic.head(states)
-    return values
+    states: torch.Tensor = critic.body(input_ids=input_ids, use_cache=False).last_hidden_state
+    return states
 
 
 def split_by_tokens(items: Sequence[T], lengths: Sequence[int]) -> Iterator[list[T]]:

@@ -18,13 +18,13 @@ from transformers import get_linear_schedule_with_warmup
 from agent_envs.errors import DataError
 from agent_trainers.algorithms.calibration import Line, Reliability, fit_line, reliability
 from agent_trainers.trainers.critic import CriticModel
-from agent_trainers.trainers.process_value import split_by_tokens, value_at_every_token
+from agent_trainers.trainers.process_value import split_by_tokens, states_at_every_token
 from agent_trainers.trajectory import Trajectory
 
 TARGETS: Final = ("success", "return")
 KINDS: Final = ("states", "actions")
-_SHARES: Final = (0.6, 0.8)
-"""Where the first set of tasks ends, and the second."""
+_HELD_OUT: Final = 0.1
+"""The share of tasks that the second set has, and the third."""
 _MAX_GRADIENT_NORM: Final = 1.0
 ROWS_PER_STEP: Final = 16
 """Sequences of an optimiser step. As many as fit would be three or four steps an epoch, which do
@@ -54,6 +54,8 @@ class ExampleRow(NamedTuple):
 
     ids: tuple[int, ...]
     examples: list[Example]
+    states: torch.Tensor | None = None
+    """What the model below the value head makes of the examples, (N, H), where that is kept."""
 
 
 class ExampleSets(NamedTuple):
@@ -101,7 +103,8 @@ def make_sets(
             "The episodes hold no tokens, as those of a served model: play them with --model."
         )
     order = [list(by_task)[i] for i in rng.permutation(len(by_task))]
-    ends = [round(share * len(order)) for share in _SHARES]
+    num_held_out = max(1, round(_HELD_OUT * len(order)))
+    ends = [max(0, len(order) - 2 * num_held_out), max(0, len(order) - num_held_out)]
     sets = [order[: ends[0]], order[ends[0] : ends[1]], order[ends[1] :]]
     if not all(sets):
         raise DataError(
@@ -125,6 +128,11 @@ def fit(
     """
     critic.eval()  # no dropout: there are few epochs, and the best is chosen
     critic.body.requires_grad_(not settings.head_only)
+    if settings.head_only:  # what is below stays as it is, so it is read once
+        sets = sets._replace(
+            train=_with_states(critic, sets.train),
+            calibration=_with_states(critic, sets.calibration),
+        )
     weights = [p for p in critic.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, weight_decay=0.0)
     _begin_at_the_mean(critic, sets.train)
@@ -236,10 +244,31 @@ def _batches(rows: Sequence[ExampleRow]) -> Iterator[list[ExampleRow]]:
 
 def _values(critic: CriticModel, batch: Sequence[ExampleRow]) -> torch.Tensor:
     """Return the value of each example of a batch of rows, one after the other, (N,)."""
-    values = value_at_every_token(critic, [row.ids for row in batch])
+    kept = [row.states for row in batch if row.states is not None]
+    values: torch.Tensor = critic.head(
+        torch.cat(kept) if len(kept) == len(batch) else _states(critic, batch)
+    )
+    return values
+
+
+def _states(critic: CriticModel, batch: Sequence[ExampleRow]) -> torch.Tensor:
+    """Return the hidden states of the examples of a batch, one after the other, (N, H)."""
+    hidden = states_at_every_token(critic, [row.ids for row in batch])
     places = [(i, len(e.ids) - 1) for i, row in enumerate(batch) for e in row.examples]
-    numbers, positions = torch.tensor(places, device=values.device).T
-    return values[numbers, positions]
+    numbers, positions = torch.tensor(places, device=hidden.device).T
+    return hidden[numbers, positions]
+
+
+@torch.no_grad()
+def _with_states(critic: CriticModel, rows: Sequence[ExampleRow]) -> list[ExampleRow]:
+    """Return rows with their hidden states, those of similar lengths read together."""
+    found: list[ExampleRow] = []
+    for batch in _batches(sorted(rows, key=lambda row: len(row.ids))):
+        states = _states(critic, batch)
+        ends = np.cumsum([len(row.examples) for row in batch]).tolist()
+        for row, end in zip(batch, ends, strict=True):
+            found.append(row._replace(states=states[end - len(row.examples) : end]))
+    return found
 
 
 def _squared_error(critic: CriticModel, batch: Sequence[ExampleRow]) -> tuple[torch.Tensor, float]:

@@ -32,8 +32,8 @@ _MAY_CHANGE: Final = frozenset(
 )
 """What a call may change from one to the next; all else decides what the cells are."""
 _SHORT: Final[dict[str, Any]] = {
-    "envs": ["multi-hop", "tables"], "seeds": [1], "num_tasks": 6, "max_branches": 64,
-    "budget": 1500, "num_eval_tasks": 100, "train": False,
+    "envs": ["multi-hop", "tables"], "seeds": [1], "num_tasks": 6, "max_branches": 128,
+    "budget": 4000, "num_eval_tasks": 100, "train": False,
 }  # fmt: skip
 """What ``--short`` sets, unless it is given."""
 

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.branch_estimators import allocate_branches
 from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
@@ -25,6 +26,8 @@ from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
 FIRST_BRANCHES: Final = 16
 """Of each state, before anything is known of it."""
+MIN_RETURNS: Final = 2
+"""Without which there is no value of a state and no error of it: one in each half."""
 MAX_ROUNDS: Final = 4
 """Of allocating branches; the variances that a round shows are those that the next goes by."""
 BRANCH_ROUNDS: Final = 2
@@ -47,15 +50,24 @@ class Measurement:
     """Plays a batch and measures its steps."""
 
     def __init__(self, rollout: Rollout, specs: Sequence[EpisodeSpec], seed: int) -> None:
-        """Play `specs` by the policy of `rollout`; `seed` is that of every draw of branches."""
+        """Play `specs` by the policy of `rollout`; `seed` is that of every draw of branches.
+
+        Raises:
+            RolloutError: If no episode could be scored.
+        """
         self._rollout, self._rng = rollout, np.random.default_rng([seed, 1])
         self._started = time.perf_counter()
-        self.trajectories = [t for t in rollout.collect(specs) if t.is_scorable]
+        played = rollout.collect(specs)
+        self.trajectories = [t for t in played if t.is_scorable]
+        if not self.trajectories:
+            raise RolloutError(f"No episode of the batch could be scored. {_first_error(played)}")
         self._keys = [
             [key_before(t, step)[:16] for step in range(len(t.transitions))]
             for t in self.trajectories
         ]
-        self._costs = {"truth_steps": 0.0, "truth_tokens": 0.0, "truth_branches": 0.0}
+        self._costs = dict.fromkeys(
+            ("branch_steps", "truth_steps", "truth_tokens", "truth_branches"), 0.0
+        )
         self._states: dict[str, _State] = {}
         for trajectory, keys in zip(self.trajectories, self._keys, strict=True):
             for step, key in enumerate(keys):
@@ -63,7 +75,11 @@ class Measurement:
                 state.weight += 1 if step == 0 else 2  # ends one step, begins another
 
     def go_on(self, target: float, max_branches: int) -> None:
-        """Play branches until the reliability is `target`, or each state has `max_branches`."""
+        """Play branches until the reliability is `target`, or each state has `max_branches`.
+
+        Raises:
+            RolloutError: If branches of a state fail, so that it has no value.
+        """
         states = list(self._states.values())
         self._branch(states, [min(FIRST_BRANCHES, max_branches)] * len(states))
         for _ in range(MAX_ROUNDS - 1):
@@ -102,7 +118,6 @@ class Measurement:
                 )
             )
         steps = sum(len(t.transitions) for t in self.trajectories)
-        branch_steps = sum(len(b.transitions) - b.start for b in branches)
         return CreditBatch(
             environment=environment,
             stage=stage,
@@ -111,7 +126,7 @@ class Measurement:
             reliability=split_half_reliability(episodes),
             reliability_by_variance=self._reliability(),
             costs={
-                "episode_steps": float(steps), "branch_steps": float(branch_steps), **self._costs,
+                "episode_steps": float(steps), **self._costs,
                 "seconds": round(time.perf_counter() - self._started, 1),
             },
             episodes=[*episodes, *map(describe, branches)],
@@ -122,14 +137,18 @@ class Measurement:
         budget = share * sum(len(t.transitions) for t in self.trajectories)
         branches: list[Trajectory] = []
         for number in range(1, BRANCH_ROUNDS + 1):
-            spent = sum(len(b.transitions) - b.start for b in branches)
             everyone = [*self.trajectories, *branches]
-            counts = allocate_branches(everyone, budget * number / BRANCH_ROUNDS - spent)
+            counts = allocate_branches(
+                everyone,
+                budget * number / BRANCH_ROUNDS - self._costs["branch_steps"],
+                replays=[self._rollout.replays(each) for each in everyone],
+            )
             states = [(t, step) for t, own in zip(everyone, counts, strict=True)
                       for step in np.flatnonzero(own).tolist()]  # fmt: skip
             ks = [count for own in counts for count in own if count]
             if states:
                 played = self._rollout.branch_many(states, ks, rng=self._rng)
+                self._costs["branch_steps"] += played.environment_steps + played.replayed_steps
                 branches += [b for same in played.continuations for b in same if b.is_scorable]
         return branches
 
@@ -138,9 +157,17 @@ class Measurement:
         played = self._rollout.branch_many(
             [state.place for state, _ in chosen], [count for _, count in chosen], rng=self._rng
         )
-        for (state, _), returns in zip(chosen, played.returns(), strict=True):
+        found = zip(chosen, played.returns(), played.continuations, strict=True)
+        for (state, _), returns, branches in found:
             state.returns += returns
-        self._costs["truth_steps"] += played.environment_steps
+            if len(state.returns) < MIN_RETURNS:
+                trajectory, step = state.place
+                raise RolloutError(
+                    f"The state before step {step} of task {trajectory.task_id!r} has no value: of "
+                    f"{len(branches)} branches {len(returns)} could be scored. "
+                    f"{_first_error(branches)}"
+                )
+        self._costs["truth_steps"] += played.environment_steps + played.replayed_steps
         self._costs["truth_tokens"] += played.usage.completion_tokens
         self._costs["truth_branches"] += sum(map(len, played.continuations))
 
@@ -200,6 +227,11 @@ def describe(trajectory: Trajectory) -> CreditEpisode:
         is_truncated=trajectory.is_truncated,
         start=trajectory.start,
     )
+
+
+def _first_error(trajectories: Sequence[Trajectory]) -> str:
+    errors = [t.error.strip().splitlines()[-1] for t in trajectories if t.error]
+    return f"The first error: {errors[0]}" if errors else "No error was kept."
 
 
 def split_half_reliability(episodes: Sequence[CreditEpisode]) -> float:

@@ -28,7 +28,7 @@ from agent_trainers.make_tiny_policy import own
 from agent_trainers.make_tiny_policy.lessons import EnvironmentLessons
 from agent_trainers.policies.local import TokenPolicy, local_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
-from agent_trainers.recipes import MODEL_RECIPE
+from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, EnvironmentStepBudget
 from benchmarks.trl_peer import played_by_ours
@@ -36,8 +36,8 @@ from benchmarks.trl_peer import played_by_ours
 STAGES_OF: Final = "grpo_step"
 """The algorithm whose run the stages are of."""
 STAGES: Final[Mapping[str, float]] = {"start": 0.0, "middle": 0.4, "late": 0.7}
-"""A stage is the policy after the first batch of which at least this share was solved; where none
-was, the last."""
+"""A stage is the policy after the first batch of which at least this share was solved. Where none
+was, the middle one is that of half of the budget, and the late one the last."""
 WARM_SUCCESS: Final = 0.3
 """Of a policy that is made for an environment: what it may solve before reinforcement learning."""
 _NUM_EPISODES: Final = 128
@@ -117,14 +117,14 @@ def train(
     played = functools.partial(played_by_ours, trainer)
     steps = EnvironmentStepBudget(budget, played)
     trainer.add_callback(steps)
-    stages = _KeepStages(trainer, folder, played) if algorithm == STAGES_OF else None
+    stages = _KeepStages(trainer, start, folder, steps) if algorithm == STAGES_OF else None
     if stages is not None:
         trainer.add_callback(stages)
     trainer.train()
     if stages is not None:
         stages.keep_missing()
     policy = local_policy(
-        trainer.model, trainer.processing_class, max_new_tokens=turn_length(start)
+        trainer.model, trainer.processing_class, max_new_tokens=_turn_length(start)
     )
     success = measure(environment, policy, num_tasks, seed)
     shutil.rmtree(folder / "trainer", ignore_errors=True)
@@ -160,17 +160,12 @@ def load_stage(start: Path, runs: Path, stage: str, seed: int) -> tuple[Any, Tok
     """Return the model and the policy of a stage."""
     folder = start if stage == "start" else runs / f"{STAGES_OF}-{seed}" / stage
     model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
-    return model, local_policy(model, tokenizer, max_new_tokens=turn_length(start))
+    return model, local_policy(model, tokenizer, max_new_tokens=_turn_length(start))
 
 
-def turn_length(start: Path) -> int | None:
-    """Return the longest turn that a policy was made for; None for the default."""
-    import yaml
-
-    recipe = start / MODEL_RECIPE
-    if not recipe.exists():
-        return None
-    return int(yaml.safe_load(recipe.read_text(encoding="utf-8"))["max_completion_length"])
+def _turn_length(folder: Path) -> int | None:
+    trained_for = find_turn_length(str(folder))
+    return None if trained_for is None else trained_for.tokens
 
 
 def batch_maker(environment: Environment) -> Callable[[], gym.Env[str, str]]:
@@ -189,17 +184,22 @@ def draw_tasks(environment: Environment, num_tasks: int, seed: int) -> list[int]
 class _KeepStages(TrainerCallback):  # type: ignore[misc] # transformers is untyped
     """Keeps the weights after the first batch that solved enough."""
 
-    def __init__(self, trainer: Any, folder: Path, played: Callable[[], tuple[int, float]]) -> None:
-        self._trainer, self._folder, self._played = trainer, folder, played
+    def __init__(
+        self, trainer: Any, start: Path, folder: Path, steps: EnvironmentStepBudget
+    ) -> None:
+        self._trainer, self._start, self._folder = trainer, start, folder
+        self._steps = steps  # called before this one, so it knows of the batch
         self.kept: dict[str, float] = {}
         """Success of the batch by stage."""
         self._success = 0.0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Keep the policy where its last batch solved enough for a stage that is missing."""
-        self._success = self._played()[1]
+        self._success = self._steps.curve[-1][1]
         for stage, enough in STAGES.items():
-            if stage != "start" and stage not in self.kept and self._success >= enough:
+            is_late = stage == "middle" and self._steps.share_spent >= 0.5
+            is_due = self._success >= enough or is_late
+            if stage != "start" and stage not in self.kept and is_due:
                 self._keep(stage)
 
     def keep_missing(self) -> None:
@@ -213,4 +213,6 @@ class _KeepStages(TrainerCallback):  # type: ignore[misc] # transformers is unty
         shutil.rmtree(folder, ignore_errors=True)
         self._trainer.model.save_pretrained(folder)
         self._trainer.processing_class.save_pretrained(folder)
+        if (recipe := self._start / MODEL_RECIPE).exists():
+            shutil.copyfile(recipe, folder / MODEL_RECIPE)
         self.kept[stage] = self._success

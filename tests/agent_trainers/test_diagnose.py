@@ -140,7 +140,7 @@ def test_planted_mistakes_are_named(name):
 
     import numpy as np
 
-    from agent_trainers.rollout.diagnosis import diagnose_by_oracle
+    from agent_trainers.rollout.oracle import diagnose_by_oracle
 
     case = CASES[name]
     planted = plant_all(case, 3, np.random.default_rng(1))

@@ -313,6 +313,15 @@ def test_an_unknown_estimator_gets_the_nearest_name():
         estimate("grpo_stp", [])
 
 
+def test_an_estimator_of_ones_own_that_says_no_number_is_refused():
+    def divides(episodes):
+        with np.errstate(all="ignore"):
+            return [np.array(e.rewards) / np.array(e.rewards) for e in episodes]
+
+    with pytest.raises(ConfigurationError, match=r"divides returned .* for episode 1 of 2.*0\.0"):
+        estimate(divides, [Episode("g", [1.0]), Episode("g", [0.0])])
+
+
 def test_an_unknown_option_gets_the_list_of_those_there_are():
     with pytest.raises(ConfigurationError, match=r"rloo has no option 'lam'.*gamma"):
         estimate("rloo", PAIR, lam=0.9)

@@ -6,6 +6,7 @@ import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.cli import evaluate, value
+from agent_trainers.cli.search import doubts_of
 from agent_trainers.rollout.searches import SEARCHES
 from agent_trainers.trajectory import load_trajectories
 
@@ -30,6 +31,8 @@ def test_a_value_says_how_reliable_it_is_and_keeps_what_was_played(folder):
     parts = sorted((folder / "branches").iterdir())
     episodes = [t for part in parts for t in load_trajectories(part)]
     assert (len(parts), measured["num_episodes"]) == (2, len(episodes)) == (2, 10)
+    own = sum(len(t.transitions) - t.start for t in episodes)  # from snapshots
+    assert measured["environment_steps"] == own
 
 
 def test_a_value_that_was_stopped_goes_on_and_a_finished_one_is_kept(folder, tmp_path, monkeypatch):
@@ -68,6 +71,21 @@ def test_every_search_is_compared_on_the_same_tasks(folder, tmp_path, capsys):
     assert measured["settings"]["candidates"] == 2
     shown = capsys.readouterr().out
     assert all(name in shown for name in SEARCHES)
+
+
+def test_a_value_by_which_nothing_can_be_found_is_said_to_be_one(tmp_path):
+    def doubts(env="a", **errors):
+        found = {"mean_squared_error": 0.2, "mean_squared_error_of_mean": 0.21} | errors
+        record = {"env": env, "reliability": {"states": found, "actions": found}}
+        (tmp_path / "value.json").write_text(json.dumps(record))
+        return doubts_of(tmp_path, "a")
+
+    assert doubts_of(tmp_path, "a") == doubts() == []
+    assert "trained in b, not in a" in doubts("b")[0]
+    (weak,) = doubts(mean_squared_error=0.22)
+    assert "for states and actions than always saying the mean" in weak
+    (tmp_path / "value.json").write_text("[]")
+    assert doubts_of(tmp_path, "a") == []
 
 
 def test_the_episodes_of_one_search_can_be_kept(tmp_path):

@@ -216,6 +216,33 @@ def test_the_policy_is_shown_the_tokens_that_were_recorded(tiny_policy):
     assert all(b.usage["completion_tokens"] == sum(b.lengths[step:]) for b in branches)
 
 
+class Unsettled(CounterEnv):
+    """Takes snapshots, but fails when it is to be set back to one."""
+
+    def restore(self, snapshot):
+        self.total = None
+        raise KeyError("total")
+
+
+def test_where_a_snapshot_cannot_be_restored_the_steps_are_taken_again():
+    rollout = Rollout(lambda: TimeLimit(Unsettled(), 6), ScriptedPolicy(draw), keeps_states=True)
+    (recorded,) = rollout.collect(specs(1))
+    branches = rollout.branch(recorded, 2, 3, rng=np.random.default_rng(0))
+    assert all(branch.is_scorable for branch in branches.continuations[0])
+    assert branches.replayed_steps == 3 * 2
+
+
+@pytest.mark.parametrize("keeps_states", [True, False])
+def test_a_rollout_says_whether_branches_take_the_steps_before_them_again(keeps_states):
+    rollout = Rollout(limited, ScriptedPolicy(draw), keeps_states=keeps_states)
+    (recorded,) = rollout.collect(specs(1))
+    assert rollout.replays(recorded) is not keeps_states
+    (branch,) = rollout.branch(recorded, 1, 1, rng=np.random.default_rng(1)).continuations[0]
+    assert rollout.replays(branch) is not keeps_states
+    last = len(branch.transitions) - 1
+    assert not rollout.replays(replace(branch, start=last))  # no state of its own follows
+
+
 class MoodyEnv(CounterEnv):
     """Draws from nobody's seed, and offers no snapshot."""
 

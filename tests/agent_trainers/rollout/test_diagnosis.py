@@ -11,11 +11,11 @@ from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from agent_trainers.rollout.diagnosis import (
     NEVER_SOLVED,
-    diagnose_by_oracle,
     diagnose_by_policy,
     find_start,
     name_lost_step,
 )
+from agent_trainers.rollout.oracle import diagnose_by_oracle
 
 
 class Corridor(gym.Env):

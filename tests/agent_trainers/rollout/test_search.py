@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import time
 
 import gymnasium as gym
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
 
+from agent_envs.errors import RolloutError
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.generation import Generation
 from agent_trainers.rollout.collector import EpisodeSpec
@@ -75,7 +77,7 @@ class Judge:
         for messages, _, action in readings:
             digits = [m["content"] for m in messages if m["role"] == "assistant"]
             digits += [] if action is None else [action]
-            right = solution(int(messages[0]["content"]))
+            right = solution(int(messages[0]["content"].split()[0]))
             is_right = [d == r for d, r in zip(digits, right, strict=False)]
             values.append([*is_right, False].index(False) / LENGTH)
         return values, [5] * len(readings)
@@ -246,16 +248,60 @@ def test_where_there_are_no_snapshots_the_same_is_found_by_replay(name):
         assert rewards == trajectory.rewards
 
 
+class Moody(Lock):
+    """Shows something else each time."""
+
+    moods = itertools.count()
+
+    def _info(self):
+        info = super()._info()
+        info["messages"][-1]["content"] += f" {next(self.moods)}"
+        return info
+
+
+@pytest.mark.parametrize("name", ["sample", "greedy", "rerank"])
+def test_an_episode_that_is_only_played_needs_no_state_again(name):
+    for make_env in (lambda: Unsaved(limited()), lambda: Unsaved(TimeLimit(Moody(), LENGTH))):
+        found = search(name, make_env, budget=Budget(steps=LENGTH), played=specs(20))
+        assert [t.stop_reason for t in found] == [StopReason.ANSWERED] * 20
+        assert {t.metrics["search_steps"] for t in found} == {LENGTH}
+    # one step at a time, and each environment where it was left
+    assert actions(search(name, lambda: Unsaved(limited()))) == actions(search(name))
+
+
+def test_without_snapshots_there_are_no_more_environments_than_allowed(monkeypatch):
+    monkeypatch.setattr("agent_trainers.rollout.search.MAX_ENVS", 2)
+    made = []
+    make_env = lambda: made.append(1) or Unsaved(limited())  # noqa: E731
+    few = search("oracle_beam", make_env, played=specs(5))
+    # an environment stays where each of two searches is, two others go back for it
+    assert len(made) <= 4
+    assert actions(few) == actions(search("oracle_beam", played=specs(5), budget=Budget(steps=60)))
+
+
+def test_a_vote_without_snapshots_counts_each_episode_once():
+    found = search("vote", lambda: Unsaved(limited()), budget=Budget(steps=9))
+    assert [t.metrics["search_steps"] for t in found] == [9] * 3
+    assert actions(found) == actions(search("vote", budget=Budget(steps=9)))
+
+
+def test_a_value_that_is_no_number_ends_the_search():
+    class Broken(Judge):
+        def read(self, readings):
+            values, counts = super().read(readings)
+            return [float("nan")] * len(values), counts
+
+    for name in GUIDED:
+        plan = SEARCHES[name].make_plan(SearchSettings())
+        rollout = SearchRollout(
+            limited, ScriptedPolicy(draw), plan, Budget(steps=9), value=Broken()
+        )
+        with pytest.raises(RolloutError, match="NaN"):
+            rollout.collect(specs(1))
+
+
 @pytest.mark.parametrize("name", ["oracle_beam", "oracle_best_first"])
 def test_a_state_that_no_replay_comes_to_again_ends_the_search(name):
-    moods = iter(range(10**6))
-
-    class Moody(Lock):
-        def _info(self):
-            info = super()._info()
-            info["messages"][-1]["content"] += f" {next(moods)}"
-            return info
-
     played = search(name, lambda: Unsaved(TimeLimit(Moody(), LENGTH)))
     for trajectory in played:
         assert not trajectory.is_scorable

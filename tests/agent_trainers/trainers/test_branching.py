@@ -1,11 +1,14 @@
 """Training with branches: what is played beside the episodes, and what is learned from it."""
 
 import dataclasses
+import itertools
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from agent_envs import ConfigurationError
+from agent_envs.errors import SnapshotError
 from agent_trainers.monitoring.report import trajectory_page
 from agent_trainers.monitoring.trajectory_samples import trained_samples
 from agent_trainers.programs.tasks import ProgramTasks
@@ -109,6 +112,68 @@ def test_an_estimator_of_ones_own_says_itself_that_it_takes_branches(make_traine
     assert any(t.start for t in batch.trajectories)
     trained = {row.episode for row in batch.rows}
     assert any(batch.trajectories[i].start for i in trained) == (estimator is learned)
+
+
+class Unsaved(gym.Wrapper):
+    """A wrapper that nobody knows, so states are reached by replay."""
+
+
+class Moody(Unsaved):
+    """Shows something else each time."""
+
+    moods = itertools.count()
+
+    def reset(self, **options):
+        return self._changed(*self.env.reset(**options))
+
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        return *rest, self._changed("", info)[1]
+
+    def _changed(self, observation, info):
+        last = info["messages"][-1]
+        shown = {**last, "content": f"{last['content']} {next(self.moods) % 10}"}
+        return observation, {**info, "messages": [*info["messages"][:-1], shown]}
+
+
+def test_steps_that_are_taken_again_count_towards_the_budget(make_trainer):
+    trainer = make_trainer("vine", env=lambda: Unsaved(gym.make(ID)), branch_budget=2.0)
+    batch = played(trainer)
+    own = num_steps([t for t in batch if not t.start])
+    branches = num_steps([t for t in batch if t.start])
+    again = trainer.player.branches.replayed_steps
+    assert again == sum(t.start for t in batch)
+    assert again > 0
+    assert own < branches + again < 3 * own  # 2 are foreseen
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_an_environment_that_cannot_be_gone_back_to_is_refused_at_once(make_trainer, is_mixed):
+    moody = lambda: Moody(gym.make(ID))  # noqa: E731
+    trainer = make_trainer(
+        "tree",
+        env=[{"id": ID}, {"id": moody, "name": "moody"}] if is_mixed else moody,
+        branch_budget=3.0,
+    )
+    names = ("SyntheticMultiHop-v0", "moody") if is_mixed else ("", "")
+    rows = [row | {"env": names[i // 4]} for i, row in enumerate(ROWS)]
+    trainer.model.train()
+    with pytest.raises(SnapshotError, match=r"(?s)'tree' goes back.*Or choose another estimator"):
+        trainer.player.play(rows, "train", (0, 0))
+
+
+def test_a_curriculum_leaves_branches_to_be_played_and_is_told_of_episodes_alone(make_trainer):
+    trainer = make_trainer(
+        "tree", env=[{"id": ID, "tasks": list(range(9))}], curriculum="pools", max_steps=1,
+        branch_budget=1.0,
+    )  # fmt: skip
+    trainer.train()
+    batch = trainer.last_batch.trajectories
+    branches = [t for t in batch if t.start]
+    log = trainer.state.log_history[0]
+    assert log["branches/count"] == len(branches) > 0
+    own = [t for t in batch if not t.start]
+    assert log["groups/played_success"] == pytest.approx(sum(t.success for t in own) / len(own))
 
 
 def test_without_a_budget_there_are_no_branches(make_trainer):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from agent_envs.errors import RolloutError
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from benchmarks.credit.measure import Measurement
 from tests.benchmarks.credit.coins import TRUE, Coins, tosser
@@ -54,6 +55,32 @@ def test_equal_states_are_measured_once():
                                                   strict=True) for t in range(2)}  # fmt: skip
     assert len(states) == len(places) <= 2 * 3
     assert batch.costs["truth_branches"] == 2 * len(states)
+
+
+class Breaking(Coins):
+    """Fails as soon as it is told to."""
+
+    is_broken = False
+
+    def step(self, action):
+        if self.is_broken:
+            raise RuntimeError("the table fell over")
+        return super().step(action)
+
+
+def test_a_state_without_a_value_is_named_with_what_failed(monkeypatch):
+    def begin():
+        draws = np.random.default_rng(0)
+        spec = EpisodeSpec(task=7, seed=0, group_id="0", rng=draws)
+        return Measurement(Rollout(Breaking, tosser), [spec], 0)
+
+    measurement = begin()
+    monkeypatch.setattr(Breaking, "is_broken", True)
+    fell = "The first error: RuntimeError: the table fell over"
+    with pytest.raises(RolloutError, match=f"step 0 of task .* has no value: of 16.* 0 .*{fell}"):
+        measurement.go_on(0.9, 16)
+    with pytest.raises(RolloutError, match=f"No episode .*{fell}"):
+        begin()
 
 
 def test_the_same_seed_gives_the_same_truth():
