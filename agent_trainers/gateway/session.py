@@ -21,6 +21,7 @@ from agent_trainers.gateway.record import Record, Reward
 from agent_trainers.gateway.token_budget import TokenBudget
 from agent_trainers.gateway.tool_calls import read_calls
 from agent_trainers.gateway.turn_end import Decode, TurnEnd
+from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
@@ -330,7 +331,8 @@ class Session:
         return Turn(
             transition=transition,
             tools=ask.shown_tools,
-            message=ApiMessage(role="assistant", content=content, calls=tuple(numbered)),
+            # Clients cannot send lone surrogates back, so they get none.
+            message=ApiMessage(role="assistant", content=clean(content), calls=tuple(numbered)),
             text=text,
             is_whole=cut_text is None and generation.finish_reason == "stop",
         )
