@@ -79,7 +79,7 @@ class Transition:
     terminated: bool
     """Whether the task is over."""
     truncated: bool
-    """Whether the episode was cut off here."""
+    """Whether the episode was cut off here, and the task is not over."""
     info: dict[str, Any]
     """What else the environment said about the step, without messages and tools."""
 

@@ -6,7 +6,6 @@ Or as it stands, ``python -m examples.train_agents_sdk``: it writes the tasks an
 Needs ``pip install openai-agents``.
 """
 
-import re
 from typing import Any
 
 import openai
@@ -50,8 +49,7 @@ async def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
         )
     except AgentsException:  # too many turns, or a call that cannot be read: the model's doing
         return world.outcome(None)
-    answer = re.search("<answer>(.*?)</answer>", str(result.final_output), re.DOTALL)
-    return world.outcome(answer[1].strip() if answer else None)
+    return world.outcome(world.read(str(result.final_output)).answer)
 
 
 if __name__ == "__main__":

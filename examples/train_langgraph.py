@@ -6,7 +6,6 @@ Or as it stands, ``python -m examples.train_langgraph``: it writes the tasks and
 Needs ``pip install langgraph langchain langchain-openai``.
 """
 
-import re
 from typing import Any
 
 import httpx
@@ -39,8 +38,7 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
         state = agent.invoke({"messages": [question]}, {"recursion_limit": 12})
     except GraphRecursionError:  # the model went on and on
         return world.outcome(None)
-    answer = re.search("<answer>(.*?)</answer>", state["messages"][-1].text, re.DOTALL)
-    return world.outcome(answer[1].strip() if answer else None)
+    return world.outcome(world.read(state["messages"][-1].text).answer)
 
 
 if __name__ == "__main__":

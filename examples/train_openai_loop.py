@@ -5,14 +5,15 @@
 Or as it stands, ``python -m examples.train_openai_loop``: it writes the tasks and trains on them.
 """
 
+import functools
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import openai
 
+from agent_envs.core.actions import ParsedAction
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
 
 ENVIRONMENT = "AgentR1/SyntheticMultiHop-v0"
@@ -32,8 +33,7 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
         message = reply.choices[0].message
         messages.append(message)
         if not message.tool_calls:
-            answer = re.search("<answer>(.*?)</answer>", message.content or "", re.DOTALL)
-            return world.outcome(answer[1].strip() if answer else None)
+            return world.outcome(world.read(message.content or "").answer)
         for call in message.tool_calls:
             found = world.call(call.function.name, **json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
@@ -48,6 +48,14 @@ def train(program: str, name: str, *options: str) -> None:
     files = {split: write_tasks(folder, split, n) for split, n in (("train", 2000), ("test", 200))}
     given = ["--tasks", files["train"], "--eval_tasks", files["test"], *options, *sys.argv[1:]]
     main(["--program", program, *given, "--output_dir", str(folder), "--overwrite"])
+
+
+@functools.cache
+def solution(task: int, split: str) -> tuple[list[ParsedAction], str]:
+    """Return the calls that solve a task, and its answer; for oracles."""
+    with EnvironmentTools(ENVIRONMENT, task=task, split=split) as world:
+        *calls, answer = (world.read(turn) for turn in world.reference_actions())
+    return calls, answer.answer or ""
 
 
 def write_tasks(folder: Path, split: str, count: int) -> str:

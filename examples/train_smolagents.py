@@ -12,8 +12,6 @@ Or as it stands, ``python -m examples.train_smolagents``: it does both. Needs ``
 'smolagents[openai]'``.
 """
 
-import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +19,13 @@ from typing import Any, ClassVar
 import httpx
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
+from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_trainers.make_tiny_policy import own
 from agent_trainers.make_tiny_policy.lessons import ProgramLessons
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
-from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, train
+from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, solution, train
 
+HERMES = TOOL_FORMATS["hermes"]
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None))  # made once: it takes its time
 
 
@@ -66,20 +66,12 @@ def run(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 
 def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     """Return the turn that solves the task from here."""
-    *calls, answer = references(task["task"], task["split"])
+    calls, answer = solution(task["task"], task["split"])
     place = sum(message["role"] == "assistant" for message in messages)
     if place < len(calls):
-        return calls[place]
-    text = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-    final = {"name": "final_answer", "arguments": {"answer": text}}
-    return f"<tool_call>{json.dumps(final)}</tool_call>"
-
-
-@functools.cache
-def references(task: int, split: str) -> list[str]:
-    """Return the turns that solve a task in the environment itself."""
-    with EnvironmentTools(ENVIRONMENT, task=task, split=split) as world:
-        return world.reference_actions()
+        call = calls[place]
+        return HERMES.write_call(call.name or "", call.arguments or {})
+    return HERMES.write_call("final_answer", {"answer": answer})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ As it stands, ``python -m examples.workflows`` makes a tiny policy for `plan_and
 planner and executor; what it prints compares them with their untrained selves.
 """
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import openai
 from agent_trainers.make_tiny_policy import own
 from agent_trainers.make_tiny_policy.lessons import ProgramLessons
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
-from examples.train_openai_loop import ENVIRONMENT, train
+from examples.train_openai_loop import ENVIRONMENT, solution, train
 
 CLIENT = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")  # made once
 MAX_STEPS = 3
@@ -51,7 +50,8 @@ def plan_and_execute(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 
 def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
     """Return what planner or executor should say to `plan_and_execute`."""
-    queries, answer = solution(task["task"], task["split"])
+    calls, answer = solution(task["task"], task["split"])
+    queries = [str((call.arguments or {})["query"]) for call in calls]
     said = messages[-1]["content"]
     if said.startswith("plan"):
         first, *others = queries
@@ -60,15 +60,6 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
         wanted = said.partition(" : ")[2].partition(" of ")[0]
         return next(query for query in queries if query.startswith(f"{wanted} of "))
     return answer
-
-
-@functools.cache
-def solution(task: int, split: str) -> tuple[list[str], str]:
-    """Return the searches that solve a task, and its answer."""
-    with begin({"task": task, "split": split}) as world:
-        *calls, answer = world.reference_actions()
-    queries = [call.split('"query": "')[1].split('"')[0] for call in calls]
-    return queries, answer.removeprefix("<answer>").removesuffix("</answer>").strip()
 
 
 def naive_rag(session: ProgramSession, task: dict[str, Any]) -> Outcome:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from agent_envs.core.deadline import call_with_deadline
 from agent_envs.errors import ConfigurationError, ServerError
 from agent_envs.remote.protocol import (
     MAX_MESSAGE_BYTES,
@@ -29,6 +30,7 @@ LOOK_SECONDS: Final = 10.0
 AVOID_SECONDS: Final = 10.0
 """A server that was away is not asked again for so long while another is there."""
 MAX_PAUSE_SECONDS: Final = 1.0
+_PIECE_BYTES: Final = 2**16
 _UNAUTHORIZED: Final = (401, 403)
 
 # Clients of one process choose one after the other, so that each sees where the others went.
@@ -94,17 +96,10 @@ class Address:
             ConfigurationError: If the server wants another token.
             OSError: If there is no answer, or none of ours.
         """
-        kind = http.client.HTTPSConnection if self.is_secure else http.client.HTTPConnection
-        connection = kind(self.host, self.port, timeout=LOOK_SECONDS)
-        try:
-            connection.request("GET", self._path + route, headers=self.headers)
-            response = connection.getresponse()
-            body = response.read(MAX_REPLY_BYTES)
-        except http.client.HTTPException as error:
-            raise OSError(f"it speaks no HTTP ({type(error).__name__})") from error
-        finally:
-            connection.close()
-        if response.status in _UNAUTHORIZED:
+        # A connection's own timeout is for each piece, and a server may send many; whoever looks
+        # for a server keeps the others waiting.
+        status, body = call_with_deadline(lambda: self._get(route), LOOK_SECONDS)
+        if status in _UNAUTHORIZED:
             raise ConfigurationError(
                 f"{self} wants a token: set {TOKEN_VARIABLE} to what it was started with."
             )
@@ -112,9 +107,26 @@ class Address:
             said = json.loads(body)
         except ValueError:
             said = None
-        if response.status != http.client.OK or not isinstance(said, dict):
-            raise OSError(f"it is no server of ours (status {response.status} at {route})")
+        if status != http.client.OK or not isinstance(said, dict):
+            raise OSError(f"it is no server of ours (status {status} at {route})")
         return said
+
+    def _get(self, route: str) -> tuple[int, bytes]:
+        kind = http.client.HTTPSConnection if self.is_secure else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=LOOK_SECONDS)
+        until, body = time.monotonic() + LOOK_SECONDS, bytearray()
+        try:
+            connection.request("GET", self._path + route, headers=self.headers)
+            response = connection.getresponse()
+            while piece := response.read1(_PIECE_BYTES):
+                body += piece
+                if time.monotonic() > until or len(body) > MAX_REPLY_BYTES:
+                    raise OSError(f"its answer does not end ({len(body):,} bytes so far)")
+        except http.client.HTTPException as error:
+            raise OSError(f"it speaks no HTTP ({type(error).__name__})") from error
+        finally:
+            connection.close()
+        return response.status, bytes(body)
 
     def connect(self) -> "AbstractContextManager[ClientConnection]":
         """Return what opens a session, and closes it again."""
@@ -260,7 +272,8 @@ class Link:
                 active, most = int(said["active_sessions"]), int(said["max_sessions"])
                 num_open = int(said["open_sessions"])
             except (OSError, KeyError, TypeError, ValueError) as error:
-                _away_until[str(address)] = now + AVOID_SECONDS
+                # From now on: to find out may have taken as long.
+                _away_until[str(address)] = time.monotonic() + AVOID_SECONDS
                 reasons.append(f"{address}: {error}")
                 continue
             if self.fingerprint not in (None, said.get("fingerprint")):

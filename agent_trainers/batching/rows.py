@@ -96,7 +96,8 @@ def make_rows(
                 rows[-1].fork_reason = fork_reason(before) if merge else UNMERGED
             if 0 < step == trajectory.start:
                 rows[-1].fork_reason = BRANCHED
-        is_cut = (
+        # In a rollout only the last turn can be cut off; a program may go on after one.
+        is_cut = transition.info.get("finish_reason") == "length" or (
             transition is trajectory.transitions[-1]
             and trajectory.stop_reason is StopReason.TOKEN_LIMIT
         )

@@ -176,19 +176,23 @@ class Application:
             asyncio.wrap_future(self.loop.submit(sampling.key, sampling.request))
             for sampling in samplings
         ]
-        everything = asyncio.ensure_future(asyncio.gather(*futures))
+        everything = asyncio.create_task(_all(futures))
         gone = asyncio.ensure_future(request.receive())  # the body is read: what comes is the end
         try:
             await asyncio.wait((everything, gone), timeout=limit, return_when="FIRST_COMPLETED")
+            if gone.done():  # first: a turn that nobody hears is none of the episode
+                raise ClientDisconnect
             if everything.done():
                 return everything.result()
-            if gone.done():
-                raise ClientDisconnect
             text = f"The model's turn took longer than {limit:.3g} seconds."
             raise ApiError(504, text, code="timeout", stop_reason=StopReason.TIMEOUT)
         finally:
             gone.cancel()
             everything.cancel()
+
+
+async def _all(futures: Iterable[asyncio.Future[Generation]]) -> list[Generation]:
+    return await asyncio.gather(*futures)  # in a task: a gathering that is cancelled is logged
 
 
 def _credentials(request: Request) -> tuple[str, str, str]:

@@ -95,7 +95,9 @@ def _message(turn: Turn) -> Member:
 
 
 def _finish_reason(turn: Turn) -> str:
-    return "tool_calls" if turn.message.calls else str(turn.transition.info["finish_reason"])
+    reason = str(turn.transition.info["finish_reason"])
+    # A turn that was cut off says so also where its calls are whole: a rollout ends with it.
+    return "tool_calls" if turn.message.calls and reason == "stop" else reason
 
 
 def _logprobs(turn: Turn, decode: Decode) -> Member:

@@ -21,6 +21,7 @@ from agent_trainers.gateway.record import Record, Reward
 from agent_trainers.gateway.token_budget import TokenBudget
 from agent_trainers.gateway.tool_calls import read_calls
 from agent_trainers.gateway.turn_end import Decode, TurnEnd
+from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
@@ -123,6 +124,13 @@ class Session:
         with self._lock:
             return 0.0 if self._busy_keys else time.monotonic() - self._last_used
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the newest turn was cut off before the model ended it."""
+        with self._lock:
+            steps = self._record.steps
+            return bool(steps) and steps[-1].transition.info["finish_reason"] == "length"
+
     def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
         """Reward the newest turn, beside what it has been rewarded with.
 
@@ -146,6 +154,7 @@ class Session:
         metrics: Mapping[str, float] | None = None,
         stop_reason: StopReason | str | None = None,
         error: str | None = None,
+        default_reason: StopReason = StopReason.ANSWERED,
     ) -> Trajectory:
         """End the episode; calls under way are refused. Closing it again gives the same.
 
@@ -153,24 +162,27 @@ class Session:
             reward: For the newest turn, as in `reward`; a mere number is the term ``outcome``. None
                 where `reward` has said all.
             metrics: What was measured; ``success`` among them where it is known.
-            stop_reason: Why it ended. If not given: `ANSWERED`, or, where the program's newest call
-                failed for a limit, for the time or for the policy, that.
+            stop_reason: Why it ended. If not given: `default_reason`, or, where the program's
+                newest call failed for a limit, for the time or for the policy, that.
             error: What went wrong, where it failed.
+            default_reason: Why it ended, unless its newest call failed.
 
         Raises:
-            ValueError: If a reward is no finite number.
+            ValueError: If a reward is no finite number, or there is no such reason; the session
+                stays open.
         """
         with self._lock:
             if self._trajectory is None:
+                reason, why = self._end(default_reason)
+                reason = StopReason(stop_reason or reason)
                 if self._record.steps and reward is not None:
                     self._record.reward(reward, "outcome")
-                reason, why = self._end()
                 self._trajectory = self._record.trajectory(
                     task_id=self.task_id,
                     group_id=self.group_id,
                     metrics=dict(metrics or {}),
                     seconds=time.monotonic() - self._started,
-                    stop_reason=StopReason(stop_reason or reason),
+                    stop_reason=reason,
                     error=error or (why if stop_reason is None else None),
                 )
                 for key in (*self._free_keys, *self._busy_keys):
@@ -330,18 +342,19 @@ class Session:
         return Turn(
             transition=transition,
             tools=ask.shown_tools,
-            message=ApiMessage(role="assistant", content=content, calls=tuple(numbered)),
+            # Clients cannot send lone surrogates back, so they get none.
+            message=ApiMessage(role="assistant", content=clean(content), calls=tuple(numbered)),
             text=text,
             is_whole=cut_text is None and generation.finish_reason == "stop",
         )
 
-    def _end(self) -> tuple[StopReason, str | None]:
+    def _end(self, default_reason: StopReason) -> tuple[StopReason, str | None]:
         """Say why the episode ends now, and what went wrong."""
         if self._trouble is not None and self._trouble.stop_reason is not None:
             return self._trouble.stop_reason, self._trouble.message
         if not self._record.steps:
             return StopReason.ENVIRONMENT_ERROR, "The program never asked the model."
-        return StopReason.ANSWERED, None
+        return default_reason, None
 
 
 def _over(limit: str, value: float, reason: StopReason) -> ApiError:

@@ -8,6 +8,7 @@ from agent_envs.core.chat_messages import HERMES_TOOLS_TEXT
 from agent_envs.core.openai_format import FunctionCall, read_message
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_formats import ToolFormat
+from agent_trainers.policies.control_tokens import clean
 
 _FIRST_MARKS: Final[Mapping[str, Sequence[str]]] = {
     "hermes": ("<tool_call>",),
@@ -49,7 +50,7 @@ def read_calls(
     read = [
         FunctionCall(
             name=call.name or "",
-            arguments=json.dumps(dict(call.arguments or {}), ensure_ascii=False),
+            arguments=_as_json(call.arguments or {}),
         )
         for call in calls
     ]
@@ -62,6 +63,12 @@ def describe_tools(tools: Mapping[str, Tool], tool_format: ToolFormat) -> str:
         return "\n\n" + tool_format.instructions(list(tools.values()))
     schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools.values())
     return HERMES_TOOLS_TEXT.format(schemas=schemas)
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """Write the arguments of a call; escaped where a client could not send them back otherwise."""
+    written = json.dumps(dict(arguments), ensure_ascii=False)
+    return written if clean(written) == written else json.dumps(dict(arguments))
 
 
 def _said(text: str, tools: Mapping[str, Tool], tool_format: ToolFormat) -> str:

@@ -15,14 +15,15 @@ def rewarded(session: Session, outcome: Outcome) -> Trajectory:
     """Close the session of a program that has returned."""
     own = outcome.reward if isinstance(outcome.reward, Mapping) else None
     metrics = dict(outcome.metrics)
+    reason = StopReason.TURN_LIMIT if outcome.truncated else StopReason.ANSWERED
     if own is None:
         assert not isinstance(outcome.reward, Mapping)
-        trajectory = session.close(outcome.reward, metrics=metrics)
+        trajectory = session.close(outcome.reward, metrics=metrics, default_reason=reason)
     else:
         metrics |= {f"reward/{role}": reward for role, reward in own.items()}
-        trajectory = session.close(metrics=metrics)
+        trajectory = session.close(metrics=metrics, default_reason=reason)
         if (lost := _lost(trajectory.transitions, own)) is not None:
-            return failed(session, lost)
+            return _as_fault(trajectory, lost)
         trajectory = replace(trajectory, transitions=_with_own(trajectory.transitions, own))
     return trajectory
 
@@ -31,17 +32,15 @@ def failed(session: Session, error: BaseException) -> Trajectory:
     """Close the session of a program that has failed.
 
     Where the model's last call met a limit, or the policy failed, that is why: programs raise what
-    the endpoint told them.
+    the endpoint told them. So is a last turn that was cut off: clients raise that themselves, and
+    half a turn cannot be read. If such episodes were left out, too long turns would cost nothing.
     """
-    trajectory = session.close(metrics={"success": 0.0})
+    reason = StopReason.TOKEN_LIMIT if session.is_cut_off else StopReason.ANSWERED
+    trajectory = session.close(metrics={"success": 0.0}, default_reason=reason)
+    why = "".join(traceback.format_exception(error))
     if trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.ENVIRONMENT_ERROR):
-        return trajectory
-    return replace(
-        trajectory,
-        transitions=[replace(step, terminated=False) for step in trajectory.transitions],
-        stop_reason=StopReason.ENVIRONMENT_ERROR,
-        error="".join(traceback.format_exception(error)),
-    )
+        return replace(trajectory, error=trajectory.error or why)
+    return _as_fault(trajectory, error)
 
 
 def frozen(trajectory: Trajectory, roles: Collection[str]) -> Trajectory:
@@ -53,6 +52,17 @@ def frozen(trajectory: Trajectory, roles: Collection[str]) -> Trajectory:
         for step in trajectory.transitions
     ]
     return replace(trajectory, transitions=steps)
+
+
+def _as_fault(trajectory: Trajectory, error: BaseException) -> Trajectory:
+    steps = [replace(step, terminated=False, truncated=False) for step in trajectory.transitions]
+    return replace(
+        trajectory,
+        transitions=steps,
+        stop_reason=StopReason.ENVIRONMENT_ERROR,
+        error="".join(traceback.format_exception(error)),
+        final_prompt_ids=[],
+    )
 
 
 def _lost(steps: list[Transition], own: Mapping[str, float]) -> RolloutError | None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.actions import ParsedAction
 from agent_envs.core.event_loop import resolve
 from agent_envs.core.tool import Tool
 from agent_trainers.programs.program import Outcome
@@ -39,7 +40,7 @@ class EnvironmentTools:
         """The turns taken so far, as the environment's tool format writes them."""
         self._reward = 0.0
         self._metrics: dict[str, float] = {}
-        self._is_over = False
+        self._is_over = self._is_truncated = False
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -58,13 +59,24 @@ class EnvironmentTools:
         """Return the turns that solve the task, where the environment knows them; for oracles."""
         return list(self._env.unwrapped.reference_actions())
 
+    def read(self, turn: str) -> ParsedAction:
+        """Return what the environment understands of a turn: a call, an answer, or a mistake."""
+        inner = self._env.unwrapped
+        action: ParsedAction = inner.action_format.parse(turn, inner.tools)
+        return action
+
     def outcome(self, answer: str | None) -> Outcome:
         """Answer, and return what the whole episode earned; None leaves the question open."""
         if answer is not None:
             self._step(self._env.unwrapped.write_answer(answer))
         metrics = self._metrics or dict(self._env.unwrapped.metrics())
         self.close()
-        return Outcome(reward=self._reward, metrics=metrics, actions=tuple(self.actions))
+        return Outcome(
+            reward=self._reward,
+            metrics=metrics,
+            actions=tuple(self.actions),
+            truncated=self._is_truncated,
+        )
 
     def close(self) -> None:
         """Close the environment."""
@@ -86,6 +98,7 @@ class EnvironmentTools:
             observation, reward, terminated, truncated, info = resolve(self._env.step(action))
             self._reward += float(reward)
             self._is_over = terminated or truncated
+            self._is_truncated = truncated and not terminated
             if self._is_over:
                 self._metrics = dict(info.get("metrics", {}))
             return str(observation)

@@ -33,6 +33,9 @@ class Outcome:
     """What was measured; ``success`` is whether the reward is above 0, unless it is given."""
     actions: Sequence[str] = ()
     """The turns that were taken in one of our environments, for whoever plays them again."""
+    truncated: bool = False
+    """Whether a turn limit cut the episode off, and it might have gone on: with a critic, its last
+    state keeps its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +102,15 @@ def find_reward(name: str) -> ScoreAnswer:
 def read_outcome(value: Any) -> Outcome:
     """Return what a program, or a reward function, returned as an outcome with checked numbers.
 
-    It is an `Outcome`, a number, or as JSON has it: ``{"reward": 1.0, "metrics": {...}}``.
+    It is an `Outcome`, a number, or its members as JSON has them: ``{"reward": 1.0, "metrics":
+    {...}}``.
 
     Raises:
         TypeError: If it is none; says what it is, and what it must be.
     """
     if isinstance(value, Mapping) and "reward" in value and not set(value) - _FIELDS:
-        value = Outcome(reward=value["reward"], metrics=value.get("metrics") or {})
+        members = {name: value[name] for name in ("reward", "truncated") if name in value}
+        value = Outcome(**members, metrics=value.get("metrics") or {})
     elif not isinstance(value, Outcome):
         value = Outcome(reward=_number(value, "the reward"))
     outcome: Outcome = value
@@ -116,10 +121,18 @@ def read_outcome(value: Any) -> Outcome:
     else:
         total = reward = _number(outcome.reward, "the reward")
     metrics = _numbers(outcome.metrics, "metrics")
-    return Outcome(reward=reward, metrics={"success": float(total > 0.0), **metrics})
+    if not isinstance(outcome.truncated, bool | np.bool_):
+        raise TypeError(
+            f"truncated is {reprlib.repr(outcome.truncated)}; it must be true or false."
+        )
+    return Outcome(
+        reward=reward,
+        metrics={"success": float(total > 0.0), **metrics},
+        truncated=bool(outcome.truncated),
+    )
 
 
-_FIELDS: Final = frozenset({"reward", "metrics", "actions"})
+_FIELDS: Final = frozenset({"reward", "metrics", "actions", "truncated"})
 
 
 def _numbers(values: Any, name: str) -> dict[str, float]:

@@ -124,7 +124,8 @@ class Episode:
                 reward=reward,
                 reward_terms=info.get("reward_terms", {}),
                 terminated=terminated,
-                truncated=truncated or is_cut,
+                # Gymnasium's turn limit also claims an answer in the last turn: nothing was cut off
+                truncated=(truncated or is_cut) and not terminated,
                 info={k: v for k, v in info.items() if k not in ("messages", "tools")},
             )
         )

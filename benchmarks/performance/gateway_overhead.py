@@ -30,8 +30,11 @@ from openai import OpenAI
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_trainers import TINY_POLICY, Gateway, Rollout
-from agent_trainers.cli.models import FORMAT_IN_WORDS
+from agent_trainers.cli.arguments import speaker
+from agent_trainers.cli.environments import environment_maker, look_at
+from agent_trainers.cli.models import fit_environment
 from agent_trainers.policies.local import load_policy
+from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.rollout.episode import template_tools
@@ -40,7 +43,8 @@ from benchmarks.performance.comparison import compare, measure_in_turns
 
 ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
 TARGET: Final = 1.1
-Complete = Callable[[dict[str, Any]], dict[str, Any]]
+Complete = Callable[[dict[str, Any]], tuple[dict[str, Any], bool]]
+"""Returns the model's message, and whether it was cut off."""
 
 
 class Seconds(NamedTuple):
@@ -67,28 +71,23 @@ class _Clock:
 def main() -> None:
     """Measure; print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--episodes", dest="num_episodes", type=int, default=64)
+    parser.add_argument("--rounds", dest="num_rounds", type=int, default=9)
     parser.add_argument("--model", default=str(TINY_POLICY), help="folder; the embedded policy")
-    parser.add_argument(
-        "--max_new_tokens",
-        type=int,
-        help="of a turn; so many that none is cut off (48 for SmolLM2)",
-    )
+    parser.add_argument("--max_new_tokens", type=int, help="of a turn (48 for SmolLM2)")
     options = vars(parser.parse_args())
     print(json.dumps(measure(**options), indent=2))  # noqa: T201
 
 
 def measure(
-    *, model: str, max_new_tokens: int | None, episodes: int, rounds: int
+    *, model: str, max_new_tokens: int | None, num_episodes: int, num_rounds: int
 ) -> dict[str, Any]:
     """Return the seconds over HTTP over those in process, with each client."""
-    policy, num_episodes = load_policy(model, max_new_tokens=max_new_tokens), episodes
-    with gym.make(ENVIRONMENT) as env:
-        tools = env.reset(seed=0)[1]["tools"]
-    # As the trainer does: a template that shows no tools has them described by the environment.
-    written: dict[str, Any] = {} if policy.shows_tools(tools) else {"tool_format": FORMAT_IN_WORDS}
-    make = partial(gym.make, ENVIRONMENT, **written)
+    policy = load_policy(model, max_new_tokens=max_new_tokens)
+    tokenizer = load_tokenizer(find_model(model))
+    look = look_at(environment_maker(ENVIRONMENT, {}), ENVIRONMENT)
+    fitting = fit_environment(tokenizer, ENVIRONMENT, {}, look, speaker("gateway_overhead"))
+    make = partial(gym.make, ENVIRONMENT, **fitting)
     rollout = Rollout(make, policy)
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
@@ -117,7 +116,7 @@ def measure(
     try:
         for side in sides.values():  # the first time is slower
             side()
-        times = measure_in_turns(sides, rounds, description="gateway")
+        times = measure_in_turns(sides, num_rounds, description="gateway")
     finally:
         here.send(None)
         programs.join()
@@ -181,10 +180,9 @@ def _serve_programs(orders: Connection, make: Callable[[], Any]) -> None:
 def _openai_client(shared: OpenAI, base_url: str, key: str) -> Complete:
     client = shared.with_options(base_url=base_url, api_key=key)
 
-    def complete(body: dict[str, Any]) -> dict[str, Any]:
-        message = client.chat.completions.create(**body).choices[0].message
-        echo: dict[str, Any] = message.model_dump(exclude_none=True)
-        return echo
+    def complete(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        choice = client.chat.completions.create(**body).choices[0]
+        return choice.message.model_dump(exclude_none=True), choice.finish_reason == "length"
 
     return complete
 
@@ -194,26 +192,25 @@ def _plain_client(base_url: str, key: str) -> Complete:
     connection = http.client.HTTPConnection(url.netloc)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
-    def complete(body: dict[str, Any]) -> dict[str, Any]:
+    def complete(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         connection.request("POST", f"{url.path}/chat/completions", json.dumps(body), headers)
-        reply = json.loads(connection.getresponse().read())
-        message: dict[str, Any] = reply["choices"][0]["message"]
-        return message
+        choice = json.loads(connection.getresponse().read())["choices"][0]
+        return choice["message"], choice["finish_reason"] == "length"
 
     return complete
 
 
 def _play(env: Any, task: int, complete: Complete) -> tuple[float, dict[str, float]]:
-    """Play an episode; return its return and metrics."""
+    """Play an episode as a rollout does; return its return and metrics."""
     _, info = env.reset(seed=task, options={"task": task})
     messages = [dict(message) for message in info["messages"]]
     total, is_over = 0.0, False
     while not is_over:
         num_known = len(info["messages"]) + 1
         tools = template_tools(info) or []  # the others stand in the prompt
-        message = complete({"model": "policy", "messages": messages, "tools": tools})
+        message, is_cut = complete({"model": "policy", "messages": messages, "tools": tools})
         _, reward, terminated, truncated, info = env.step(_as_text(message))
-        total, is_over = total + reward, terminated or truncated
+        total, is_over = total + reward, terminated or truncated or is_cut
         messages.append(message)
         calls = list(message.get("tool_calls", ()))
         for said in info["messages"][num_known:]:

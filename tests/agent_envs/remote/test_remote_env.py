@@ -1,10 +1,13 @@
 """A remote environment is the environment that is served, also when servers come and go."""
 
+import contextlib
 import copy
 import json
 import os
 import pickle
+import socket
 import threading
+import time
 from typing import ClassVar
 
 import gymnasium as gym
@@ -17,6 +20,7 @@ pytest.importorskip("cryptography", reason="the extra 'serve' is not installed")
 
 from agent_envs import ConfigurationError, Task, Tool, ToolEnv
 from agent_envs.errors import ServerError, SnapshotError
+from agent_envs.remote import link
 from agent_envs.testing import check
 from agent_envs.testing.episodes import record
 from agent_envs.wrappers import ConversationObservation, PotentialShaping, found_gold
@@ -318,6 +322,36 @@ def test_servers_of_something_else_are_not_played(serve, remote):
     with pytest.raises(ServerError, match="serves another environment"):
         env.reset(seed=0)
     one.start()
+
+
+@pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "without end"])
+def test_a_server_that_never_answers_whole_holds_nobody_up(monkeypatch, is_silent):
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(link, "AVOID_SECONDS", 60.0)
+    over = threading.Event()
+
+    def drip(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            if not is_silent:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while not over.wait(0.05):
+                if not is_silent:
+                    connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=[listener])
+        thread.start()
+        slow = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        started, reasons = time.monotonic(), []
+        assert link.Link(slow, patience=1.0, timeout=1.0)._with_room(reasons) == []
+        ended = time.monotonic()
+        over.set()
+        thread.join()
+    assert ended - started < 10
+    assert "no result within 0.2 seconds" in reasons[0] or "does not end" in reasons[0]
+    # it is not asked again for so long, from when its time was up
+    assert link._away_until[slow] >= started + 0.2 + 60.0
 
 
 def test_an_action_that_ends_every_session_is_given_up(serve, remote, monkeypatch):

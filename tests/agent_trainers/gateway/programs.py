@@ -23,29 +23,29 @@ def as_it_came(message):
 
 
 def play(session, env, task, complete, echo=as_it_came):
-    """Play a task of an environment in a loop of one's own; return how the episode ended.
+    """Play a task of an environment as a rollout does, in a loop of one's own; end the session.
 
-    `complete` gives the model's message for messages and tools; `echo` makes of it the one that is
-    sent back.
+    `complete` gives the model's message for messages and tools, and whether it was cut off, which
+    ends the episode as in a rollout; `echo` makes of it the one that is sent back.
     """
     _, info = env.reset(seed=task, options={"task": task})
     messages = [dict(message) for message in info["messages"]]
     is_over = False
     while not is_over:
-        message = complete(messages, info["tools"])
+        message, is_cut = complete(messages, info["tools"])
         num_known = len(info["messages"]) + 1
-        _, _, terminated, is_cut, info = env.step(as_text(message))
+        _, _, terminated, truncated, info = env.step(as_text(message))
         session.reward(info["reward_terms"])
-        is_over = terminated or is_cut
+        is_over = terminated or truncated or is_cut
         messages.append(echo(message))
         calls = list(message.tool_calls or ())
         for said in info["messages"][num_known:]:
-            if calls:
+            if calls and said["role"] == "tool":  # mistakes are told by the user
                 call = calls.pop(0)
                 said = {"role": "tool", "tool_call_id": call.id, "content": said["content"]}
             messages.append(said)
-    reason = None if terminated else "turn_limit"
-    return session.close(metrics=info["metrics"], stop_reason=reason)
+    reason = "token_limit" if is_cut else "turn_limit"
+    return session.close(metrics=info["metrics"], stop_reason=None if terminated else reason)
 
 
 def chat(client, **options):
@@ -55,9 +55,25 @@ def chat(client, **options):
         reply = client.chat.completions.create(
             model="any", messages=messages, tools=tools, **options
         )
-        return reply.choices[0].message
+        return _said(reply.choices[0])
 
     return complete
+
+
+def streamed(client):
+    """Ask for chat completions, chunk by chunk."""
+
+    def complete(messages, tools):
+        with client.chat.completions.stream(model="any", messages=messages, tools=tools) as stream:
+            for _ in stream:
+                pass
+            return _said(stream.current_completion_snapshot.choices[0])
+
+    return complete
+
+
+def _said(choice):
+    return choice.message, choice.finish_reason == "length"
 
 
 def as_text(message):

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from agent_trainers import Gateway, Rollout, StepGRPOTrainer
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec
-from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play, streamed
 from tests.agent_trainers.gradients import gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -17,33 +20,29 @@ TASKS = [task for task in range(3) for _ in range(4)]
 
 @pytest.fixture
 def in_process(policy):
+    return collect(policy)
+
+
+def collect(policy, tasks=TASKS):
     specs = [
         EpisodeSpec(task=task, seed=task, group_id=str(task), rng=np.random.default_rng([7, i]))
-        for i, task in enumerate(TASKS)
+        for i, task in enumerate(tasks)
     ]
     return Rollout(lambda: gym.make(ID), policy).collect(specs)
 
 
-def through_gateway(policy, echo=as_it_came, complete=chat):
+def through_gateway(policy, echo=as_it_came, complete=chat, tasks=TASKS):
     env, trajectories = gym.make(ID), []
     with Gateway(policy) as gateway:
-        for i, task in enumerate(TASKS):
+        for i, task in enumerate(tasks):
             session = gateway.open(task_id=str(task), group_id=str(task), seed=[7, i])
             trajectories.append(play(session, env, task, complete(client_of(session)), echo))
     return trajectories
 
 
 def sampled(trajectory):
-    # to Gymnasium's turn limit an answer in the last turn is truncated, too; a program only ends
     return [
-        (
-            t.messages,
-            t.prompt_ids,
-            t.completion_ids,
-            t.action,
-            t.terminated,
-            t.truncated and not t.terminated,
-        )
+        (t.messages, t.prompt_ids, t.completion_ids, t.action, t.terminated, t.truncated)
         for t in trajectory.transitions
     ]
 
@@ -83,9 +82,15 @@ def responses(client, **options):
             if item.type == "function_call"
         ]
         items = [item.model_dump() for item in reply.output]
-        return SimpleNamespace(content=reply.output_text, tool_calls=calls, items=items)
+        message = SimpleNamespace(content=reply.output_text, tool_calls=calls, items=items)
+        return message, reply.status == "incomplete"
 
     return complete
+
+
+def items_back(message):
+    """What a program sends back of a response: its items."""
+    return {"role": "assistant", "items": message.items}
 
 
 def _items(message):
@@ -95,26 +100,71 @@ def _items(message):
     return message.get("items") or [message]
 
 
-def streamed(client):
-    """Ask for chat completions, chunk by chunk."""
+BACK = {chat: as_it_came, streamed: as_it_came, responses: items_back}
 
-    def complete(messages, tools):
-        with client.chat.completions.stream(model="any", messages=messages, tools=tools) as stream:
-            return stream.get_final_completion().choices[0].message
 
-    return complete
+@pytest.mark.parametrize("complete", [responses, streamed])
+def test_every_endpoint_plays_the_same_episode(policy, in_process, complete):
+    played = through_gateway(policy, BACK[complete], complete)
+    assert [sampled(one) for one in played] == [sampled(other) for other in in_process]
 
 
 @pytest.mark.parametrize(
-    ("complete", "echo"),
-    [
-        pytest.param(responses, lambda m: {"role": "assistant", "items": m.items}, id="responses"),
-        pytest.param(streamed, as_it_came, id="streamed"),
+    ("complete", "max_new_tokens", "temperature"),
+    [  # after 6 tokens the call is whole, but the turn has no end
+        pytest.param(chat, 6, 1.0, id="chat, after the call"),
+        pytest.param(streamed, 6, 1.0, id="streamed, after the call"),
+        pytest.param(responses, 6, 1.0, id="responses, after the call"),
+        pytest.param(chat, 10, 2.0, id="chat, anywhere"),
     ],
 )
-def test_every_endpoint_plays_the_same_episode(policy, in_process, complete, echo):
-    played = through_gateway(policy, echo, complete)
+def test_an_episode_is_the_same_where_turns_are_cut_off(
+    model, tokenizer, complete, max_new_tokens, temperature
+):
+    policy = transformers_policy(
+        model.eval(), tokenizer, max_new_tokens=max_new_tokens, temperature=temperature
+    )
+    in_process = collect(policy, TASKS[:6])
+    assert StopReason.TOKEN_LIMIT in [one.stop_reason for one in in_process]
+    played = through_gateway(policy, BACK[complete], complete, TASKS[:6])
     assert [sampled(one) for one in played] == [sampled(other) for other in in_process]
+    assert [one.stop_reason for one in played] == [other.stop_reason for other in in_process]
+
+
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "director of a"}}</tool_call>'
+TURNS = {
+    "nothing": "",
+    "white space": " \n",
+    "a call": CALL,
+    "a call with white space around it": f"\n{CALL}\n\n",
+    "text and a call": f"I look it up. {CALL}",
+    "a call and text": f"{CALL} So be it.",
+    "two calls": f"{CALL}and{CALL}",
+    "bad JSON": CALL.replace("}}", "}"),
+    "an argument of another type": CALL.replace('"director of a"', "7"),
+    "escapes": CALL.replace("director", "d\\u00e9\\ud83d\\ude00 \\n"),
+    "a call without an end": CALL.removesuffix("</tool_call>"),
+    "no such tool": CALL.replace("search", "look"),
+    "a call and an answer": f"{CALL}<answer>x</answer>",
+    "an answer without an end": "<answer>x",
+    "a call in a thought": f"<think>{CALL}</think>",
+    "control characters": "<|im_end|>\0",
+    "half a character": "\ud800",
+    "half a character in an argument": CALL.replace("director", "\\ud800"),
+}
+
+
+@pytest.mark.parametrize("complete", [chat, streamed, responses])
+def test_an_episode_is_the_same_whatever_the_model_writes(complete):
+    turns = list(TURNS.values())
+    policy = ScriptedPolicy(lambda request: turns[request.episode_id])
+    tasks = [0] * len(turns)
+    in_process = collect(policy, tasks)
+    played = through_gateway(policy, BACK[complete], complete, tasks)
+    for what, one, other in zip(TURNS, played, in_process, strict=True):
+        assert sampled(one) == sampled(other), what
+        assert one.rewards == pytest.approx(other.rewards), what
+        assert (one.metrics, one.stop_reason) == (other.metrics, other.stop_reason), what
 
 
 def test_the_gradient_of_episodes_through_the_gateway_is_that_of_episodes_in_process(

@@ -1,5 +1,6 @@
 """Clients that die, programs that never end, policies that fail: others go on."""
 
+import gc
 import json
 import random
 import socket
@@ -84,7 +85,7 @@ def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
     wait_until(lambda: not gateway._loop._under_way)
 
 
-def test_a_call_whose_client_went_away_is_given_up(scripted):
+def test_a_call_whose_client_went_away_is_given_up(scripted, caplog):
     gate = Gate()
     gateway = scripted(gate)
     session, other = (gateway.open(task_id=str(i)) for i in range(2))
@@ -100,6 +101,8 @@ def test_a_call_whose_client_went_away_is_given_up(scripted):
     assert ask(other).choices[0].message.content == "at last"
     assert ask(session).choices[0].message.content == "at last"
     assert len(session.close(1.0).transitions) == 1
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_session_that_is_closed_under_a_call_ends_it(scripted):

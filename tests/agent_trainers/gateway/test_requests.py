@@ -219,10 +219,10 @@ def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
     assert message.content == "<add>1</add>"  # no argument is declared, and 1 is no object
 
 
-def test_text_that_cannot_be_sent_comes_back_as_it_is(scripted):
+def test_half_a_character_comes_as_one_that_a_client_can_send_back(scripted):
     session = scripted(lambda request: "a\ud800b").open(task_id="0")
-    reply = client_of(session).with_raw_response.chat.completions.create(model="any", messages=USER)
-    assert json.loads(reply.text)["choices"][0]["message"]["content"] == "a\ud800b"
+    assert ask(session).choices[0].message.content == "a?b"
+    assert session.close().transitions[0].action == "a\ud800b"
 
 
 @pytest.mark.parametrize(
@@ -292,6 +292,8 @@ def test_rewards_go_to_the_newest_turn_or_to_the_one_that_is_named(scripted):
             session.reward(wrong)
     with pytest.raises(ValueError, match="no turn of a reply 'x'"):
         session.reward(1.0, reply_id="x")
+    with pytest.raises(ValueError, match="bored"):
+        session.close(reward=7.0, stop_reason="bored")  # rewards nothing
     trajectory = session.close(reward=1.0, metrics={"success": 1.0})
     assert session.close(reward=5.0) is trajectory
     assert (trajectory.task_id, trajectory.group_id) == ("17", "g3")

@@ -12,7 +12,7 @@ import pytest
 
 from agent_trainers.monitoring.faults import EPISODE_FAULTS
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.programs import Outcome, ProgramTasks
+from agent_trainers.programs import EnvironmentTools, Outcome, ProgramTasks
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
@@ -20,12 +20,12 @@ CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)
 atexit.register(CLIENT.close)
 
 
-def ask(session, *messages):
+def ask(session, *messages, **options):
     """Ask the model, as any HTTP client would."""
     reply = CLIENT.post(
         f"{session.base_url}/chat/completions",
         headers={"Authorization": f"Bearer {session.key}"},
-        json={"model": "policy", "messages": list(messages)},
+        json={"model": "policy", "messages": list(messages), **options},
     )
     reply.raise_for_status()
     return reply.json()["choices"][0]["message"]["content"]
@@ -138,6 +138,47 @@ def test_a_program_that_fails_ends_its_own_episode(kind, stop_reason, error):
     assert failed.is_scorable != is_fault
     assert failed.is_truncated != is_fault
     assert failed.return_ == 0.0
+
+
+def test_a_program_that_fails_at_a_turn_that_was_cut_off_is_truncated_and_no_fault():
+    def run(session, task):
+        return float(ask(session, says("1.0 it is"), max_tokens=task["max_tokens"]))
+
+    cut, whole = play(run, [{"max_tokens": 4}, {"max_tokens": 99}])  # tokens are bytes
+    assert cut.stop_reason is StopReason.ANSWERED
+    assert (cut.transitions[0].action, cut.return_) == ("1.0 ", 1.0)
+    assert whole.stop_reason is StopReason.ENVIRONMENT_ERROR
+    (cut,) = play(run, [{"max_tokens": 7}])
+    assert cut.stop_reason is StopReason.TOKEN_LIMIT
+    assert "could not convert string to float" in cut.error
+    assert (cut.is_scorable, cut.is_truncated, cut.return_) == (True, True, 0.0)
+    (step,) = cut.transitions
+    assert (step.terminated, step.truncated) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "stop_reason"), [(5, StopReason.TURN_LIMIT), (2, StopReason.ANSWERED)]
+)
+def test_an_episode_is_cut_off_where_its_environment_says_so(num_calls, stop_reason):
+    def run(session, task):
+        ask(session, says("hello"))
+        world = EnvironmentTools("AgentR1/SyntheticMultiHop-v0", task=0)
+        for _ in range(num_calls):
+            world.call("search", query="x")
+        return world.outcome(None)
+
+    (played,) = play(run, [{}])
+    assert played.stop_reason is stop_reason
+    assert played.is_truncated == played.transitions[-1].truncated == bool(played.final_prompt_ids)
+
+
+def test_turns_are_read_as_the_environment_does():
+    with EnvironmentTools("AgentR1/SyntheticMultiHop-v0", task=0) as world:
+        *calls, answer = [world.read(turn) for turn in world.reference_actions()]
+        assert [call.name for call in calls] == ["search"] * len(calls)
+        assert calls[0].arguments.keys() == {"query"}
+        assert world.outcome(answer.answer).metrics["success"] == 1.0
+        assert world.read("<answer>").answer is None
 
 
 def test_a_program_that_never_asks_the_model_is_a_fault_that_says_so():

@@ -58,7 +58,8 @@ def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     returned = run(kind, f"{name}:run").result()
     if kind == "process":
-        assert returned == {"reward": 5, "metrics": {"key": 2}, "actions": []}
+        outcome = {"reward": 5, "metrics": {"key": 2}, "actions": [], "truncated": False}
+        assert returned == outcome
     else:
         assert (returned.reward, returned.metrics) == (5, {"key": 2})
 
