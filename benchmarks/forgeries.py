@@ -6,7 +6,7 @@ returns False where there is nothing to forge::
 
     python -m benchmarks.forgeries --data FOLDER    # a hundred on ten true runs
 
-36 of them take 49 s of CPU time. `FOLDER` holds ``hotpotqa_dev_distractor.jsonl.gz``. The same
+A hundred take 69 s of CPU time. `FOLDER` holds ``hotpotqa_dev_distractor.jsonl.gz``. The same
 seed plants the same.
 """
 

@@ -1,5 +1,6 @@
 """Sharing runs: bundles, and what is refused."""
 
+import dataclasses
 import json
 import shutil
 import zipfile
@@ -9,6 +10,8 @@ import pytest
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
+from agent_leaderboard.records.manifest import LeftOut
+from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.summary import read_run, summarise
 from agent_leaderboard.verify import contained, merge
 from agent_leaderboard.verify.bundle import export_bundle
@@ -61,6 +64,25 @@ def test_bundles_of_several_people_become_one_run_that_verifies(bundle, small_da
     agents = [agent.slug for agent in merged.read_manifest().agents]
     assert agents == ["random", "rules", "oracle", "mine"]
     assert verify(merged.path, small_data).problems == []
+
+
+def test_a_folder_is_joined_as_its_bundle_is_and_fills_what_was_left_out(
+    small_run, small_data, tmp_path
+):
+    folder = tmp_path / "folder"
+    shutil.copytree(small_run, folder)
+    manifest = RunFolder(folder).read_manifest()
+    known, other = (LeftOut(id=id, reason="none") for id in (manifest.environments[0].id, "other"))
+    manifest = dataclasses.replace(manifest, left_out=[known, other])
+    RunFolder(folder).write_manifest(manifest)
+    RunFolder(folder).write_checksums(manifest)
+    merged = merge_bundles(tmp_path / "merged", [folder], small_data)
+    assert merged.read_manifest().left_out == [other]
+    path = folder / "results" / "table" / "rules.jsonl"
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(DataError, match=r"rules\.jsonl: is no plain file"):
+        merge_bundles(tmp_path / "again", [folder], small_data)
 
 
 def test_the_same_baseline_in_two_bundles_counts_once(bundle, small_data, tmp_path):

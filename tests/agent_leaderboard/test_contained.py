@@ -260,9 +260,11 @@ def test_what_is_on_no_list_is_refused_for_every_environment(name):
 
 
 def test_the_published_arguments_are_on_the_list():
+    from agent_leaderboard.play.config import PRESETS, load_configs
     from agent_leaderboard.records.reference import published
 
-    for record in published().environments:
+    of_presets = [one for path in PRESETS.values() for one in load_configs([path]).environments]
+    for record in (*published().environments, *of_presets):
         assert list(check_arguments(record.id, record.kwargs)) == []
 
 

@@ -13,6 +13,8 @@ import pytest
 from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_leaderboard import cli
 from agent_leaderboard.entries.check import five_tasks
+from agent_leaderboard.entries.new import TEMPLATE
+from agent_leaderboard.entries.submit import unfit_fields
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.run_folder import RunFolder
@@ -30,6 +32,8 @@ def entry(tmp_path_factory):
         patch.delenv("AGENT_R1_DATA", raising=False)
         patch.setattr(cli, "DATA_BESIDE", folder / "none")
         cli.main(["new", "wise_owl"])
+        config = folder / "wise_owl.yaml"
+        config.write_text(config.read_text().replace("my organisation", "Owls of the Wood"))
         cli.main(["--config", "wise_owl.yaml", "--output", "run", "--environments", *ONLY])
     return folder
 
@@ -113,7 +117,7 @@ def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, cap
     assert "Verified in full: 200 of 200" in capsys.readouterr().out.replace("\n", " ")
     text = folder.with_suffix(".md").read_text()
     assert "# Leaderboard entry: wise owl" in text
-    assert "| organisation | my organisation |" in text
+    assert "| organisation | Owls of the Wood |" in text
     assert "| `synthetic-table` |" in text
     assert "- `synthetic-arithmetic`: not chosen" in text  # --environments left it out
     assert "`synthetic-table`: not chosen" not in text
@@ -125,7 +129,7 @@ def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, cap
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (("organisation: my organisation", "# "), ConfigurationError, "has no organisation"),
+        (("organisation: Owls of the Wood", "# "), ConfigurationError, "has no organisation"),
         (("board: published", "board: published\nprotocol: {seed: 3}"), DataError, "seed is 3"),
     ],
 )
@@ -136,6 +140,34 @@ def test_a_run_that_is_no_entry_is_refused_with_the_reason(here, change, error, 
               "--environments", "synthetic-table"])  # fmt: skip
     with pytest.raises(SystemExit, match=message):
         cli.main(["submit", "other"])
+
+
+@pytest.mark.parametrize("field", ["organisation", "licence", "model", "url"])
+def test_placeholders_are_refused_by_the_name_of_their_field(entry, field):
+    (agent,) = load_configs([entry / "wise_owl.yaml"]).agents
+    assert list(unfit_fields(agent)) == []
+    for text in ("my organisation", "TODO", "<name>", "???", "xxx", "Your company", "example.com"):
+        (problem,) = unfit_fields(dataclasses.replace(agent, **{field: text}))
+        assert problem == f"has a placeholder in the field {field!r}, {text!r}"
+    for text in ("X", "Mylan", "Example Ltd", "Themodel", "my-llama", "https://a.org/example.html"):
+        assert list(unfit_fields(dataclasses.replace(agent, **{field: text}))) == []
+
+
+def test_what_the_template_holds_is_said_by_check_and_refused_by_submit(here, capsys):
+    """All of its lines, those that stand there as comments too."""
+    text = (TEMPLATE / "my_agent.yaml.txt").read_text().replace("# url", "url")
+    text = text.replace("# model", "model").replace("my_agent:MyAgent", "wise_owl:WiseOwl")
+    (here / "wise_owl.yaml").write_text(text)
+    cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
+    said = " ".join(capsys.readouterr().out.split())
+    names = ("organisation", "url", "model")
+    assert all(f"has a placeholder in the field {name!r}" in said for name in names)
+    folder = RunFolder(here / "run")
+    (record,) = folder.read_manifest().agents
+    agents = [dataclasses.replace(record, url="TBD")]
+    folder.write_manifest(dataclasses.replace(folder.read_manifest(), agents=agents))
+    with pytest.raises(SystemExit, match="has a placeholder in the field 'url', 'TBD'"):
+        cli.main(["submit", "run"])
 
 
 def test_history_tells_what_became_of_an_agent_and_what_was_changed(here, capsys):

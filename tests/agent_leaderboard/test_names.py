@@ -89,6 +89,13 @@ def test_verification_names_the_field_that_is_unclear(manifest, field):
     )
 
 
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "example", "https://a b", "file:///etc"])
+def test_an_address_is_one_of_the_web(manifest, url):
+    (problem,) = check_names(renamed(manifest, "rules", url=url))
+    assert "field 'url': " in problem
+    assert list(check_names(renamed(manifest, "rules", url="https://github.com/a/b"))) == []
+
+
 def test_a_name_that_looks_reserved_is_refused(manifest):
     for name, slug in (("0racle", "0racle"), ("my Or\u00e4cle", "my-or-cle")):
         problems = " ".join(check_names(renamed(manifest, "rules", name=name, slug=slug)))

@@ -10,17 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_envs.errors import DataError
-from agent_leaderboard.play.config import load_configs
+from agent_envs.errors import DataError, MissingExtraError
+from agent_leaderboard.play.config import EnvironmentConfig, load_configs
+from agent_leaderboard.play.data_files import IN_PACKAGES, data_files, data_path, reads_data
 from agent_leaderboard.play.episodes import _fault
 from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.records.sealing import LEAST, MARK, Seal, data_seal, episode_place
+from agent_leaderboard.verify.environment_check import check_environment
 from agent_trainers.trajectory import StopReason, Trajectory
 from tests.agent_leaderboard.small_config import write_config
 
 SEAL = Seal(b"k" * 32)
+BFCL = """
+protocol: {seed: 5}
+environments:
+  - {id: AgentR1/BFCL-v0, tasks: 2, optional: true, contamination: public}
+  - {id: AgentR1/SyntheticTable-v0, name: table, tasks: 1, contamination: none}
+agents: [{name: rules, kind: heuristic}]
+"""
 YES = "<answer>yes</answer>"
 TEXTS = st.lists(st.lists(st.text(max_size=300), max_size=3), min_size=1, max_size=3)
 
@@ -182,3 +191,57 @@ def test_a_fault_on_a_sealed_task_is_named_without_its_message():
 def test_public_text_stays_as_it_is():
     assert Seal().open(Seal().close([["as it is"]], ""), "") == [["as it is"]]
     assert Seal().digest("x") == hashlib.sha256(b"x").hexdigest()
+
+
+def test_without_data_files_there_is_no_key_that_others_lack():
+    with pytest.raises(DataError, match="there are no data files"):
+        data_seal([])
+
+
+def test_the_order_in_which_settings_name_files_changes_no_seal(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    orders = ({"data": "${data}/c", "corpus": ["${data}/a", "${data}/b"]},
+              {"corpus": ["${data}/b", "${data}/a"], "data": "${data}/c"})  # fmt: skip
+    found = [
+        data_files(
+            EnvironmentConfig(id="AgentR1/HotpotQA-v0", kwargs=one, contamination=""), tmp_path
+        )
+        for one in orders
+    ]
+    assert found == [["a", "b", "c"]] * 2
+
+
+@pytest.mark.parametrize("name", IN_PACKAGES)
+def test_what_packages_bring_is_sealed_by_their_files(name):
+    package, _ = IN_PACKAGES[name]
+    environment = EnvironmentConfig(id=name, contamination="")
+    assert reads_data(environment)
+    pytest.importorskip(package)
+    files = data_files(environment, None)
+    assert files
+    assert all(data_path(file, None).is_file() for file in files)
+
+
+def test_no_package_but_those_is_looked_for(tmp_path):
+    assert data_path("package:json/tool.py", tmp_path) == tmp_path / "package:json/tool.py"
+
+
+def test_what_a_missing_package_brings_is_left_out_and_is_not_replayed(tmp_path, monkeypatch):
+    """As `verify` meets it: the environment says what to install."""
+    from agent_envs.envs.functions import bfcl
+
+    monkeypatch.setattr(bfcl.importlib.util, "find_spec", lambda name: None)
+    config = write_config(tmp_path, BFCL)
+    made = run(load_configs([config]), tmp_path / "run")
+    assert [one.slug for one in made.read_manifest().environments] == ["table"]
+    (left_out,) = made.read_manifest().left_out
+    assert "pip install --no-deps bfcl-eval" in left_out.reason
+    manifest = made.read_manifest()
+    table = manifest.environment("table")
+    claimed = dataclasses.replace(
+        table, slug="bfcl", tasks_path="tasks/bfcl.json", id="AgentR1/BFCL-v0", kwargs={},
+        is_text_public=False,
+    )  # fmt: skip
+    with pytest.raises(MissingExtraError, match="needs bfcl-eval"):
+        check_environment(claimed, manifest.protocol, made.read_tasks("table"), None)

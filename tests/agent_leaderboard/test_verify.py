@@ -1,6 +1,8 @@
 """Verification: whatever is changed in a run is found, also where its checksums were made anew."""
 
+import dataclasses
 import json
+import re
 import shutil
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.reference import reference_text
 from agent_leaderboard.records.results import write_line
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.tables import write_reports
@@ -406,3 +409,71 @@ def test_an_environment_that_is_no_attack_is_not_taken_for_one(
     seal(copy)
     problems = verify(copy, small_data).problems
     assert any(said in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "checksums.json", "tasks/table.json", FILES[1], "seconds/table/rules.jsonl"],
+)
+def test_json_that_says_a_thing_twice_is_refused(copy, name):
+    """One reader takes the first, another one the last."""
+    path = copy / name
+    path.write_text(re.sub(r'("\w[^"]*"): ', r'\1: "x", \1: ', path.read_text(), count=1))
+    if name != "checksums.json":
+        seal(copy)
+    assert any("an object has a key twice" in problem for problem in verify(copy).problems)
+
+
+def test_a_number_that_is_written_otherwise_is_found(copy):
+    path = copy / "results" / "table" / "random.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"rewards": [0.0', '"rewards": [-0.0', 1))
+    assert path.read_text() != text
+    seal(copy)
+    (problem,) = verify(copy).problems
+    assert "field 'rewards': is [-0.0" in problem
+
+
+def test_a_page_with_text_that_was_edited_is_found(copy, small_data):
+    write_reports(copy, small_data, text=True)
+    page = copy / "leaderboard_with_text.html"
+    page.write_text(page.read_text().replace("<h1>Leaderboard", "<h1>Winners"))
+    (problem,) = verify(copy, small_data).problems
+    assert problem.startswith("leaderboard_with_text.html: is not what the results give")
+    (problem,) = verify(copy).problems
+    assert "leaderboard_with_text.html: cannot be made again here" in problem
+
+
+@pytest.mark.parametrize("field", ["organisation", "made_by", "url"])
+def test_text_of_any_length_is_no_name(copy, field):
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["agents"][1][field] = "https://" + "a" * 2_000
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    (problem,) = verify(copy).problems
+    assert f"field 'agents.1.{field}': String should have at most 2000 characters" in problem
+
+
+def test_lines_without_end_are_not_read_to_the_end(copy):
+    path = copy / "results" / "table" / "rules.jsonl"
+    path.write_text(path.read_text() + "{}\n" * 10_000)
+    seal(copy)
+    problems = verify(copy).problems
+    assert "results/table/rules.jsonl, line 113: there are 6 episodes" in problems
+    assert len(problems) < 200
+
+
+def test_what_a_board_has_and_a_run_has_not_stays_on_trust(copy, small_data, tmp_path):
+    whole = tmp_path / "reference.json"
+    whole.write_text(reference_text(RunFolder(copy).read_manifest()))
+    (copy / "tasks" / "table.json").unlink()
+    for part in ("results", "seconds"):
+        shutil.rmtree(copy / part / "table")
+    manifest = RunFolder(copy).read_manifest()
+    kept = [one for one in manifest.environments if one.slug != "table"]
+    manifest = dataclasses.replace(manifest, environments=kept)
+    RunFolder(copy).write_manifest(manifest)
+    RunFolder(copy).write_checksums(manifest)
+    found = verify(copy, small_data, reference=whole)
+    assert found.problems == []
+    assert found.on_trust == ["that the run did not play table, which the board has"]

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_envs.errors import ConfigurationError, MissingExtraError
+from agent_leaderboard.entries.submit import unfit_fields
 from agent_leaderboard.play.config import EnvironmentConfig, RunConfig
+from agent_leaderboard.play.data_files import missing_data, reads_data
 from agent_leaderboard.play.episodes import environment_maker
-from agent_leaderboard.play.prepare import missing_data
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
@@ -39,6 +40,9 @@ def check_entry(config: RunConfig, data: Path | None, console: Console) -> bool:
         for line in lines:
             for text in _remarks(line):
                 console.print(Text(f"{line.agent} on {line.environment}: {visible(text)}"))
+        for agent in config.agents:
+            for text in unfit_fields(agent):
+                console.print(Text(f"{agent.name} {text}: submit will refuse it"))
         verification = check_run(folder.path, data)
         # Five tasks are fewer than any board's, so that they are another measure says nothing.
         console.print(Text(replace(verification, own_measure={}).summary()))
@@ -52,7 +56,7 @@ def five_tasks(config: RunConfig, data: Path | None) -> RunConfig:
         ConfigurationError: If none is.
     """
     plain = [each for each in config.environments if each.attack_on is None]
-    plain.sort(key=lambda each: each.reads_data)
+    plain.sort(key=reads_data)
     chosen = list(itertools.islice((each for each in plain if _is_at_hand(each, data)), NUM_TASKS))
     if not chosen:
         raise ConfigurationError(

@@ -1,13 +1,17 @@
 """What a pull request with a run holds: a folder of files, and a text that says what it is."""
 
+import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
+from agent_leaderboard.play.config import AgentConfig
 from agent_leaderboard.records.manifest import AgentRecord, Manifest, make_slug
+from agent_leaderboard.records.names import FIELDS
 from agent_leaderboard.records.reference import PUBLISHED, published
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report.summary import Board, read_run, shown_name, summarise
@@ -18,6 +22,12 @@ from agent_leaderboard.verify.verify import check_run
 PLACE: Final = "benchmarks/submissions"
 """Where a repository keeps them."""
 _WANTED: Final = ("organisation", "licence")
+_PLACEHOLDER: Final = re.compile(
+    r"(?:my|your|our|some|an?|the)[ _-](?:organi[sz]ation|company|team|lab|model|licen[cs]e)\b.*"
+    r"|(?:.*\W)?example\.(?:com|net|org)(?:\W.*)?|<.*>|to ?do|tba|tbd|unknown|[\W_]+|x{2,}",
+    re.IGNORECASE,
+)
+"""What templates and hurried people write where something true is to stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,10 @@ def submit(run: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Subm
     manifest = folder.read_manifest()
     folder.read_checksums()  # says so where the run is not complete
     for agent in manifest.agents:
-        if missing := [name for name in _WANTED if not getattr(agent, name)]:
+        if problems := list(unfit_fields(agent)):
             raise ConfigurationError(
-                f"{run}: agent {agent.name!r} has no {' and no '.join(missing)}. Set it in the "
-                "agent's entry of the settings, and run it into a new folder; finished episodes "
-                "are not at risk: copy the folder first."
+                f"{run}: agent {agent.name!r} {', and '.join(problems)}. Set it in the agent's "
+                "entry of the settings, and run it into a new folder."
             )
     verification = check_run(run, data, jobs=jobs, reference=PUBLISHED)
     if verification.problems:
@@ -67,6 +76,17 @@ def submit(run: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Subm
     text = target.with_suffix(".md")
     write_text(text, pull_request_text(summarise(read_run(run)), verification.summary()))
     return Submission(target, text)
+
+
+def unfit_fields(agent: AgentConfig | AgentRecord) -> Iterator[str]:
+    """Yield why an agent cannot be submitted: fields without a value, or with a placeholder."""
+    for name in FIELDS:
+        text = getattr(agent, name)
+        if not text:
+            if name in _WANTED:
+                yield f"has no {name}"
+        elif _PLACEHOLDER.fullmatch(text.strip()):
+            yield f"has a placeholder in the field {name!r}, {text!a}"
 
 
 def pull_request_text(board: Board, verified: str) -> str:

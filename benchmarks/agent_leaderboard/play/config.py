@@ -53,8 +53,6 @@ class EnvironmentConfig:
     """How many: drawn by the protocol's seed, or the first ones where tasks are endless."""
     contamination: str
     """Whether models may have seen the tasks."""
-    is_text_public: bool | None = None
-    """Whether questions may be published; by default, if they come from no file."""
     optional: bool = False
     """Whether it is left out, with the reason, where its extra or its data are not at hand."""
     attack: str | None = None
@@ -66,11 +64,6 @@ class EnvironmentConfig:
     def slug(self) -> str:
         """Its name in file names."""
         return make_slug(self.name or re.sub(r"^.*/|-v\d+$", "", self.id))
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether it reads files of the data folder."""
-        return any(DATA_PLACEHOLDER in text for text in texts_in(self.kwargs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, build_agent
 from agent_leaderboard.play.config import EnvironmentConfig, fill_in
+from agent_leaderboard.play.data_files import data_path
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
 from agent_leaderboard.records.sealing import Seal, data_seal, episode_place
@@ -130,7 +131,7 @@ def environment_seal(environment: EnvironmentRecord, data: Path | None) -> Seal:
     """
     if environment.is_text_public:
         return Seal()
-    return _seal_of(tuple((data or Path()) / file.name for file in environment.data))
+    return _seal_of(tuple(data_path(file.name, data) for file in environment.data))
 
 
 @functools.lru_cache

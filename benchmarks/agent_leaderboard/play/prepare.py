@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,15 +12,8 @@ from tqdm.auto import tqdm
 
 from agent_envs.errors import MissingExtraError
 from agent_leaderboard.agents.agent import find_kind
-from agent_leaderboard.play.config import (
-    DATA_PLACEHOLDER,
-    EMBEDDED,
-    AgentConfig,
-    EnvironmentConfig,
-    RunConfig,
-    fill_in,
-    texts_in,
-)
+from agent_leaderboard.play.config import EMBEDDED, AgentConfig, EnvironmentConfig, RunConfig
+from agent_leaderboard.play.data_files import data_files, data_path, missing_data, reads_data
 from agent_leaderboard.play.episodes import environment_maker, environment_seal
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.play.training import trained_model
@@ -96,7 +89,6 @@ def _environment(
     config: EnvironmentConfig, seed: int, data: Path | None
 ) -> tuple[EnvironmentRecord, list[TaskEntry]]:
     env, max_turns = open_tool_env(environment_maker(config, None, data))
-    is_public = config.is_text_public
     record = EnvironmentRecord(
         slug=config.slug,
         id=config.id,
@@ -107,9 +99,12 @@ def _environment(
         num_tasks=0,
         tasks_path=f"tasks/{config.slug}.json",
         tasks_sha256="",
-        data=list(_data_files(config, data)),
+        data=[
+            DataFile(name=name, sha256=file_sha256(data_path(name, data)))
+            for name in data_files(config, data)
+        ],
         contamination=config.contamination,
-        is_text_public=not config.reads_data if is_public is None else is_public,
+        is_text_public=not reads_data(config),
         attack=config.attack,
         attack_on=config.attack_on,
     )
@@ -118,24 +113,6 @@ def _environment(
     env.close()
     digest = hashlib.sha256(tasks_text(entries).encode()).hexdigest()
     return replace(record, num_tasks=len(entries), tasks_sha256=digest), entries
-
-
-def missing_data(config: EnvironmentConfig, data: Path | None) -> str:
-    """Return the first file of the data folder that is not there; empty if all are."""
-    named = [text for text in texts_in(config.kwargs) if DATA_PLACEHOLDER in text]
-    missing = (t for t in named if data is None or not Path(fill_in(t, data)).exists())
-    return next(missing, "").removeprefix(f"{DATA_PLACEHOLDER}/")
-
-
-def _data_files(config: EnvironmentConfig, data: Path | None) -> Iterator[DataFile]:
-    for text in texts_in(config.kwargs):
-        if DATA_PLACEHOLDER not in text:
-            continue
-        path = Path(fill_in(text, data))
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if not file.is_dir():
-                name = file.relative_to(data or "").as_posix()
-                yield DataFile(name=name, sha256=file_sha256(file))
 
 
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:

@@ -31,13 +31,13 @@ from agent_leaderboard.play.episodes import (
 from agent_leaderboard.play.prepare import find_model, prepare
 from agent_leaderboard.play.processes import run_all
 from agent_leaderboard.records.manifest import Manifest, manifest_text
-from agent_leaderboard.records.reading import parse_json, read_lines, validated
+from agent_leaderboard.records.reading import read_lines
 from agent_leaderboard.records.results import (
     ResultLine,
-    SecondsLine,
     TaskEntry,
     line_record,
     parse_line,
+    parse_seconds,
     write_line,
 )
 from agent_leaderboard.records.run_folder import RunFolder
@@ -164,8 +164,8 @@ class _Cell:
             parse_line(text, f"{self.results}, line {n}") for n, text in read_lines(self.results)
         ]
         seconds = [
-            validated(SecondsLine, parse_json(text, self.seconds), self.seconds).seconds
-            for _, text in read_lines(self.seconds)
+            parse_seconds(text, f"{self.seconds}, line {n}").seconds
+            for n, text in read_lines(self.seconds)
         ]
         return [TimedLine(*pair) for pair in zip(lines, seconds, strict=True)]
 

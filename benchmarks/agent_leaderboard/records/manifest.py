@@ -34,6 +34,8 @@ def _check_slug(text: str) -> str:
 
 
 Slug = Annotated[str, AfterValidator(_check_slug)]
+Text = Annotated[str, Field(max_length=2_000)]
+"""What people read; longer text is no name and no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class EnvironmentRecord(Record):
     tasks_sha256: str
     """Of the task list."""
     data: list[DataFile] = field(default_factory=list)
-    contamination: str
+    contamination: Text
     """Whether models may have seen the tasks."""
     is_text_public: bool
     """Whether questions and observations may be published: true of generated tasks."""
@@ -117,13 +119,13 @@ class AgentRecord(Record):
 
     slug: Slug
     """Its name in file names."""
-    name: str
+    name: Text
     """Its name in tables."""
     kind: str
     """A key of `agent_leaderboard.agents.agent.AGENTS`."""
-    model: str | None = None
+    model: Text | None = None
     """The model's name; None where there is no model."""
-    made_by: str | None = None
+    made_by: Text | None = None
     """How to make the model, where it cannot be had by its name."""
     weights_sha256: dict[str, str] = field(default_factory=dict)
     """Of the weights files of a local model, by name."""
@@ -134,11 +136,11 @@ class AgentRecord(Record):
     train: dict[str, Any] | None = None
     """Arguments of ``agent-r1-train``, where the run trained the model itself."""
     prices: Prices | None = None
-    organisation: str | None = None
+    organisation: Text | None = None
     """Who entered it."""
-    url: str | None = None
+    url: Text | None = None
     """Where more is said about it: its code, a paper."""
-    licence: str | None = None
+    licence: Text | None = None
     """The licence of its code and model."""
     packages: dict[str, str]
     """Versions it was run with."""
@@ -150,8 +152,8 @@ class AgentRecord(Record):
 class LeftOut(Record):
     """An environment that was not run."""
 
-    id: str
-    reason: str
+    id: Text
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

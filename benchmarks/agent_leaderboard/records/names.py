@@ -66,6 +66,8 @@ def unclear_names(agent: Any) -> Iterator[str]:
     for name in FIELDS:
         if why := why_unclear(getattr(agent, name) or ""):
             yield f"field {name!r}: {why}"
+    if agent.url is not None and not re.match(r"https?://\S+$", agent.url):
+        yield f"field 'url': {agent.url[:80]!a} is no address that begins with https://"
 
 
 def look_alikes(agents: Iterable[Any]) -> Iterator[str]:

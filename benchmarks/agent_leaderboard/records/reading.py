@@ -88,10 +88,11 @@ def parse_json(text: str, place: str | Path) -> Any:
     """Return what JSON text holds.
 
     Raises:
-        DataError: If it is no JSON, or nested deeper than `MAX_DEPTH`; begins with `place`.
+        DataError: If it is no JSON, says something twice, or is nested deeper than `MAX_DEPTH`;
+            begins with `place`.
     """
     try:
-        value = json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_key_twice)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not valid JSON ({error}).") from None
     level = [value]
@@ -104,6 +105,14 @@ def parse_json(text: str, place: str | Path) -> Any:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; where a key is there twice, one reader takes the first, one the last."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return made
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -115,6 +115,12 @@ def write_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
 
 
+def parse_seconds(text: str, place: str) -> SecondsLine:
+    """Read how long an episode took; a `DataError` begins with `place`."""
+    line: SecondsLine = validated(SecondsLine, parse_json(text, place), place)
+    return line
+
+
 def parse_line(text: str, place: str) -> ResultLine:
     """Read a result line, without its end.
 

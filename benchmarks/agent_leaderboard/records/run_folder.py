@@ -19,6 +19,7 @@ from agent_leaderboard.records.results import (
     SecondsLine,
     TaskEntry,
     parse_line,
+    parse_seconds,
     tasks_text,
 )
 
@@ -80,15 +81,11 @@ class RunFolder:
         path = self.results_path(environment, agent)
         return [parse_line(text, f"{path}, line {number}") for number, text in read_lines(path)]
 
-    def read_seconds(self, environment: str, agent: str) -> list[float]:
-        """Read the seconds of each episode, in the order of the results; empty if not at hand."""
+    def read_seconds(self, environment: str, agent: str) -> list[SecondsLine]:
+        """Read how long episodes took, in the order of the results; empty if not at hand."""
         path = self.seconds_path(environment, agent)
-        seconds = []
-        for number, text in read_lines(path) if path.exists() else ():
-            place = f"{path}, line {number}"
-            line: SecondsLine = validated(SecondsLine, parse_json(text, place), place)
-            seconds.append(line.seconds)
-        return seconds
+        texts = read_lines(path) if path.exists() else ()
+        return [parse_seconds(text, f"{path}, line {number}") for number, text in texts]
 
     def expected_files(self, manifest: Manifest) -> list[str]:
         """Return the paths that `checksums.json` covers, sorted."""

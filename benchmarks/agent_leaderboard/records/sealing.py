@@ -115,8 +115,10 @@ def data_seal(paths: Sequence[Path]) -> Seal:
     """Return the seal of data files, in this order.
 
     Raises:
-        DataError: If one cannot be read.
+        DataError: If one cannot be read, or there is none: everybody would have the key.
     """
+    if not paths:
+        raise DataError("there are no data files to seal text with, so it is public")
     key = hashlib.sha256(_PURPOSE)
     for path in paths:
         with open_plain(path) as file:

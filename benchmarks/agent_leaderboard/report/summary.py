@@ -192,7 +192,7 @@ def read_run(path: Path) -> PlayedRun:
     return PlayedRun(
         manifest=manifest,
         lines={cell: folder.read_results(*cell) for cell in cells},
-        seconds={cell: folder.read_seconds(*cell) for cell in cells},
+        seconds={c: [line.seconds for line in folder.read_seconds(*c)] for c in cells},
     )
 
 

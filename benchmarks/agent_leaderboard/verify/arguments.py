@@ -140,7 +140,7 @@ ARGUMENTS: Final[Mapping[str, Mapping[str, Check]]] = {
     "TextWorld": _GAME | {"game": _some(_file)},
     "ALFWorld": {"data": _file, "kinds": _some(_name)},
     "ScienceWorld": {
-        "task": _name,
+        "task": _some(_name),
         "variations": _some(_number(0, 10_000)),
         "simplifications": _some(_name),
     },

@@ -15,7 +15,7 @@ from agent_envs.data.files import atomic_path
 from agent_envs.errors import DataError
 from agent_leaderboard.records.reading import MAX_FILE_BYTES, file_sha256, open_plain
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.verify.folder_check import MAX_BYTES, MAX_FILES
+from agent_leaderboard.verify.folder_check import MAX_BYTES, MAX_FILES, check_tree
 
 _NAME: Final = "[a-z0-9][a-z0-9._-]*"
 _FILE: Final = re.compile(
@@ -31,8 +31,11 @@ def export_bundle(run: Path, bundle: Path) -> None:
     """Pack a run that is complete into a zip file.
 
     Raises:
-        DataError: If the run is not complete, or a file is not what its checksum says.
+        DataError: If the run is not complete, holds a link, or a file is not what its checksum
+            says.
     """
+    for problem in check_tree(run):
+        raise DataError(f"{run}: {problem}.")
     folder = RunFolder(run)
     manifest = folder.read_manifest()
     checksums = folder.read_checksums()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent_envs.errors import DataError
-from agent_leaderboard.play.config import DATA_PLACEHOLDER, texts_in
+from agent_leaderboard.play.data_files import data_files, data_path, missing_data
 from agent_leaderboard.play.episodes import environment_maker, environment_seal
 from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.records.manifest import EnvironmentRecord, Protocol
@@ -27,14 +27,23 @@ def check_environment(
 
     Raises:
         NotAtHandError: If its data are not.
+        MissingExtraError: If a package that it needs is not.
         DataError: If it names a file that is none of its data; nothing of it is read.
         AgentEnvsError: If it cannot be made.
     """
     record = f"manifest.json, environment {environment.slug!r}"
-    problems = [f"{record}, field 'data': {text}" for text in _check_data(environment, data)]
+    if missing := missing_data(environment, data):
+        raise NotAtHandError(
+            "its data are not at hand; pass --data, or set AGENT_R1_DATA"
+            if data is None
+            else f"{data / missing} is not there"
+        )
     env, max_turns = open_tool_env(environment_maker(environment, None, data))
+    files = data_files(environment, data)
+    problems = [f"{record}, field 'data': {text}" for text in _check_data(environment, files, data)]
     truth = {
         "max_turns": max_turns,
+        "is_text_public": not files,
         "reward_terms": dict(env.reward_weights),
         "outcome_terms": sorted(env.outcome_terms & env.reward_weights.keys()),
     }
@@ -59,27 +68,15 @@ def check_environment(
     return problems
 
 
-def _check_data(environment: EnvironmentRecord, data: Path | None) -> Iterator[str]:
-    """Compare the data files with those of the run; `NotAtHandError` if there are none here."""
-    named = {
-        text.removeprefix(f"{DATA_PLACEHOLDER}/")
-        for text in texts_in(environment.kwargs)
-        if DATA_PLACEHOLDER in text
-    }
-    if named and data is None:
-        raise NotAtHandError("its data are not at hand; pass --data, or set AGENT_R1_DATA")
-    folder = data or Path()
+def _check_data(
+    environment: EnvironmentRecord, files: Sequence[str], data: Path | None
+) -> Iterator[str]:
+    """Compare the data files with those of the run."""
     recorded = {file.name: file.sha256 for file in environment.data}
-    for name in sorted(named):
-        if not (folder / name).exists():
-            raise NotAtHandError(f"{folder / name} is not there")
-        if name not in recorded and not (folder / name).is_dir():
+    for name in recorded.keys() - set(files):
+        raise DataError(f"field 'data': {name!r} is no file of the arguments")
+    for name in files:
+        if name not in recorded:
             yield f"{name} is missing"
-    if environment.is_text_public and named:
-        yield "are named, so the text is not public; but 'is_text_public' is true"
-    for name, sha256 in recorded.items():
-        is_named = any(name == other or name.startswith(f"{other}/") for other in named)
-        if not is_named or ".." in Path(name).parts:
-            raise DataError(f"field 'data': {name!r} is no file of the arguments")
-        if file_sha256(folder / name) != sha256:
+        elif file_sha256(data_path(name, data)) != recorded[name]:
             yield f"{name} is another file than the run used (SHA-256)"

@@ -19,14 +19,11 @@ from agent_leaderboard.records.manifest import (
 from agent_leaderboard.records.reading import (
     MAX_FILE_BYTES,
     file_sha256,
-    parse_json,
     read_lines,
     read_text,
-    validated,
 )
 from agent_leaderboard.records.results import (
     ResultLine,
-    SecondsLine,
     TaskEntry,
     parse_line,
     tasks_text,
@@ -154,9 +151,12 @@ def read_results(
 ) -> list[tuple[int, ResultLine]]:
     """Return the lines of listed episodes, each with its number in the file."""
     name = f"results/{environment.slug}/{agent.slug}.jsonl"
+    wanted = [(entry.task, sample) for entry, sample in list_episodes(tasks, protocol)]
     lines: list[tuple[int, ResultLine]] = []
     try:
         for number, text in read_lines(folder.results_path(environment.slug, agent.slug)):
+            if number > 2 * len(wanted) + 100:
+                raise DataError(f"{name}, line {number}: there are {len(wanted)} episodes")
             try:
                 lines.append((number, parse_line(text, f"{name}, line {number}")))
             except DataError as error:
@@ -179,7 +179,6 @@ def read_results(
             *check_usage(line, agent, protocol, environment.max_turns),
         ]
         problems += [f"{name}, line {number}, {text}" for text in texts]
-    wanted = [(entry.task, sample) for entry, sample in list_episodes(tasks, protocol)]
     problems += [f"{name}{text}" for text in _check_order(wanted, lines)]
     problems += _check_seconds(folder, environment.slug, agent.slug, wanted)
     listed = set(wanted)
@@ -215,13 +214,9 @@ def _check_seconds(
         return
     name = path.relative_to(folder.path).as_posix()
     try:
-        found = [
-            validated(SecondsLine, parse_json(text, f"{name}, line {number}"), f"{name}, line "
-                      f"{number}")
-            for number, text in read_lines(path)
-        ]  # fmt: skip
+        found = folder.read_seconds(environment, agent)
     except DataError as error:
-        yield str(error)
+        yield str(error).replace(str(path), name)
         return
     if [(line.task, line.sample) for line in found] != list(wanted):
         yield f"{name}: has other episodes than the results"

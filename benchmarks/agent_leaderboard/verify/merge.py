@@ -15,13 +15,14 @@ from agent_leaderboard.records.names import look_alikes
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.reference import OF_THE_MEASURE, measured_otherwise
 from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.verify.bundle import export_bundle
 from agent_leaderboard.verify.contained import verify
 
 
 def merge_bundles(
     output: Path, bundles: Sequence[Path], data: Path | None = None, *, jobs: int = 1
 ) -> RunFolder:
-    """Verify bundles and join them into one new run: the same tasks, the agents of all.
+    """Verify bundles or folders and join them into one new run: the same tasks, the agents of all.
 
     Raises:
         DataError: If a bundle does not verify, or does not fit the first one; says why.
@@ -47,7 +48,11 @@ def merge_bundles(
 
 def _verified(bundle: Path, folder: Path, data: Path | None, jobs: int) -> RunFolder:
     folder.mkdir()
-    verification = verify(bundle, data, jobs=jobs, unpack_to=folder)
+    packed = bundle
+    if bundle.is_dir():
+        packed = folder.with_suffix(".zip")
+        export_bundle(bundle, packed)
+    verification = verify(packed, data, jobs=jobs, unpack_to=folder)
     if verification.problems:
         raise DataError(f"{bundle}: is refused.\n{verification.summary()}")
     if verification.not_replayed:
@@ -90,8 +95,12 @@ def _joined_manifest(runs: Mapping[Path, RunFolder]) -> Manifest:
         )
         for _, agent in agents.values()
     ]
+    filled = {environment.id for environment in environments.values()}
     return dataclasses.replace(
-        model, environments=list(environments.values()), agents=records, left_out=list(left_out)
+        model,
+        environments=list(environments.values()),
+        agents=records,
+        left_out=[one for one in left_out if one.id not in filled],
     )
 
 

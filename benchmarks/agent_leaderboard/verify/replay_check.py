@@ -162,9 +162,10 @@ def compare(line: ResultLine, again: ReplayedEpisode) -> Iterator[str]:
 def differences(
     record: object, truth: Mapping[str, Any], says: str, show: Callable[[Any], str] = repr
 ) -> Iterator[str]:
-    """Yield each field of a record that is not what `truth` says."""
+    """Yield each field of a record that is not, as JSON, what `truth` says: -0.0 is not 0.0."""
     for name, value in truth.items():
-        if (recorded := getattr(record, name)) != value:
+        recorded = getattr(record, name)
+        if json.dumps(recorded, sort_keys=True) != json.dumps(value, sort_keys=True):
             yield f"field {name.rstrip('_')!r}: is {show(recorded)}, {says} {show(value)}"
 
 

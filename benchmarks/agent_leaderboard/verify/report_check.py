@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agent_leaderboard.records.reading import read_text
 from agent_leaderboard.report.summary import Board, read_run, summarise
-from agent_leaderboard.report.tables import PAGE, REPORTS, make_reports
+from agent_leaderboard.report.tables import PAGE, PAGE_WITH_TEXT, REPORTS, make_reports
 
 
 def read_board(run: Path) -> Board:
@@ -26,9 +26,12 @@ def check_reports(
     played.
     """
     shown = {e.slug for e in board.run.manifest.environments if e.is_text_public}
-    names = [name for name in REPORTS if (run / name).exists()]
+    names = [name for name in (*REPORTS, PAGE_WITH_TEXT) if (run / name).exists()]
     if shown & set(not_replayed):
         names = [name for name in names if name != PAGE]
+    if not_replayed and PAGE_WITH_TEXT in names:
+        names.remove(PAGE_WITH_TEXT)
+        yield f"{PAGE_WITH_TEXT}: cannot be made again here, and is not to be passed on; delete it"
     for name, text in make_reports(board, names, data).items():
         if read_text(run / name) != text:
             yield f"{name}: is not what the results give; `agent-r1-bench report` writes it anew"

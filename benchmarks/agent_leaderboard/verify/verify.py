@@ -7,7 +7,7 @@ and the pages are made again. What stays on trust is what cannot be asked again,
 says it: that a model wrote these actions, what they cost, and how long they took.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,7 +134,10 @@ def check_run(
         not_replayed=not_replayed,
         own_measure=other,
         scores=_scores(work, replayed),
-        on_trust=[text for agent in manifest.agents for text in _on_trust(agent, cells)],
+        on_trust=[
+            *(text for agent in manifest.agents for text in _on_trust(agent, cells)),
+            *_holes(manifest, measure, other),
+        ],
     )
 
 
@@ -235,6 +238,17 @@ def _check_pages(run: Path, data: Path | None, not_replayed: Mapping[str, str]) 
         return list(check_reports(run, read_board(run), data, not_replayed))
     except AgentEnvsError as error:
         return [f"the pages cannot be made again: {error}"]
+
+
+def _holes(manifest: Manifest, reference: Reference, other: Mapping[str, str]) -> Iterator[str]:
+    """Say what of a board was not played, or was and is not shown: nobody can tell."""
+    for agent in manifest.agents:
+        if agent.not_played:
+            yield f"{agent.slug}: that it did not play {', '.join(agent.not_played)}"
+    own = {environment.slug for environment in manifest.environments}
+    missing = [one.slug for one in reference.environments if one.slug not in own]
+    if missing and own - other.keys():
+        yield f"that the run did not play {', '.join(missing)}, which the board has"
 
 
 def _on_trust(agent: AgentRecord, cells: Cells) -> list[str]:
