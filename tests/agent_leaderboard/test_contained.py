@@ -1,6 +1,7 @@
 """Hostile runs: links, pipes, bombs, servers and endless arguments do no harm and end."""
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -11,8 +12,11 @@ import threading
 import time
 import zipfile
 
+import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import load_env_creator
 
+from agent_envs import ToolEnv
 from agent_leaderboard.verify import bundle, contained, folder_check
 from agent_leaderboard.verify.arguments import ARGUMENTS, check_arguments
 from agent_leaderboard.verify.verify import check_run
@@ -257,6 +261,15 @@ def test_what_is_on_no_list_is_refused_for_every_environment(name):
                     {"sandbox": "limits"}, {"system_prompt": "x" * 100_000},
                     {"max_episode_steps": 10**9}, {"vectorization_mode": "async"}):  # fmt: skip
         assert list(check_arguments(id, hostile)), hostile
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_whatever_an_environment_takes_of_its_own_is_on_the_list(name):
+    env = load_env_creator(gym.spec(f"AgentR1/{name}-v0").entry_point)
+    known = {*ARGUMENTS[name], "split"}
+    for cls in env.__mro__[: env.__mro__.index(ToolEnv)]:
+        taken = inspect.signature(vars(cls).get("__init__", object)).parameters.values()
+        assert {each.name for each in taken if each.kind is each.KEYWORD_ONLY} <= known
 
 
 def test_the_published_arguments_are_on_the_list():

@@ -110,6 +110,7 @@ _QUESTIONS: Final[dict[str, Check]] = _DATA | {
 }
 _WORLD: Final[dict[str, Check]] = {
     "hops": _some(_number(1, 8)),
+    "start": _some(_name),
     "variant": _some(_name),
     "top_k": _some(_number(1, 50)),
     "questions": _some(_number(1, 20)),
