@@ -349,7 +349,8 @@ def test_a_server_that_never_answers_whole_holds_nobody_up(monkeypatch, is_silen
         over.set()
         thread.join()
     assert ended - started < 10
-    assert "no result within 0.2 seconds" in reasons[0] or "does not end" in reasons[0]
+    whys = ("no result within 0.2 seconds", "timed out", "does not end")
+    assert any(why in reasons[0] for why in whys)
     # it is not asked again for so long, from when its time was up
     assert link._away_until[slow] >= started + 0.2 + 60.0
 
