@@ -275,7 +275,7 @@ def _say(
 
 
 def _plot(path: Path, studies: Mapping[str, Results], titles: Mapping[str, str]) -> None:
-    """Draw success in training against environment steps: mean and range over seeds."""
+    """Draw success in training against environment steps: mean and middle half of the seeds."""
     from matplotlib.figure import Figure
 
     curves = {
@@ -283,16 +283,17 @@ def _plot(path: Path, studies: Mapping[str, Results], titles: Mapping[str, str])
         for name, results in studies.items()
     }
     shown = [name for name, results in curves.items() if results]
+    num_columns = 1 if len(shown) < 2 else 2
     num_rows = max(1, -(-len(shown) // 2))
-    figure = Figure(figsize=(13, 4.6 * num_rows), dpi=130, layout="constrained")
-    panels = figure.subplots(num_rows, 2, squeeze=False).flat
+    size = (6.5 * num_columns, 4.6 * num_rows)
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    panels = figure.subplots(num_rows, num_columns, squeeze=False).flat
     for name, axes in zip(shown, panels, strict=False):
         for method, runs in curves[name].items():
             steps, values = _on_one_grid([run["curve"] for run in runs])
             (line,) = axes.plot(steps, values.mean(axis=0), linewidth=1.8, label=method)
-            axes.fill_between(
-                steps, values.min(axis=0), values.max(axis=0), alpha=0.12, color=line.get_color()
-            )
+            low, high = np.quantile(values, (0.25, 0.75), axis=0)
+            axes.fill_between(steps, low, high, alpha=0.12, color=line.get_color())
         axes.set(title=titles[name], xlabel="environment steps", ylabel="success in training")
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.25)
