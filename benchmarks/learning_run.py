@@ -163,6 +163,7 @@ def train(
         "--max_steps", str(max(1, spec.budget // NUM_EPISODES)),
         "--lr_scheduler_type", "constant",
         "--warmup_steps", "0",
+        "--per_device_train_batch_size", str(NUM_EPISODES),
         "--num_eval_tasks", "0",
         "--save_strategy", "no",
         "--seed", str(spec.seed),

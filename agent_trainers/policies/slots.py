@@ -26,6 +26,8 @@ _PREFILL_SHARE: Final = 0.25
 """New states are read once they are this share of the batch, or nothing else is to be done."""
 _READ_TOKENS: Final = 16_384
 """Tokens read at once."""
+_SPAN: Final = 3
+"""Slots that a token is written to, with those in between, for each that is in use."""
 
 Prompt = Callable[[GenerationRequest], list[int] | None]
 Finish = Callable[[list[int], Completion | None], Generation]
@@ -271,11 +273,21 @@ class SlotStream(ModelStream):
         self._reading = {}
 
     def _write(self) -> None:
-        """Draw one more token in each slot."""
+        """Draw one more token for everybody."""
         turns = sorted(self._writing.values(), key=lambda turn: turn.slot)
-        last = [turn.token_ids[-1] if turn.token_ids else turn.prompt[-1] for turn in turns]
-        starts = [len(turn.prompt) - 1 + len(turn.token_ids) for turn in turns]
-        logits = self._forward([turn.slot for turn in turns], starts, [[i] for i in last])
+        slots = [turn.slot for turn in turns]
+        starts = dict.fromkeys(slots, 0)
+        # Slots in between that rest go along without a token: that costs less than a copy of all
+        # that the others hold, unless those that rest are many.
+        if slots[-1] < _SPAN * len(slots):
+            starts = dict.fromkeys(range(slots[-1] + 1), 0)
+        tokens: dict[int, list[int]] = {slot: [] for slot in starts}
+        for turn in turns:
+            tokens[turn.slot] = [turn.token_ids[-1] if turn.token_ids else turn.prompt[-1]]
+            starts[turn.slot] = len(turn.prompt) - 1 + len(turn.token_ids)
+        logits = self._forward(list(starts), list(starts.values()), list(tokens.values()))
+        if len(starts) > len(slots):
+            logits = logits[slots]
         scores = logits[:, -1].float()  # (B, V)
         for warper in self._settings.warpers():
             scores = warper(None, scores)

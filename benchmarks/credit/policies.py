@@ -41,7 +41,8 @@ was, the middle one is that of half of the budget, and the late one the last."""
 WARM_SUCCESS: Final = 0.3
 """Of a policy that is made for an environment: what it may solve before reinforcement learning."""
 _NUM_EPISODES: Final = 128
-"""Per optimiser step, as in the default run."""
+"""Per optimiser step."""
+_LEARNING_RATE: Final = 1e-3
 
 
 class Environment(NamedTuple):
@@ -105,6 +106,8 @@ def train(
         "--max_steps", str(max(1, budget // _NUM_EPISODES)),
         "--lr_scheduler_type", "constant",
         "--warmup_steps", "0",
+        "--learning_rate", str(_LEARNING_RATE),
+        "--per_device_train_batch_size", str(_NUM_EPISODES),
         "--num_eval_tasks", "0",
         "--save_strategy", "no",
         "--seed", str(seed),

@@ -1,5 +1,7 @@
 """Agents on a model, played with the embedded policy, and against servers."""
 
+import shutil
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -241,3 +243,11 @@ def test_agents_play_on_vllm(monkeypatch):
     assert engine.calls
     assert all(setting.temperature == 0.5 for _, settings in engine.calls for setting in settings)
     assert played[0].usage.completion_tokens > 0
+
+
+def test_a_turn_on_vllm_is_as_long_as_the_model_was_trained_for(monkeypatch, tmp_path):
+    engine = install_vllm(monkeypatch)
+    model = shutil.copytree(TINY_POLICY, tmp_path / "model")
+    (model / "recipe.yaml").write_text("max_completion_length: 7\n")
+    play("base_tool_call", {"model": str(model), "backend": "vllm"}, count=1)
+    assert {setting.max_tokens for _, settings in engine.calls for setting in settings} == {7}

@@ -4,26 +4,23 @@ import pytest
 
 from benchmarks.performance import time_to_success
 
-
-def steps(*successes):
-    return [
-        {
-            "success": success, "time/rollout_seconds": 0.5, "time/score_seconds": 0.25,
-            "time/train_seconds": 0.25, "time/generate_seconds": 0.3,
-        }
-        for success in successes
-    ]  # fmt: skip
+STEP = {
+    "time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25,
+    "time/generate_seconds": 0.3,
+}  # fmt: skip
 
 
-def test_the_goal_is_reached_when_three_batches_in_a_row_are_at_it_on_average():
-    # means of three: 0.6, 0.8, 0.9; a single batch above 90 % is luck
-    found = time_to_success.summarize(steps(0.0, 0.95, 0.85, 0.6, 0.95, 1.0, 1.0))
-    assert found["reached"] == {"steps": 7, "seconds": 7.0}
+def test_the_goal_is_reached_where_two_checkpoints_in_a_row_are_at_it():
+    solved = {10: 0.99, 2: 0.5, 4: 0.95, 6: 0.85, 8: 0.9}  # at step 4 it was luck
+    found = time_to_success.summarize([STEP] * 12, solved)
+    assert found["reached"] == {"steps": 8, "seconds": 8.0}
+    assert (found["seconds"], found["steps"]) == (12.0, 12)
+    assert list(found["solved"]) == ["2", "4", "6", "8", "10"]
     assert found["seconds_per_step"] == {
         "rollout": 0.5, "score": 0.25, "train": 0.25, "generate": pytest.approx(0.3),
         "environment": 0.0,
     }  # fmt: skip
-    assert time_to_success.summarize(steps(1.0, 1.0))["reached"] is None
+    assert time_to_success.summarize([STEP] * 4, {2: 0.5, 4: 1.0})["reached"] is None
 
 
 def test_the_report_says_the_ratio_of_the_seeds_that_both_reached():

@@ -14,6 +14,7 @@ from agent_envs.core.tool_env import ENDLESS, NewConversation
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.synthetic.world import (
     MAX_HOPS,
+    STARTS,
     VARIANTS,
     Question,
     World,
@@ -72,10 +73,10 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         Args:
             split: ``"train"`` or ``"test"``: worlds of one are never in the other.
             hops: How many facts lead to each answer, 1 to 4; of several numbers, each task draws
-                one.
+                one (as of whatever is given as a list; what stands there twice, twice as often).
             start: What kind of thing questions start from: ``"film"`` (up to 4 hops), ``"person"``
-                (3), ``"company"`` (2) or ``"city"`` (1); of several, each task draws one that has
-                as many hops.
+                (3), ``"company"`` (2), ``"city"`` (1) or, in ``relations``, ``"school"``; of
+                several, each task draws one that has as many hops.
             variant: How facts are said and asked: ``"default"``, ``"possessive"``, ``"clauses"``,
                 ``"paraphrase"`` (three other phrasings), ``"relations"`` (other relations), or
                 ``"injected"`` (planted text in what a search shows; see
@@ -89,7 +90,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             shared: What every tool environment takes; see `ToolEnv`.
 
         Raises:
-            UnknownNameError: If a split or variant is unknown.
+            UnknownNameError: If a split, a start or a variant is unknown.
             ConfigurationError: If an argument is out of range.
         """
         lengths = (hops,) if isinstance(hops, int) else tuple(hops)
@@ -114,13 +115,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         if not 0.0 <= outdated <= 1.0:
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
         starts = (start,) if isinstance(start, str) else tuple(start)
-        for name in variants:
-            reached = max((reach(VARIANTS[name], kind) for kind in starts), default=0)
-            if max(lengths) > reached:
-                raise ConfigurationError(
-                    f"start={start!r}: in variant {name!r} questions from there have at most "
-                    f"{reached} hops, not {max(lengths)}. Add 'film', or ask for fewer hops."
-                )
+        _check_starts(starts, variants, max(lengths))
         self._family = _Family(variants, lengths, questions, float(outdated), shown, starts)
         self._split, self._max_searches = split, max_searches
         self.is_injected = variants == ("injected",)
@@ -221,6 +216,19 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             actions += [self.write_call("search", query=query) for query in question.queries]
             actions.append(self.write_answer(question.answer))
         return actions
+
+
+def _check_starts(starts: Sequence[str], variants: Sequence[str], hops: int) -> None:
+    """Refuse kinds that nobody knows, and a variant in which none of them leads so far."""
+    for name in starts:
+        lookup(STARTS, name, kind="start")
+    for name in variants:
+        reached = max((reach(VARIANTS[name], kind) for kind in starts), default=0)
+        if hops > reached:
+            raise ConfigurationError(
+                f"start={list(starts)}: in variant {name!r} questions from there have at most "
+                f"{reached} hops, not {hops}. Add 'film', or ask for fewer hops."
+            )
 
 
 class _Family(NamedTuple):

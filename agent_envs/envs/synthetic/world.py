@@ -166,6 +166,9 @@ VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
 says the same relations in other words; ``relations`` has other relations; ``injected`` is the
 default with text planted in passages, where they are shown."""
 
+STARTS: Final = dict.fromkeys(r.subject for said in VARIANTS.values() for r in said.values())
+"""The kinds of things that questions can start from, in one variant or another."""
+
 MAX_HOPS: Final = 4
 
 
@@ -318,7 +321,7 @@ def _draw_pairs(
 
 def reach(relations: Mapping[str, Relation], kind: str) -> int:
     """Return how many hops can follow from a thing of this kind."""
-    following = [r.object for r in relations.values() if r.subject == kind]
+    following = {r.object for r in relations.values() if r.subject == kind}
     return 1 + max(reach(relations, other) for other in following) if following else 0
 
 
@@ -333,7 +336,7 @@ def _draw_path(
             for name, relation in relations.items()
             if relation.subject == kind and reach(relations, relation.object) >= remaining
         ]
-        path.append(str(rng.choice(choices)))
+        path.append(_draw(rng, choices))
         kind = relations[path[-1]].object
     return path
 
@@ -341,5 +344,5 @@ def _draw_path(
 def _outdated(fact: Fact, objects: Sequence[str], rng: np.random.Generator) -> Passage:
     """Return what `fact` was before; one word tells it from what is."""
     others = [thing for thing in objects if thing != fact.object]
-    text = f"the {fact.relation} of {fact.subject} was {rng.choice(others)} ."
+    text = f"the {fact.relation} of {fact.subject} was {_draw(rng, others)} ."
     return Passage(fact.subject, text)

@@ -111,8 +111,11 @@ def _local_policy(settings: str) -> Policy:
     model, backend = options.pop("model"), options.pop("backend")
     if backend == "vllm":
         from agent_trainers.policies.offline_engine import vllm_policy
+        from agent_trainers.recipes import find_turn_length
 
-        options["max_new_tokens"] = options["max_new_tokens"] or DEFAULT_MAX_NEW_TOKENS
+        trained_for = find_turn_length(model)
+        usual = DEFAULT_MAX_NEW_TOKENS if trained_for is None else trained_for.tokens
+        options["max_new_tokens"] = options["max_new_tokens"] or usual
         del options["concurrency"]  # the engine batches as it sees fit
         if options.pop("dtype") != "auto":
             raise ConfigurationError(f"{model}: vllm takes the saved dtype; leave dtype out.")

@@ -8,6 +8,7 @@ import pytest
 
 from agent_envs import AgentEnvsError, ConfigurationError
 from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world, vocabulary
+from agent_envs.errors import UnknownNameError
 from agent_envs.retrieval import Corpus, build_retriever
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -80,6 +81,9 @@ def test_a_start_that_no_question_of_so_many_hops_has_is_refused():
     with pytest.raises(ConfigurationError, match="'relations'"):  # which knows no companies
         gym.make(ID, start="company", hops=1, variant=["default", "relations"])
     gym.make(ID, start=["person", "company"], hops=3)
+    gym.make(ID, start=["film", "company"], hops=1, variant=["default", "relations"])
+    with pytest.raises(UnknownNameError, match=r"start 'persn'.*person"):
+        gym.make(ID, start=["film", "persn"])
 
 
 def test_training_and_test_worlds_are_apart():
