@@ -17,6 +17,7 @@ from starlette.routing import Route
 from agent_envs.core.actions import STRICT_JSON
 from agent_envs.core.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
+from agent_trainers.gateway.ask import Ask
 from agent_trainers.gateway.chat_reply import completion, completion_events
 from agent_trainers.gateway.chat_request import ChatRequest, read_chat, validated
 from agent_trainers.gateway.connections import Connections
@@ -25,7 +26,7 @@ from agent_trainers.gateway.generation_loop import GenerationLoop
 from agent_trainers.gateway.parameters import check_parameters
 from agent_trainers.gateway.responses_reply import response, response_events
 from agent_trainers.gateway.responses_request import ResponsesRequest, read_responses
-from agent_trainers.gateway.session import Ask, Sampling, Session
+from agent_trainers.gateway.session import Sampling, Session
 from agent_trainers.policies.generation import Generation
 from agent_trainers.policies.policy import Policy
 from agent_trainers.trajectory import ROLE_NAME, StopReason
