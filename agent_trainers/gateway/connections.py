@@ -58,7 +58,7 @@ class Connections:
         self._holders[client] = _STRANGERS
         self._held.setdefault(_STRANGERS, _Held()).idle[client] = transport
         if len(self._holders) > self._limit:
-            most = max(self._held.values(), key=len)
+            most = max(self._held.values(), key=lambda held: (len(held), bool(held.idle)))
             oldest, useless = next(iter((most.idle or most.busy).items()))
             self.remove(oldest, useless)
             useless.abort()
@@ -98,8 +98,8 @@ class Connections:
 def default_limits() -> tuple[int, int]:
     """Return how many connections may be open, and how many may wait to be accepted.
 
-    Half and a quarter of the files that the process may open, as all that wait may be accepted
-    before one is closed.
+    Half of the files that the process may open, and a sixteenth: asyncio accepts as many as may wait
+    at a time, and does so up to four times before one that has to go is closed.
     """
     try:
         import resource
@@ -109,7 +109,7 @@ def default_limits() -> tuple[int, int]:
         num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if num_files == resource.RLIM_INFINITY:
             num_files = 4 * _MOST
-    return min(num_files // 2, _MOST), min(num_files // 4, _MOST // 2)
+    return min(num_files // 2, _MOST), min(num_files // 16, _MOST // 2)
 
 
 def counted_protocol(connections: Connections) -> Any:

@@ -2,8 +2,11 @@
 
 import contextlib
 import http.client
+import json
 import resource
 import socket
+import threading
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -127,9 +130,31 @@ def test_a_connection_that_is_closed_makes_room(gateway, attack):
     assert not gateway._connections._held.keys() - {"", session.id}
 
 
+def test_a_call_under_way_is_not_given_up_for_who_comes(scripted, attack):
+    may_answer = threading.Event()
+
+    def act(request):
+        assert may_answer.wait(60)
+        return "x"
+
+    gateway = scripted(act, max_connections=LIMIT)
+    sessions = [gateway.open(task_id=str(i)) for i in range(LIMIT)]
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
+    length = f"Content-Length: {len(body)}\r\n"
+    calls = []
+    for session in sessions:
+        said = head(session, "POST", "chat/completions", more=length) + body.encode()
+        calls += attack(session, said, number=1)
+    while not all(session._busy_keys for session in sessions):
+        time.sleep(0.002)
+    attack(sessions[0])
+    may_answer.set()
+    assert [call.recv(15) for call in calls] == [b"HTTP/1.1 200 OK"] * LIMIT
+
+
 @pytest.mark.parametrize(
     ("num_files", "expected"),
-    [(1024, (512, 256)), (65_536, (4096, 2048)), (resource.RLIM_INFINITY, (4096, 2048))],
+    [(1024, (512, 64)), (65_536, (4096, 2048)), (resource.RLIM_INFINITY, (4096, 1024))],
 )
 def test_connections_leave_the_process_half_of_its_files(monkeypatch, num_files, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (num_files, num_files))
