@@ -98,8 +98,8 @@ class Connections:
 def default_limits() -> tuple[int, int]:
     """Return how many connections may be open, and how many may wait to be accepted.
 
-    Half of the files that the process may open, and a sixteenth: asyncio accepts as many as may wait
-    at a time, and does so up to four times before one that has to go is closed.
+    Half of the files that the process may open, and a sixteenth: asyncio accepts as many as wait
+    at a time, and does so up to four times before a connection that has to go is closed.
     """
     try:
         import resource
