@@ -75,8 +75,8 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
 
 
 if __name__ == "__main__":
-    tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(700)])
+    tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(1600)])
     policy = Path("runs/smolagents_policy")
     lessons = ProgramLessons("examples.train_smolagents:run", tasks, oracle)
-    own.make(lessons, policy, num_tasks=600)
+    own.make(lessons, policy, num_tasks=1500)
     train("examples.train_smolagents:run", "smolagents", "--model", str(policy))

@@ -17,14 +17,16 @@ from starlette.routing import Route
 from agent_envs.core.actions import STRICT_JSON
 from agent_envs.core.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
+from agent_trainers.gateway.ask import Ask
 from agent_trainers.gateway.chat_reply import completion, completion_events
 from agent_trainers.gateway.chat_request import ChatRequest, read_chat, validated
+from agent_trainers.gateway.connections import Connections
 from agent_trainers.gateway.conversation import Turn
 from agent_trainers.gateway.generation_loop import GenerationLoop
 from agent_trainers.gateway.parameters import check_parameters
 from agent_trainers.gateway.responses_reply import response, response_events
 from agent_trainers.gateway.responses_request import ResponsesRequest, read_responses
-from agent_trainers.gateway.session import Ask, Sampling, Session
+from agent_trainers.gateway.session import Sampling, Session
 from agent_trainers.policies.generation import Generation
 from agent_trainers.policies.policy import Policy
 from agent_trainers.trajectory import ROLE_NAME, StopReason
@@ -55,6 +57,7 @@ class Application:
     loop: GenerationLoop
     sessions: Mapping[str, Session]
     """Those that are open, by the id in their URL."""
+    connections: Connections
     tool_format: ToolFormat
     ignored_parameters: Collection[str]
     shows_tools: bool
@@ -86,7 +89,8 @@ class Application:
             if session is None or not is_known or kind.lower() != "bearer":
                 return _error(ApiError(401, WRONG_KEY_TEXT, code="invalid_api_key"))
             try:
-                return await endpoint(request, session)
+                with self.connections.in_use(request.scope["client"], session.id):
+                    return await endpoint(request, session)
             except ApiError as error:
                 session.note_trouble(error)
                 return _error(error)

@@ -8,8 +8,8 @@ import pydantic
 from agent_envs.core.openai_format import FunctionCall
 from agent_envs.core.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError, refusal
+from agent_trainers.gateway.ask import Ask
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage
-from agent_trainers.gateway.session import Ask
 from agent_trainers.gateway.tool_calls import DeclaredTool, describe_tools
 
 Body = TypeVar("Body", bound=pydantic.BaseModel)

@@ -14,8 +14,9 @@ anew from there, and is a row of its own.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -109,8 +110,14 @@ class Conversations:
         names = dict(self._names)
         previous: Turn | None = None
         digest, num_hashed = hashlib.sha256(), 0
-        for place, message in enumerate(said):
-            if message.role == "assistant":
+        for role, run in itertools.groupby(enumerate(said), key=lambda each: each[1].role):
+            if role == "tool":
+                self._add_results(messages, [self._result(*each, names) for each in run])
+                continue
+            for place, message in run:
+                if role != "assistant":
+                    messages.append({"role": message.role, "content": message.content})
+                    continue
                 digest.update(json.dumps(messages[num_hashed:]).encode())
                 num_hashed = len(messages)
                 turn = self._find(digest.digest(), message)
@@ -123,27 +130,31 @@ class Conversations:
                 is_last = place + 1 == len(said)
                 if turn and turn.is_whole and turn.tools == tools and not is_last:
                     previous = turn
-            elif message.role == "tool":
-                if message.call_id not in names:
-                    raise ApiError(
-                        400,
-                        f"There is no tool call {message.call_id!r} before its result.",
-                        param=f"messages.{place}.tool_call_id",
-                    )
-                self._append_result(messages, names[message.call_id], message.content)
-            else:
-                messages.append({"role": message.role, "content": message.content})
         digest.update(json.dumps(messages[num_hashed:]).encode())
         return State(messages=messages, digest=digest.digest(), previous=previous)
 
-    def _append_result(self, messages: list[Message], name: str, content: str) -> None:
-        result = self._format.result_message(name, content)
-        if result["role"] != "tool" and messages and messages[-1]["role"] == result["role"]:
-            # As environments say several results: templates want users and models to take turns.
-            both = f"{messages[-1]['content']}\n\n{result['content']}"
-            messages[-1] = {**messages[-1], "content": both}
-        else:
-            messages.append(result)
+    def _result(self, place: int, message: ApiMessage, names: Mapping[str, str]) -> Message:
+        if message.call_id not in names:
+            raise ApiError(
+                400,
+                f"There is no tool call {message.call_id!r} before its result.",
+                param=f"messages.{place}.tool_call_id",
+            )
+        return self._format.result_message(names[message.call_id], message.content)
+
+    def _add_results(self, messages: list[Message], results: list[Message]) -> None:
+        """Add results that follow each other as environments say them.
+
+        In formats without a tool's role as one message: templates want users and models to take
+        turns.
+        """
+        role = results[0]["role"]
+        if role == "tool":
+            messages += results
+            return
+        first = [messages.pop()] if messages and messages[-1]["role"] == role else []
+        said = "\n\n".join(message["content"] for message in [*first, *results])
+        messages.append({"role": role, "content": said})
 
     def _find(self, digest: bytes, message: ApiMessage) -> Turn | None:
         alike = [turn for turn in self._turns.get(digest, ()) if turn.message.means(message)]

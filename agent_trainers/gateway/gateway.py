@@ -12,10 +12,16 @@ from typing import Any, Final, Self
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_trainers.gateway.connections import (
+    Connections,
+    counted_protocol,
+    default_limits,
+)
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
 from agent_trainers.gateway.limits import SessionLimits
 from agent_trainers.gateway.session import Session, SessionClosedError
 from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.worker_threads import release_worker_threads
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2
@@ -52,6 +58,7 @@ class Gateway:
         limits: SessionLimits | None = None,
         ignored_parameters: Collection[str] = (),
         in_thread: bool = True,
+        max_connections: int | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -66,12 +73,15 @@ class Gateway:
             in_thread: Whether the policy works in a thread of the gateway's own, from ``with`` to
                 its end; its weights have to stay as they are. False: it works where and while
                 `generate` is called, as a trainer does between two steps.
+            max_connections: Connections that are open at once; beyond them, whoever holds most
+                loses one. None for half the files that the process may open, at most 4,096.
             host: Where to listen.
             port: Where to listen; 0 for any free port.
 
         Raises:
             MissingExtraError: If the libraries of the extra ``gateway`` are not installed.
             UnknownNameError: If there is no such tool format.
+            ConfigurationError: If there may be no connection.
         """
         require_extra("gateway", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):
@@ -80,6 +90,8 @@ class Gateway:
         self._limits = limits or SessionLimits()
         self._ignored = frozenset(ignored_parameters)
         self._in_thread = in_thread
+        most, self._max_waiting = default_limits()
+        self._connections = Connections(most if max_connections is None else max_connections)
         self._host, self._port = host, port
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
@@ -99,6 +111,7 @@ class Gateway:
             policy=self._policy,
             loop=self._loop,
             sessions=self._sessions,
+            connections=self._connections,
             tool_format=self._format,
             ignored_parameters=self._ignored,
             shows_tools=self._format.is_native and self._policy.shows_tools([_SOME_TOOL]),
@@ -106,15 +119,18 @@ class Gateway:
         config = uvicorn.Config(
             application.asgi(),
             access_log=False,
+            backlog=self._max_waiting,
+            http=counted_protocol(self._connections),
             lifespan="off",
             log_config=None,
             log_level="warning",
+            proxy_headers=False,  # who connects is not for them to say
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
             timeout_keep_alive=60,
             ws="none",
         )
-        listening = socket.create_server((self._host, self._port), backlog=2048)
+        listening = socket.create_server((self._host, self._port), backlog=self._max_waiting)
         self._port = listening.getsockname()[1]
         self._server = uvicorn.Server(config)
         self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
@@ -124,6 +140,7 @@ class Gateway:
                 raise RuntimeError("The gateway's server did not start; see its log above.")
             time.sleep(0.001)
         if self._in_thread:
+            release_worker_threads()  # those of the thread that computed until now
             self._start("gateway-policy", self._work)
         self._switch_seconds = sys.getswitchinterval()
         sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))

@@ -21,6 +21,8 @@ from agent_trainers.trajectory import StopReason
 IDLE_SECONDS: Final = 0.05
 GATHER_SECONDS: Final = 0.02
 """How long a wave waits for more calls, as in a rollout."""
+_TOGETHER_SECONDS: Final = 0.005
+"""How long the first call waits for those of other sessions, so that they are read as one batch."""
 
 _log = logging.getLogger(__name__)
 Command = Callable[[GenerationStream], None]
@@ -98,16 +100,17 @@ class GenerationLoop:
             until += IDLE_SECONDS
         elif stream.gathers:
             until += GATHER_SECONDS
-        is_first = True
+        ends_a_pause = not is_busy
         while True:
             left = until - time.monotonic()
             is_full = len(self._under_way) >= self._num_sessions()
-            waits = left > 0 and (is_first if not is_busy else not is_full)
+            waits = left > 0 and (ends_a_pause or not is_full)
             try:
                 command = self._commands.get(timeout=left) if waits else self._commands.get_nowait()
             except queue.Empty:
                 return
-            is_first = False
+            if ends_a_pause:
+                ends_a_pause, until = False, time.monotonic() + _TOGETHER_SECONDS
             command(stream)
 
     def _add(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from agent_envs.core.openai_format import FunctionCall
-from agent_envs.core.tool import Tool
 from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import AgentEnvsError
 from agent_trainers.gateway.api_error import ApiError, refusal
+from agent_trainers.gateway.ask import Ask
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, State, Turn
 from agent_trainers.gateway.limits import SessionLimits
 from agent_trainers.gateway.record import Record, Reward
@@ -28,34 +28,6 @@ from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 class SessionClosedError(AgentEnvsError, RuntimeError):
     """A session was used after its end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a program asks of the model with one call, whichever of the API's endpoints it uses."""
-
-    messages: Sequence[ApiMessage]
-    """The whole conversation."""
-    tools: Mapping[str, Tool]
-    """The program's functions by name."""
-    shown_tools: list[dict[str, Any]] | None
-    """What the chat template is given; None where the messages describe the tools."""
-    reads_calls: bool = True
-    """Whether calls in what the model writes are given as calls."""
-    is_parallel: bool = True
-    """Whether a turn may hold several calls."""
-    num_choices: int = 1
-    """Turns that are sampled in the same state."""
-    max_tokens: int | None = None
-    """Tokens of a turn, at most."""
-    stops: tuple[str, ...] = ()
-    """Texts that end a turn."""
-    reply_kind: str = "chatcmpl"
-    """What the id of the reply begins with."""
-    seed: int | None = None
-    """The same seed in the same state of the same session samples the same turn."""
-    role: str = ""
-    """Who asks, where a program has several roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerBase
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
+from agent_trainers.policies.encoding_cache import EncodingCache
 from agent_trainers.trajectory import Transition
 
-_CACHE_SIZE: Final = 1024
+_CACHE_BYTES: Final = 2**25
 _MARK: Final = "\udc02"
 """Stands for a turn where only what is around it is of interest; a lone surrogate, which no message
 holds."""
@@ -59,8 +60,8 @@ class ChatRenderer:
         self.control_tokens = ControlTokens(tokenizer)
         self._kwargs = dict(chat_template_kwargs or {})
         # The members of a group begin with the same state, and often get the same replies.
-        self._encode_state = functools.lru_cache(_CACHE_SIZE)(self._encode_state_anew)
-        self._encode_suffix = functools.lru_cache(_CACHE_SIZE)(self._encode_suffix_anew)
+        self._encode_state = EncodingCache(self._encode_state_anew, _CACHE_BYTES)
+        self._encode_suffix = EncodingCache(self._encode_suffix_anew, _CACHE_BYTES)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Schemas, previous: Transition | None

@@ -1,14 +1,18 @@
 """What a program sends back of a turn: the turn itself, or something of its own."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import gymnasium as gym
 import openai
 import pytest
 
+from agent_envs.core.openai_format import FunctionCall
+from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_trainers import Gateway
 from agent_trainers.batching.rows import make_rows
+from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations
 from tests.agent_trainers.gateway.programs import as_it_came, client_of
 
 QUESTION = {"role": "user", "content": "what is the employer of the star of amber island ?"}
@@ -146,3 +150,16 @@ def test_choices_are_branches_and_each_goes_on_with_its_own_tokens(episode):
 def test_a_result_needs_its_call(episode):
     with pytest.raises(openai.BadRequestError, match="no tool call 'nobody'"):
         episode.complete(QUESTION, {"role": "tool", "tool_call_id": "nobody", "content": "x"})
+
+
+def test_many_results_in_a_row_are_read_in_time_that_grows_with_their_number():
+    call = ApiCall(id="a", function=FunctionCall(name="f", arguments="{}"))
+    said = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=(call,))]
+    said += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
+    began = time.process_time()
+    state = Conversations(TOOL_FORMATS["tags"]).read(said, None)
+    # 0.1 s; adding each to those before took 20 s, in which all sessions waited
+    assert time.process_time() - began < 2
+    assert [message["role"] for message in state.messages] == ["user", "assistant", "user"]
+    one = TOOL_FORMATS["tags"].result_message("f", "x" * 300)["content"]
+    assert state.messages[-1]["content"] == "\n\n".join([one] * 20_000)
