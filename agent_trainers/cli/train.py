@@ -54,6 +54,7 @@ from agent_trainers.cli.train_options import (
 )
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import find_model, load_tokenizer
+from agent_trainers.policies.worker_threads import keep_to_one_thread
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
@@ -130,6 +131,7 @@ def train(
     if options.model is not None:
         say_once(what_applies(options, config))
     trainer, evaluated_on = make_trainer(options, config)
+    keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
     begin()
     stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
     trainer.add_callback(stop)

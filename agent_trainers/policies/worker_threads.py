@@ -9,10 +9,30 @@ each time: what one thread leaves behind slows another down.
 
 import contextlib
 import ctypes
-from typing import Final
+import os
+from typing import Any, Final
+
+import torch
 
 _SOFT: Final = 1
 """`omp_pause_soft`: threads end, settings stay (OpenMP 5.0, section 3.2.44)."""
+
+
+_SMALL: Final = 2_000_000
+"""Parameters of a model whose products are done before other threads have woken up."""
+
+
+def keep_to_one_thread(model: Any) -> None:
+    """Let nobody help with a model as small as the embedded policy, unless OMP_NUM_THREADS says so.
+
+    Helpers gain it nothing, and where another program holds one of their processors, every
+    product waits for the one that is late, and a run takes many times as long.
+    """
+    weights = list(model.parameters())
+    is_small = sum(tensor.numel() for tensor in weights) < _SMALL
+    on_cpu = all(tensor.device.type == "cpu" for tensor in weights)
+    if is_small and on_cpu and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def release_worker_threads() -> None:

@@ -8,7 +8,7 @@ overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches w
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -259,11 +259,30 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """Evaluate; close the environments unless training goes on with them."""
+        forward = self.model.forward
         try:
             return super().evaluate(*arguments, **options)
         finally:
             if not self.is_in_train:
                 self.player.close()
+                self._forget_preparation(forward)
+
+    def _forget_preparation(self, forward: Callable[..., Any]) -> None:
+        """Let training wrap a model that was evaluated before, for several processes.
+
+        `forward` is the model's own, without the precision that Accelerate put around it.
+
+        Relies on: `Trainer.evaluate` has Accelerate prepare a model that was not trained yet,
+        without the wrapper that averages gradients, and Accelerate leaves a model that it has
+        prepared once as it is. Each process would train by itself.
+        """
+        model, prepared = self.model, self.accelerator._models
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # wrapped in evaluation, too
+        if self.accelerator.num_processes > 1 and not is_sharded and model in prepared:
+            model.forward = forward
+            model.__dict__.pop("_original_forward", None)
+            model._is_accelerate_prepared = False
+            prepared.remove(model)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep task and environment. Relies on: TRL's own are the columns that a row may have."""

@@ -408,7 +408,7 @@ def test_help_shows_our_own_options_first_with_their_defaults(capsys):
     own = {*train.TrainArguments.__annotations__, *StepGRPOConfig.__annotations__}
     own |= set(ModelArguments.__annotations__) - {"model_name_or_path"}
     assert {name for name in own if f"  --{name}" not in text} == set()
-    assert "--learning_rate (default: 0.001)" in text
+    assert "--learning_rate (default: 0.0007)" in text
     assert "--critic_model" not in text
     assert "more options, of TRL and transformers: agent-r1-train --help_all" in text
     assert text.index("  --env") < text.index("  --algorithm") < text.index("  --learning_rate")
@@ -592,3 +592,9 @@ def test_two_processes_really_train_together(tmp_path):
     assert two["num_eval_episodes"] == 6  # both share them; none counts twice
     for name in ("success_before", "success_after", "return_after"):
         assert one[name] == pytest.approx(two[name])
+    # and the same gradients: an evaluation before must not let each process train by itself
+    logged = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("one", "two")]
+    rows = [[json.loads(line) for line in text.splitlines()] for text in logged]
+    norms = [[row["grad_norm"] for row in own if "grad_norm" in row] for own in rows]
+    assert len(norms[0]) == 2
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)

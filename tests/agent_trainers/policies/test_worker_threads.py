@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_trainers import Gateway
+from agent_trainers import TINY_POLICY, Gateway
+from agent_trainers.policies.models import load_model
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.policies.worker_threads import release_worker_threads
+from agent_trainers.policies.worker_threads import keep_to_one_thread, release_worker_threads
 
 THREADS = Path("/proc/self/task")
 
@@ -48,3 +49,18 @@ def test_a_gateway_lets_go_the_helpers_of_who_opens_it(thread):
         assert not (THREADS / helper).exists()
     finally:
         with_gateway.__exit__(None, None, None)
+
+
+def test_a_small_model_computes_in_one_thread_unless_told(monkeypatch):
+    before = torch.get_num_threads()
+    model = load_model(str(TINY_POLICY))
+    try:
+        torch.set_num_threads(2)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        keep_to_one_thread(model)
+        assert torch.get_num_threads() == 2
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        keep_to_one_thread(model)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
