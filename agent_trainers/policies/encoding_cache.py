@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Hashable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 _TOKEN_BYTES: Final = 36
 """What a token takes in a list: a number, and where it is."""
@@ -22,6 +22,10 @@ class EncodingCache(Generic[Tokens]):
         self._encode, self._room = encode, max_bytes
         self._kept: dict[Hashable, tuple[Tokens, int]] = {}
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Return itself, as caches of functools do: whoever is copied may share what is known."""
+        return self
 
     def __call__(self, text: str, *more: Hashable) -> Tokens:
         """Return what `encode` does for a text and what else it is given."""

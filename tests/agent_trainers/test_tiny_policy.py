@@ -145,7 +145,7 @@ def test_a_policy_for_an_own_environment_knows_its_words_and_brings_its_recipe(t
     for text in (info["messages"][-1]["content"], *env.unwrapped.reference_actions(), "Zürich 漢"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
     options, config = train.parse_arguments(["--model", str(tmp_path / "tiny")])
-    assert (options.algorithm, config.learning_rate) == ("grpo_step", 1e-3)
+    assert (options.algorithm, config.learning_rate) == ("grpo_step", 7e-4)
     assert config.max_completion_length > 8
 
 

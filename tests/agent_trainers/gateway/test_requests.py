@@ -94,7 +94,8 @@ def test_a_turn_ends_after_as_many_tokens_as_asked(policy):
         assert choice.finish_reason == "length"
         (one,), (other,) = whole.close().transitions, cut.close().transitions
         assert other.completion_ids == one.completion_ids[:3]
-        np.testing.assert_array_equal(other.logprobs, one.logprobs[:3])
+        # in another batch, a sum may be rounded otherwise
+        np.testing.assert_allclose(other.logprobs, one.logprobs[:3], rtol=1e-4)
 
 
 def test_a_turn_ends_at_a_stop_which_the_program_does_not_see(scripted):
