@@ -132,7 +132,8 @@ class Moody(Unsaved):
 
     def _changed(self, observation, info):
         last = info["messages"][-1]
-        shown = {**last, "content": f"{last['content']} {next(self.moods) % 10}"}
+        number = " ".join(str(next(self.moods)))  # in digits, which the policy knows
+        shown = {**last, "content": f"{last['content']} {number}"}
         return observation, {**info, "messages": [*info["messages"][:-1], shown]}
 
 
