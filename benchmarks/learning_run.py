@@ -4,6 +4,7 @@
 ``FOLDER/result.json``; ``python -m benchmarks.learning_run FOLDER JSON`` writes ``run.json`` first.
 """
 
+import contextlib
 import functools
 import json
 import sys
@@ -35,6 +36,10 @@ NUM_EPISODES: Final = 128
 MAX_NEW_TOKENS: Final = 24
 FIRST_SHOWN: Final = 20_000_000
 """Where the tasks begin whose references are shown; no run draws near it."""
+TEACHER: Final = "grpo_step"
+TEACHER_SEED: Final = 0
+"""Apart from the seeds that tables report, which all begin with the policy that was taught."""
+TEACHER_BATCH: Final = 64
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "one hop": (MULTI_HOP, {"hops": 1}),
     "clean facts": (MULTI_HOP, {}),
@@ -64,6 +69,8 @@ class LearningRun:
     """Whether the policy reads what one search with the question finds, when it is measured."""
     num_shown: int = 0
     """References in the environment that are shown before: with its context, if it has one."""
+    taught_steps: int = 0
+    """Environment steps of single questions that it is trained for before, by `TEACHER`."""
     first_task: int = 0
     """The first held-out task: settings are chosen on others than they are reported on."""
 
@@ -126,6 +133,8 @@ def run(folder: Path) -> None:
         start = folder / "shown"
         make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
         show(references(make_env, FIRST_SHOWN, spec.num_shown), start)
+    if spec.taught_steps:
+        start = taught(folder, spec.taught_steps)
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)
     else:
@@ -146,6 +155,22 @@ def run(folder: Path) -> None:
             "seconds": round(time.perf_counter() - started, 1),
         },
     )
+
+
+def taught(folder: Path, num_steps: int) -> Path:
+    """Return a policy trained on single questions, the same for all runs beside `folder`."""
+    shared = folder.parent / f"taught-{num_steps}"
+    if not shared.exists():
+        options = ("--per_device_train_batch_size", str(TEACHER_BATCH))
+        spec = LearningRun(method=TEACHER, seed=TEACHER_SEED, budget=num_steps, num_tasks=0,
+                           columns=(), options=options)  # fmt: skip
+        unfinished = folder / "taught"
+        model, _, _ = train(spec, unfinished)
+        model.save_pretrained(unfinished)
+        load_tokenizer().save_pretrained(unfinished)
+        with contextlib.suppress(FileExistsError):  # another run was sooner
+            unfinished.rename(shared)
+    return shared
 
 
 def train(

@@ -21,6 +21,14 @@ _ONE_HOP: Final = "one hop"
 """Where one search can do: the only column in which naive RAG is a fair rival."""
 _REFERENCE: Final = "grpo"
 """What the other trained rows are compared with: the first paper's best."""
+_OF_CREDIT: Final = (
+    ("grpo_step", "grpo"),
+    ("gigpo", "grpo"),
+    ("vine", "grpo_step"),
+    ("vine", "gigpo"),
+    ("tree", "grpo_step"),
+    ("tree", "gigpo"),
+)
 _COMPARED: Final = {
     "masks": (
         ("ppo, both masks", "ppo, no advantage mask"),
@@ -31,14 +39,8 @@ _COMPARED: Final = {
         ("grpo, window of 1 turn", "grpo, full"),
         ("grpo, budget of 90 tokens", "grpo, full"),
     ),
-    "long_horizon": (
-        ("grpo_step", "grpo"),
-        ("gigpo", "grpo"),
-        ("vine", "grpo_step"),
-        ("vine", "gigpo"),
-        ("tree", "grpo_step"),
-        ("tree", "gigpo"),
-    ),
+    "long_horizon": _OF_CREDIT,
+    "long_horizon_taught": _OF_CREDIT,
 }
 """Which methods of a table are set beside each other: the one the papers found better first."""
 
@@ -52,8 +54,8 @@ def write_report(
 ) -> None:
     """Write ``papers_table.md``, ``.png`` and ``.json``.
 
-    The tables are ``rows`` of methods, the ablations ``masks`` and ``context``, ``long_horizon``;
-    the facts are command, date, versions, budgets, times.
+    The tables are ``rows`` of methods, the ablations ``masks`` and ``context``, ``long_horizon``
+    and ``long_horizon_taught``; the facts are command, date, versions, budgets, times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: [_row(*item) for item in results.items()] for name, results in studies.items()}
@@ -66,7 +68,11 @@ def write_report(
                 for name in ("masks", "context")
                 for row in tables.get(name, [])
             ],
-            "long_horizon": tables.get("long_horizon", []),
+            "long_horizon": [
+                {"study": name} | row
+                for name in ("long_horizon", "long_horizon_taught")
+                for row in tables.get(name, [])
+            ],
             **facts,
         },
     )
@@ -126,7 +132,7 @@ def _markdown(
         f"long horizon for {facts['long_budget']:,} in batches of 32, *vine* and *tree* of 24 and "
         "their branches, whose steps and tokens count. The learning rate falls to 0. In-domain: "
         "*clean facts* and *outdated facts*, half of the training worlds each. Out of domain: *one "
-        "hop*, and *three questions* in a row, which only the runs of the last table train. "
+        "hop*, and *three questions* in a row, which only the long-horizon tables train. "
         "Half-way: success in the training batches around half of the environment steps. Naive RAG "
         "searches once with the question and is trained, by the same budget, to read what that "
         "finds where one search can do.",

@@ -48,6 +48,8 @@ class Method:
     is_naive_rag: bool = False
     num_shown: int = 0
     """See `LearningRun`."""
+    taught_steps: int = 0
+    """See `LearningRun`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,12 @@ _BATCH: Final = ("--per_device_train_batch_size", "32")
 """Over the long horizon, whose budget is three batches of 128: too few for credit to matter."""
 _BATCH_WITH_BRANCHES: Final = ("--per_device_train_batch_size", "24")
 """Branches take a third of their environment steps again: batches cost as much as the others'."""
+_OVER_THE_LONG_HORIZON: Final = (
+    *(Method(name=name, method=name, options=_BATCH) for name in ("grpo", "grpo_step", "gigpo")),
+    *(Method(name=name, method=name, options=_BATCH_WITH_BRANCHES) for name in ("vine", "tree")),
+)
+TAUGHT_STEPS: Final = 4500
+"""Of single questions: after them a tenth of three in a row is solved, so credit has work to do."""
 STUDIES: Final = (
     Study(
         name="rows",
@@ -109,13 +117,15 @@ STUDIES: Final = (
     Study(
         name="long_horizon",
         title="Long horizon",
-        methods=(
-            *(
-                Method(name=name, method=name, options=_BATCH)
-                for name in ("grpo", "grpo_step", "gigpo")
-            ),
-            Method(name="vine", method="vine", options=_BATCH_WITH_BRANCHES),
-            Method(name="tree", method="tree", options=_BATCH_WITH_BRANCHES),
+        methods=_OVER_THE_LONG_HORIZON,
+        is_long_horizon=True,
+    ),
+    Study(
+        name="long_horizon_taught",
+        title="Long horizon, from a policy that was taught single questions",
+        methods=tuple(
+            dataclasses.replace(method, taught_steps=TAUGHT_STEPS)
+            for method in (Method(name="before", method="base"), *_OVER_THE_LONG_HORIZON)
         ),
         is_long_horizon=True,
     ),
@@ -248,6 +258,7 @@ def learning_run(
         options=method.options + (() if rate is None else ("--learning_rate", f"{rate:g}")),
         is_naive_rag=method.is_naive_rag,
         num_shown=method.num_shown,
+        taught_steps=method.taught_steps,
     )
 
 
@@ -294,6 +305,7 @@ def _folder(spec: LearningRun, options: PapersTableArguments) -> Path:
         *(["long"] if spec.env == LONG_HORIZON else []),
         *(["naive_rag"] if spec.is_naive_rag else []),
         *(["shown"] if spec.num_shown else []),
+        *(["taught"] if spec.taught_steps else []),
         *(["tuning"] if spec.first_task else []),
         str(spec.seed),
     ]
