@@ -6,7 +6,7 @@ model. Prints a table, and writes all figures as JSON and the episodes as a page
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from agent_trainers.cli.policies import (
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample
 from agent_trainers.rollout.diagnosis import (
+    Diagnoses,
     Diagnosis,
     diagnose_by_policy,
     find_start,
@@ -90,14 +91,14 @@ def run(arguments: Sequence[str]) -> None:
     )
     path = _check(options)
     rows = _read_failed(path, options)
-    diagnoses = _diagnose(options, path, rows)
+    found = _diagnose(options, path, rows)
     beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + _SUFFIX)
     output = Path(options.output or f"{beside}.json")
     page = Path(options.page or f"{beside}.html")
     numbers = [number for number, _ in rows]
-    write_json(output, as_json(options, numbers, diagnoses))
-    _write_page(page, options, numbers, diagnoses)
-    _print_table(options, numbers, diagnoses)
+    write_json(output, as_json(options, numbers, found))
+    _write_page(page, options, numbers, found.episodes)
+    _print_table(options, numbers, found)
     sys.stdout.write(f"Figures: {output}\nEvery step, to unfold: {page}\n")
 
 
@@ -107,9 +108,7 @@ def name_file(arguments: Sequence[str]) -> list[str]:
     return ["--trajectories", *arguments] if is_file else list(arguments)
 
 
-def as_json(
-    options: DiagnoseArguments, numbers: Sequence[int], diagnoses: Sequence[Diagnosis]
-) -> dict[str, Any]:
+def as_json(options: DiagnoseArguments, numbers: Sequence[int], found: Diagnoses) -> dict[str, Any]:
     """Return all figures; `numbers` are the rows of the episodes in their file."""
     return {
         "trajectories": options.trajectories,
@@ -118,6 +117,8 @@ def as_json(
         "model": options.model,
         "k": options.k if options.by == MODEL else None,
         "seed": options.seed,
+        "environment_steps": found.environment_steps,
+        "usage": asdict(found.usage),
         "episodes": [
             {
                 "row": number,
@@ -133,7 +134,7 @@ def as_json(
                     )
                 ],
             }
-            for number, diagnosis in zip(numbers, diagnoses, strict=True)
+            for number, diagnosis in zip(numbers, found.episodes, strict=True)
         ],
     }
 
@@ -208,7 +209,7 @@ def _check_fields(trajectory: Trajectory, place: str) -> None:
 
 def _diagnose(
     options: DiagnoseArguments, path: Path, rows: Sequence[tuple[int, Trajectory]]
-) -> list[Diagnosis]:
+) -> Diagnoses:
     make_env = _find_environment(options, [trajectory for _, trajectory in rows])
     located: list[Trajectory] = []
     unknown: dict[int, str] = {}
@@ -224,16 +225,18 @@ def _diagnose(
     if not located:
         number, reason = next(iter(unknown.items()))
         raise DataError(f"{path}, row {number}: {reason}")
-    found = iter(_go_on(options, make_env, located))
-    return [
-        Diagnosis(trajectory=trajectory, note=unknown[number]) if number in unknown else next(found)
+    found = _go_on(options, make_env, located)
+    each = iter(found.episodes)
+    episodes = [
+        Diagnosis(trajectory=trajectory, note=unknown[number]) if number in unknown else next(each)
         for number, trajectory in rows
     ]
+    return replace(found, episodes=episodes)
 
 
 def _go_on(
     options: DiagnoseArguments, make_env: Callable[[], Any], failed: Sequence[Trajectory]
-) -> list[Diagnosis]:
+) -> Diagnoses:
     if options.by == ORACLE:
         return diagnose_by_oracle(make_env, failed)
     venue = open_venue(options, say, **_defaults(options))
@@ -284,9 +287,8 @@ def _write_page(
     write_trajectory_page(path, samples, tokenizer=None, title=title)
 
 
-def _print_table(
-    options: DiagnoseArguments, numbers: Sequence[int], diagnoses: Sequence[Diagnosis]
-) -> None:
+def _print_table(options: DiagnoseArguments, numbers: Sequence[int], found: Diagnoses) -> None:
+    diagnoses = found.episodes
     table = Table(
         Column("row", justify="right"), "task", Column("lost at", no_wrap=True),
         Column("chance", no_wrap=True), Column("drop, 95 %", no_wrap=True), "action",
@@ -296,6 +298,11 @@ def _print_table(
         table.add_row(str(number), diagnosis.trajectory.task_id, *_cells(diagnosis))
     named = sum(diagnosis.lost_step is not None for diagnosis in diagnoses)
     table.caption = f"{len(diagnoses)} failed episodes; a step is named in {named} of them"
+    table.caption += f"\nIt took {found.environment_steps:,} environment steps"
+    if options.by == MODEL:
+        usage = found.usage
+        tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written"
+        table.caption += f", {usage.calls:,} turns of the model, {tokens}"
     for note in sorted({diagnosis.note for diagnosis in diagnoses if diagnosis.note}):
         count = sum(diagnosis.note == note for diagnosis in diagnoses)
         table.caption += f"\n{count} without: {note}"

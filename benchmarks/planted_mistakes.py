@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = options.work / f"{name.replace(', ', '-').replace(' ', '_')}.jsonl.gz"
         save_trajectories(path, [each.trajectory for each in planted])
         make_env = functools.partial(gym.make, case.env, **case.kwargs)
-        found = diagnose_by_oracle(make_env, [each.trajectory for each in planted])
+        found = diagnose_by_oracle(make_env, [each.trajectory for each in planted]).episodes
         named[name] = [d.lost_step == p.step for d, p in zip(found, planted, strict=True)]
     sys.stdout.write(report(named))
     if options.output is not None:

@@ -7,7 +7,7 @@ before it was at least half of that at the beginning, and after it stays below.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from agent_envs.core.event_loop import resolve
 from agent_envs.errors import DataError
 from agent_envs.scoring import drop_interval, wilson_interval
+from agent_trainers.policies.generation import Usage
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import TextEnv
@@ -64,6 +65,18 @@ class Diagnosis:
     """What there is to say besides."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnoses:
+    """Where episodes were lost, and what it took to find out."""
+
+    episodes: list[Diagnosis]
+    """One for each episode, in order."""
+    environment_steps: int
+    """Steps that were taken, those that only led to a state included."""
+    usage: Usage = field(default_factory=Usage)
+    """What was asked of the policy that went on; nothing where the oracle did."""
+
+
 def diagnose_by_policy(
     make_env: Callable[[], TextEnv],
     policy: Policy,
@@ -71,7 +84,7 @@ def diagnose_by_policy(
     *,
     k: int,
     rng: np.random.Generator,
-) -> list[Diagnosis]:
+) -> Diagnoses:
     """Let a policy go on `k` times from every state of episodes that failed.
 
     The chances of an episode have Wilson's intervals. For naming a step they are smoothed to what
@@ -83,12 +96,18 @@ def diagnose_by_policy(
     states = [(episode, t) for episode in trajectories for t in range(len(episode.transitions))]
     rollout = Rollout(make_env, policy)
     try:
-        played = iter(rollout.branch_many(states, k, rng=rng).continuations)
+        branches = rollout.branch_many(states, k, rng=rng)
     finally:
         rollout.close()
-    return [
-        _by_policy(episode, [next(played) for _ in episode.transitions]) for episode in trajectories
-    ]
+    played = iter(branches.continuations)
+    return Diagnoses(
+        episodes=[
+            _by_policy(episode, [next(played) for _ in episode.transitions])
+            for episode in trajectories
+        ],
+        environment_steps=branches.environment_steps + branches.replayed_steps,
+        usage=branches.usage,
+    )
 
 
 def name_lost_step(chances: Sequence[float], weights: Sequence[int]) -> int | None:

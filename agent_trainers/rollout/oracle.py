@@ -17,6 +17,7 @@ from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.diagnosis import (
+    Diagnoses,
     Diagnosis,
     StateChance,
     conclude,
@@ -37,7 +38,7 @@ STEP_TIMEOUT: Final = 300.0
 
 def diagnose_by_oracle(
     make_env: Callable[[], TextEnv], trajectories: Sequence[Trajectory]
-) -> list[Diagnosis]:
+) -> Diagnoses:
     """Let the oracle go on from every state of episodes that failed.
 
     From a state the oracle tries every rest of the reference actions, those that are asked for at
@@ -59,6 +60,7 @@ def diagnose_by_oracle(
     policy = _FollowPlans()
     rollout = Rollout(make_env, policy)
     found = [_Found() for _ in trajectories]
+    num_steps = sum(len(t.transitions) for t, own in zip(trajectories, plans, strict=True) if own)
     for attempt in range(max((len(p) for own in plans for p in own), default=0)):
         asked = [
             (i, t)
@@ -79,14 +81,16 @@ def diagnose_by_oracle(
                 found[i].out_of_reach.add(t)
                 found[i].broken[t] = str(error)
             continue
+        num_steps += branches.environment_steps + branches.replayed_steps
         for (i, t), (branch,) in zip(asked, branches.continuations, strict=True):
             found[i].note(t, branch)
     rollout.close()
     failures = {i: reason for i, each in enumerate(found) if (reason := each.reason)} | failures
-    return [
+    diagnoses = [
         give_up(trajectory, failures[i]) if i in failures else _by_oracle(trajectory, each.won)
         for i, (trajectory, each) in enumerate(zip(trajectories, found, strict=True))
     ]
+    return Diagnoses(episodes=diagnoses, environment_steps=num_steps)
 
 
 @dataclass(slots=True)

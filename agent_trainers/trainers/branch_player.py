@@ -1,6 +1,6 @@
 """Branches of a batch's episodes: which states go on more than once, and what became of them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -44,11 +44,17 @@ class BranchPlayer:
         self._reached: set[str] = set()
         """Environments that were gone back to."""
 
-    def play(self, specs: Sequence[EpisodeSpec], step: tuple[int, int]) -> list[Trajectory]:
+    def play(
+        self,
+        specs: Sequence[EpisodeSpec],
+        step: tuple[int, int],
+        reward_factors: Mapping[str, float] | None,
+    ) -> list[Trajectory]:
         """Play an episode for each spec, and branches of these; each is followed by its own.
 
-        Which states are branched and what branches draw depends on the place in the run and on the
-        batch of all processes, not on their number.
+        Branches begin where returns vary, of rewards as the estimator sees them: their terms times
+        `reward_factors`. Which states are branched and what branches draw depends on the place in
+        the run and on the batch of all processes, not on their number.
         """
         self._rollout.keeps_states = True
         families = [[trajectory] for trajectory in self._rollout.collect(specs)]
@@ -56,11 +62,15 @@ class BranchPlayer:
         for number in range(NUM_ROUNDS):
             is_last = number == NUM_ROUNDS - 1
             self._rollout.keeps_states = self._from_branches and not is_last
-            self._add_branches(families, step, number)
+            self._add_branches(families, step, number, reward_factors)
         return [trajectory for family in families for trajectory in family]
 
     def _add_branches(
-        self, families: list[list[Trajectory]], step: tuple[int, int], number: int
+        self,
+        families: list[list[Trajectory]],
+        step: tuple[int, int],
+        number: int,
+        reward_factors: Mapping[str, float] | None,
     ) -> None:
         """Play one round, and add it to the episodes that were branched.
 
@@ -69,7 +79,7 @@ class BranchPlayer:
         """
         own = [trajectory for family in families for trajectory in family]
         told = self._processes.all_gather_objects(
-            [(summarise(each), self._rollout.replays(each)) for each in own]
+            [(summarise(each, reward_factors), self._rollout.replays(each)) for each in own]
         )
         everyone = [summary for summary, _ in told]
         first = self._processes.num_before(len(own))

@@ -100,7 +100,7 @@ class ResultFollower:
 
         Their branches begin where others have got to, so they tell nothing of a task.
         """
-        trajectories = self._player.play_specs(specs, "train", step)
+        trajectories = self._player.play_specs(specs, "train", step, reward_factors)
         episodes = [trajectory for trajectory in trajectories if not trajectory.start]
         own = episode_results(specs, numbers, episodes, reward_factors)
         batch.results |= group_results(self._processes.all_gather_objects(own))

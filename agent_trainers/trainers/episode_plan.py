@@ -108,20 +108,29 @@ class EpisodePlayer:
         return self._group_sizes["train"]
 
     def play(
-        self, inputs: Sequence[Mapping[str, Any]], mode: str, step: tuple[int, int]
+        self,
+        inputs: Sequence[Mapping[str, Any]],
+        mode: str,
+        step: tuple[int, int],
+        reward_factors: Mapping[str, float] | None = None,
     ) -> list[Trajectory]:
         """Play one episode per row of the dataset; see `plan_episodes`.
 
-        In training by an estimator that looks at branches, each is followed by its branches.
+        In training by an estimator that looks at branches, each is followed by its branches, which
+        begin where returns vary; `reward_factors` are what reward terms are multiplied with now.
         """
-        return self.play_specs(self.specs(inputs, mode, step), mode, step)
+        return self.play_specs(self.specs(inputs, mode, step), mode, step, reward_factors)
 
     def play_specs(
-        self, specs: Sequence[EpisodeSpec], mode: str, step: tuple[int, int]
+        self,
+        specs: Sequence[EpisodeSpec],
+        mode: str,
+        step: tuple[int, int],
+        reward_factors: Mapping[str, float] | None = None,
     ) -> list[Trajectory]:
         """Play an episode for each spec, as `play` does."""
         if mode == "train" and self.branches is not None:
-            return self.branches.play(specs, step)
+            return self.branches.play(specs, step, reward_factors)
         return self.rollouts[mode].collect(specs)
 
     def close(self) -> None:

@@ -335,7 +335,7 @@ class StepGRPOTrainer(ResumableTrainer):
             if mode == "train" and self.follower is not None:
                 trajectories, followed, seconds = self.follower.play(inputs, step, factors)
             else:
-                trajectories, followed = self.player.play(inputs, mode, step), {}
+                trajectories, followed = self.player.play(inputs, mode, step, factors), {}
                 seconds = sum(t.timings["generate_seconds"] for t in trajectories)
         self.clock.note_generation(seconds)
         with self.clock.measure("score"):

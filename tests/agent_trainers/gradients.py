@@ -5,7 +5,7 @@ import torch
 
 def micro_batches(trainer, trajectories, **changes):
     """The micro-batches of one optimiser step, with `changes` to the trainer's settings."""
-    trainer.player.play = lambda inputs, mode, step: list(trajectories)
+    trainer.player.play = lambda *_: list(trajectories)
     for name, value in changes.items():
         setattr(trainer.args, name, value)
     trainer._step, trainer._buffered_inputs = 0, None

@@ -46,6 +46,7 @@ def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
     figures = json.loads((lost / "lost.diagnosis.json").read_text())
     named = [(e["row"], e["lost_step"], e["drop"]) for e in figures["episodes"]]
     assert named == [(2, 2, [1.0, 1.0, 1.0]), (3, 4, [1.0, 1.0, 1.0])]
+    assert figures["environment_steps"] > 0
     steps = figures["episodes"][0]["steps"]
     assert [(s["step"], s["action"], s["chance"]) for s in steps[:3]] == [
         (1, "on", 1.0), (2, "pit", 1.0), (3, "on", 0.0)
@@ -146,7 +147,7 @@ def test_planted_mistakes_are_named(name):
     planted = plant_all(case, 3, np.random.default_rng(1))
     found = diagnose_by_oracle(
         functools.partial(gym.make, case.env, **case.kwargs), [p.trajectory for p in planted]
-    )
+    ).episodes
     assert [d.lost_step for d in found] == [p.step for p in planted]
 
 

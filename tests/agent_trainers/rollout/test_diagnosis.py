@@ -81,7 +81,7 @@ def play(actions, make_env=Corridor, task=4):
 )
 @pytest.mark.parametrize("make_env", [Corridor, Clueless])
 def test_the_oracle_names_the_step_after_which_it_cannot_win(make_env, actions, lost):
-    (found,) = diagnose_by_oracle(make_env, [play(actions, make_env)])
+    (found,) = diagnose_by_oracle(make_env, [play(actions, make_env)]).episodes
     assert found.lost_step == lost
     assert [state.chance for state in found.states] == [1.0] * (lost + 1) + [0.0] * (5 - lost)
     assert found.drop == (1.0, 1.0, 1.0)
@@ -89,7 +89,7 @@ def test_the_oracle_names_the_step_after_which_it_cannot_win(make_env, actions, 
 
 def test_the_actions_that_win_do_win():
     trajectory = play(["on", "wait", "pit", "on", "on", "on"])
-    (found,) = diagnose_by_oracle(Corridor, [trajectory])
+    (found,) = diagnose_by_oracle(Corridor, [trajectory]).episodes
     assert [state.actions for state in found.states[3:]] == [(), (), ()]
     for t, state in enumerate(found.states[:3]):
         env = Corridor()
@@ -102,8 +102,27 @@ def test_the_actions_that_win_do_win():
 def test_several_episodes_are_diagnosed_together_and_stay_as_they_were():
     episodes = [play(["pit"] + ["on"] * 5, task=1), play(["on"] + ["pit"] * 5, task=2)]
     before = [[t.action for t in e.transitions] for e in episodes]
-    assert [d.lost_step for d in diagnose_by_oracle(Corridor, episodes)] == [0, 1]
+    assert [d.lost_step for d in diagnose_by_oracle(Corridor, episodes).episodes] == [0, 1]
     assert [[t.action for t in e.transitions] for e in episodes] == before
+
+
+@pytest.mark.parametrize("by", ["oracle", "policy"])
+def test_the_cost_is_what_was_carried_out(by):
+    class Counted(Corridor):
+        num_steps = 0
+
+        def step(self, action):
+            Counted.num_steps += 1
+            return super().step(action)
+
+    episodes = [play(["on", "pit", "on", "on", "on", "on"]), play(["wait"] * 6, task=2)]
+    policy = ScriptedPolicy(lambda _: "on")
+    if by == "oracle":
+        found = diagnose_by_oracle(Counted, episodes)
+    else:
+        found = diagnose_by_policy(Counted, policy, episodes, k=2, rng=np.random.default_rng(0))
+    assert found.environment_steps == Counted.num_steps > 0
+    assert (found.usage.calls > 0) == (by == "policy")
 
 
 def test_a_wrong_answer_among_several_is_named_in_an_environment_of_ours():
@@ -112,7 +131,7 @@ def test_a_wrong_answer_among_several_is_named_in_an_environment_of_ours():
     env.reset(seed=3, options={"task": 3})
     actions = env.unwrapped.reference_actions()
     actions[5] = env.unwrapped.write_answer("nobody")
-    (found,) = diagnose_by_oracle(make_env, [play(actions, make_env, task=3)])
+    (found,) = diagnose_by_oracle(make_env, [play(actions, make_env, task=3)]).episodes
     assert found.lost_step == 5
 
 
@@ -121,7 +140,7 @@ def test_a_policy_that_goes_on_gives_chances_with_wilsons_intervals():
     policy = ScriptedPolicy(lambda r: "on" if r.rng.random() < 0.9 else "wait")
     trajectory = play(["on", "pit", "on", "on", "on", "on"])
     rng = np.random.default_rng(0)
-    (found,) = diagnose_by_policy(Corridor, policy, [trajectory], k=10, rng=rng)
+    (found,) = diagnose_by_policy(Corridor, policy, [trajectory], k=10, rng=rng).episodes
     assert found.lost_step == 1
     assert [state.num_tried for state in found.states] == [10] * 6
     assert found.states[1].chance == 1.0
@@ -136,7 +155,7 @@ def test_nothing_is_named_where_whoever_goes_on_never_wins():
     trajectory = play(["pit"] * 6)
     policy = ScriptedPolicy(lambda _: "wait")
     rng = np.random.default_rng(0)
-    (found,) = diagnose_by_policy(Corridor, policy, [trajectory], k=2, rng=rng)
+    (found,) = diagnose_by_policy(Corridor, policy, [trajectory], k=2, rng=rng).episodes
     assert found.lost_step is None
     assert found.note == NEVER_SOLVED
 
@@ -175,7 +194,7 @@ def test_a_task_without_reference_actions_names_nothing():
         def reference_actions(self):
             raise NotImplementedError
 
-    (found,) = diagnose_by_oracle(Partial, [play(["pit"] * 6)])
+    (found,) = diagnose_by_oracle(Partial, [play(["pit"] * 6)]).episodes
     assert (found.lost_step, found.note) == (None, NEVER_SOLVED)
 
 
@@ -205,7 +224,7 @@ def test_an_environment_that_breaks_ends_the_diagnosis_of_its_episode_alone():
 
     fine = play(["on", "pit", "on", "on", "on", "on"], task=5)
     broken = play(["on", "break", "pit", "on", "on", "on"], Solid)
-    found = diagnose_by_oracle(Brittle, [broken, fine])
+    found = diagnose_by_oracle(Brittle, [broken, fine]).episodes
     assert [each.lost_step for each in found] == [None, 1]
     assert "RuntimeError: the corridor collapsed" in found[0].note
 
@@ -215,12 +234,12 @@ def test_a_plan_that_breaks_the_environment_says_nothing_where_another_wins():
         def reference_actions(self):
             return ["break", "on", "on", "on"]
 
-    (found,) = diagnose_by_oracle(Nervous, [play(["on", "pit", "on", "on", "on", "on"])])
+    (found,) = diagnose_by_oracle(Nervous, [play(["on", "pit", "on", "on", "on", "on"])]).episodes
     # after the pit all plans lose, but the one that breaks: nobody knows what it would have done
     assert found.lost_step is None
     assert "RuntimeError: the corridor collapsed" in found.note
     won = play(["on", "on", "wait", "wait", "wait", "wait"])  # to the last step "on" wins
-    (found,) = diagnose_by_oracle(Nervous, [won])
+    (found,) = diagnose_by_oracle(Nervous, [won]).episodes
     assert found.lost_step == 5
 
 
@@ -231,7 +250,7 @@ def test_an_episode_that_cannot_be_repeated_does_not_keep_the_others_from_it():
                                      if self.task == 4 and self.place else {})  # fmt: skip
 
     drifted, fine = play(["on", "pit"] + ["on"] * 4), play(["on", "pit"] + ["on"] * 4, task=5)
-    found = diagnose_by_oracle(Drifting, [drifted, fine])
+    found = diagnose_by_oracle(Drifting, [drifted, fine]).episodes
     assert [each.lost_step for each in found] == [None, 1]
     assert "something else at step 1" in found[0].note
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import gymnasium as gym
 import numpy as np
@@ -89,6 +90,21 @@ def test_a_branch_is_shown_with_numbers_only_where_it_was_trained_on(make_traine
     is_shown = [sample.steps is not None for sample in samples]
     assert is_shown == [estimator == "tree" or not t.start for t in played]
     trajectory_page(samples, title="", tokenizer=trainer.processing_class)
+
+
+def test_branches_go_where_rewards_vary_as_they_count_now(make_trainer):
+    env = gym.make(ID)
+    env.reset(seed=0)
+    *_, info = env.step("nothing")
+    nothing = {name: {"kind": "constant", "start": 0.0} for name in info["reward_terms"]}
+    logged = {}
+    for when, schedules in (("as they are", {}), ("faded", nothing)):
+        schedules = json.dumps(schedules) if schedules else None
+        trainer = make_trainer("vine", max_steps=1, logging_steps=1, reward_schedules=schedules)
+        trainer.train()
+        logged[when] = trainer.state.log_history[0].get("branches/count", 0)
+    assert logged["as they are"] > 0
+    assert logged["faded"] == 0
 
 
 def seen(episodes, *, gamma=1.0):
