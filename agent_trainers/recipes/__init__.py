@@ -1,6 +1,6 @@
 """Complete, runnable settings by name, one YAML file each; Accelerate's are in ``accelerate/``."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -61,15 +61,20 @@ def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) ->
 def find_recipe(config: str | None, model: str | None) -> Path:
     """Return the settings that ``agent-r1-train`` stands on.
 
-    Those that `config` names; else ``default``, or with a model the recipe in the model's folder,
-    else ``language_model``.
+    Those that `config` names; else ``default``, or with a model the recipe in the model's folder or
+    in that of the model its run began with (``default`` for the embedded policy), else
+    ``language_model``.
 
     Raises:
         UnknownNameError: See `find_settings`.
     """
     if config is None and model is not None:
-        own = Path(model) / MODEL_RECIPE
-        return own if own.is_file() else RECIPES["language_model"]
+        for folder, settings in _ancestors(model):
+            if (own := folder / MODEL_RECIPE).is_file():
+                return own
+            if "model" in settings and settings["model"] is None:
+                return RECIPES["default"]
+        return RECIPES["language_model"]
     return find_settings(RECIPES, "default" if config is None else config, kind="--config")
 
 
@@ -79,20 +84,26 @@ def find_turn_length(model: str) -> TurnLength | None:
     Looks for the settings of the run in the model's folder, then for a recipe there, then at the
     model that the run began with: a warm start learns from turns, but takes none.
     """
+    for folder, run in _ancestors(model):
+        recipe = folder / MODEL_RECIPE
+        for path, settings in ((folder / RUN_SETTINGS, run), (recipe, _read(recipe))):
+            tokens = settings.get("max_completion_length")
+            if type(tokens) is int and tokens >= 1:
+                return TurnLength(tokens, path)
+    return None
+
+
+def _ancestors(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield a model's folder and its run's settings, then those of what the run began with."""
     folder, seen = Path(model), set[Path]()
     while folder.is_dir() and folder.resolve() not in seen:
         seen.add(folder.resolve())
         if any(fnmatch(folder.resolve().name, part) for part in _PARTS_OF_A_RUN):
             folder = folder.resolve().parent
-        began_with = None
-        for path in (folder / RUN_SETTINGS, folder / MODEL_RECIPE):
-            settings = _read(path)
-            tokens = settings.get("max_completion_length")
-            if type(tokens) is int and tokens >= 1:
-                return TurnLength(tokens, path)
-            began_with = began_with or settings.get("model")
+        settings = _read(folder / RUN_SETTINGS)
+        yield folder, settings
+        began_with = settings.get("model") or _read(folder / MODEL_RECIPE).get("model")
         folder = Path(began_with) if isinstance(began_with, str) else folder
-    return None
 
 
 def _read(path: Path) -> Mapping[str, Any]:

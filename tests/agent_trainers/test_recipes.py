@@ -1,4 +1,4 @@
-"""What a model's folder says of the turns that the model was trained for."""
+"""What a model's folder says of how to train it, and of the turns that it was trained for."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ import pytest
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli import evaluate
 from agent_trainers.policies.local import load_policy
-from agent_trainers.recipes import find_turn_length
+from agent_trainers.recipes import RECIPES, find_recipe, find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trajectory import load_trajectories
 
@@ -39,6 +39,21 @@ def test_a_warm_start_takes_no_turns_so_the_model_it_began_with_says_it(folder, 
     (folder / "recipe.yaml").unlink()
     (folder / "settings.json").write_text(json.dumps({"model": str(warm)}))  # in a circle
     assert find_turn_length(str(warm)) is None
+
+
+def test_training_goes_on_by_the_recipe_of_the_model_it_all_began_with(folder, tmp_path):
+    assert find_recipe(None, str(folder)) == RECIPES["language_model"]
+    warm = tmp_path / "warm"
+    (warm / "checkpoint-5").mkdir(parents=True)
+    (warm / "settings.json").write_text(json.dumps({"model": str(folder)}))
+    assert find_recipe(None, str(warm)) == RECIPES["language_model"]
+    (folder / "recipe.yaml").write_text("max_completion_length: 48\n")
+    for name in (warm, warm / "checkpoint-5"):
+        assert find_recipe(None, str(name)) == folder / "recipe.yaml"
+    assert find_recipe("smollm2", str(warm)) == RECIPES["smollm2"]
+    (warm / "settings.json").write_text('{"model": null}')  # the embedded policy
+    assert find_recipe(None, str(warm)) == RECIPES["default"]
+    assert find_recipe(None, "a/name-on-the-hub") == RECIPES["language_model"]
 
 
 @pytest.mark.parametrize("value", ["{", "[1]", '"many"', "0", "true", "\xff"])
