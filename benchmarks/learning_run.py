@@ -7,6 +7,8 @@
 import contextlib
 import functools
 import json
+import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +23,10 @@ from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.make_tiny_policy.own import write_recipe
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Policy
+from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks.demonstrated import references, show
 from benchmarks.naive_rag import NaiveRAG
@@ -36,10 +40,8 @@ NUM_EPISODES: Final = 128
 MAX_NEW_TOKENS: Final = 24
 FIRST_SHOWN: Final = 20_000_000
 """Where the tasks begin whose references are shown; no run draws near it."""
-TEACHER: Final = "grpo_step"
-TEACHER_SEED: Final = 0
-"""Apart from the seeds that tables report, which all begin with the policy that was taught."""
-TEACHER_BATCH: Final = 64
+TAUGHT: Final = 0.05
+"""What the policy of `teach` has solved of its last batch."""
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "one hop": (MULTI_HOP, {"hops": 1}),
     "clean facts": (MULTI_HOP, {}),
@@ -69,8 +71,8 @@ class LearningRun:
     """Whether the policy reads what one search with the question finds, when it is measured."""
     num_shown: int = 0
     """References in the environment that are shown before: with its context, if it has one."""
-    taught_steps: int = 0
-    """Environment steps of single questions that it is trained for before, by `TEACHER`."""
+    is_taught: bool = False
+    """Whether it begins with the policy of `teach`."""
     first_task: int = 0
     """The first held-out task: settings are chosen on others than they are reported on."""
 
@@ -81,9 +83,14 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
     So methods whose episodes differ in length get the same budget, and the same schedule over it.
     """
 
-    def __init__(self, budget: int, played: Callable[[], tuple[int, float]]) -> None:
-        """Count what `played` says of the last batch: environment steps, and mean success."""
-        self._budget, self._played = budget, played
+    def __init__(
+        self, budget: int, played: Callable[[], tuple[int, float]], until: float = math.inf
+    ) -> None:
+        """Count what `played` says of the last batch: environment steps, and mean success.
+
+        A batch that is solved to the share `until` ends training, too.
+        """
+        self._budget, self._played, self._until = budget, played, until
         self.curve: list[tuple[int, float]] = []
         """Environment steps so far and success in the batch, per optimiser step."""
 
@@ -106,7 +113,7 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         """Count the batch; stop when the budget is spent."""
         num_steps, success = self._played()
         self.curve.append((self.num_steps + num_steps, success))
-        control.should_training_stop = self.share_spent >= 1.0
+        control.should_training_stop = self.share_spent >= 1.0 or success >= self._until
 
 
 class CompletionTokens(TrainerCallback):  # type: ignore[misc]
@@ -133,8 +140,12 @@ def run(folder: Path) -> None:
         start = folder / "shown"
         make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
         show(references(make_env, FIRST_SHOWN, spec.num_shown), start)
-    if spec.taught_steps:
-        start = taught(folder, spec.taught_steps)
+    if spec.is_taught:
+        start = folder.parent / "taught"
+        if not start.exists():
+            teach(folder / "taught")
+            with contextlib.suppress(FileExistsError):  # another run was sooner
+                (folder / "taught").rename(start)
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)
     else:
@@ -157,28 +168,30 @@ def run(folder: Path) -> None:
     )
 
 
-def taught(folder: Path, num_steps: int) -> Path:
-    """Return a policy trained on single questions, the same for all runs beside `folder`."""
-    shared = folder.parent / f"taught-{num_steps}"
-    if not shared.exists():
-        options = ("--per_device_train_batch_size", str(TEACHER_BATCH))
-        spec = LearningRun(method=TEACHER, seed=TEACHER_SEED, budget=num_steps, num_tasks=0,
-                           columns=(), options=options)  # fmt: skip
-        unfinished = folder / "taught"
-        model, _, _ = train(spec, unfinished)
-        model.save_pretrained(unfinished)
-        load_tokenizer().save_pretrained(unfinished)
-        with contextlib.suppress(FileExistsError):  # another run was sooner
-            unfinished.rename(shared)
-    return shared
+def teach(folder: Path) -> None:
+    """Save a policy that was trained over the long horizon until it solved some of it.
+
+    The embedded policy solves none, so runs from it differ most by when they first do.
+    """
+    options = ("--per_device_train_batch_size", "32", "--learning_rate", "0.002")
+    spec = LearningRun(method="grpo_step", seed=2, budget=2400, num_tasks=0, columns=(),
+                       env=LONG_HORIZON, options=options)  # fmt: skip
+    model, curve, _ = train(spec, folder, until=TAUGHT)
+    if curve[-1][1] < TAUGHT:
+        raise RuntimeError(f"No batch was solved by {TAUGHT:.0%}: {curve}")
+    shutil.rmtree(folder / "trainer")
+    model.save_pretrained(folder)
+    load_tokenizer().save_pretrained(folder)
+    write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
 
 
 def train(
-    spec: LearningRun, folder: Path, start: Path = TINY_POLICY
+    spec: LearningRun, folder: Path, start: Path = TINY_POLICY, *, until: float = math.inf
 ) -> tuple[Any, list[tuple[int, float]], int | None]:
     """Train the policy of `start`; return the model, the learning curve, and tokens written.
 
-    Tokens are None for TRL's trainer, which does not say.
+    Ends when the budget is spent, or after a batch of which the share `until` was solved. Tokens
+    are None for TRL's trainer, which does not say.
     """
     options = [
         *([] if start == TINY_POLICY else ["--config", "default", "--model", str(start)]),
@@ -204,7 +217,7 @@ def train(
         played = functools.partial(played_by_ours, trainer)
         tokens = CompletionTokens(trainer)
         trainer.add_callback(tokens)
-    budget = EnvironmentStepBudget(spec.budget, played)
+    budget = EnvironmentStepBudget(spec.budget, played, until)
     trainer.add_callback(budget)
     trainer.train()
     return trainer.model, budget.curve, None if tokens is None else tokens.count

@@ -48,7 +48,7 @@ class Method:
     is_naive_rag: bool = False
     num_shown: int = 0
     """See `LearningRun`."""
-    taught_steps: int = 0
+    is_taught: bool = False
     """See `LearningRun`."""
 
 
@@ -78,8 +78,6 @@ _OVER_THE_LONG_HORIZON: Final = (
     *(Method(name=name, method=name, options=_BATCH) for name in ("grpo", "grpo_step", "gigpo")),
     *(Method(name=name, method=name, options=_BATCH_WITH_BRANCHES) for name in ("vine", "tree")),
 )
-TAUGHT_STEPS: Final = 4500
-"""Of single questions: after them a tenth of three in a row is solved, so credit has work to do."""
 STUDIES: Final = (
     Study(
         name="rows",
@@ -122,9 +120,9 @@ STUDIES: Final = (
     ),
     Study(
         name="long_horizon_taught",
-        title="Long horizon, from a policy that was taught single questions",
+        title="Long horizon, from a policy that solves some of it",
         methods=tuple(
-            dataclasses.replace(method, taught_steps=TAUGHT_STEPS)
+            dataclasses.replace(method, is_taught=True)
             for method in (Method(name="before", method="base"), *_OVER_THE_LONG_HORIZON)
         ),
         is_long_horizon=True,
@@ -258,7 +256,7 @@ def learning_run(
         options=method.options + (() if rate is None else ("--learning_rate", f"{rate:g}")),
         is_naive_rag=method.is_naive_rag,
         num_shown=method.num_shown,
-        taught_steps=method.taught_steps,
+        is_taught=method.is_taught,
     )
 
 
@@ -305,7 +303,7 @@ def _folder(spec: LearningRun, options: PapersTableArguments) -> Path:
         *(["long"] if spec.env == LONG_HORIZON else []),
         *(["naive_rag"] if spec.is_naive_rag else []),
         *(["shown"] if spec.num_shown else []),
-        *(["taught"] if spec.taught_steps else []),
+        *(["taught"] if spec.is_taught else []),
         *(["tuning"] if spec.first_task else []),
         str(spec.seed),
     ]

@@ -199,7 +199,7 @@ def _do(cell: Cell, options: CreditArguments, work: Path) -> None:
     path = work / cell.path
     path.parent.mkdir(parents=True, exist_ok=True)
     # the same for all seeds: what differs is what is learned from there
-    start = policies.make_start(environment, work / cell.path.parts[0] / "policy", 0)
+    start = policies.make_start(environment, work / cell.path.parts[0] / "policy")
     if cell.is_truth:
         save_batches(path, [measure_batch(cell, environment, start, work, options)])
         return

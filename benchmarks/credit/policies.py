@@ -4,11 +4,11 @@ They come from runs that are part of the benchmark anyway: how well an estimator
 environment steps. The run of `STAGES_OF` keeps its weights when its batches first solve enough.
 """
 
-import functools
 import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,7 @@ from agent_trainers.policies.local import TokenPolicy, local_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
-from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, EnvironmentStepBudget
+from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, EnvironmentStepBudget, teach
 from benchmarks.trl_peer import played_by_ours
 
 STAGES_OF: Final = "grpo_step"
@@ -40,9 +40,13 @@ STAGES: Final[Mapping[str, float]] = {"start": 0.0, "middle": 0.4, "late": 0.7}
 was, the middle one is that of half of the budget, and the late one the last."""
 WARM_SUCCESS: Final = 0.3
 """Of a policy that is made for an environment: what it may solve before reinforcement learning."""
-_NUM_EPISODES: Final = 128
-"""Per optimiser step."""
 _LEARNING_RATE: Final = 1e-3
+
+
+def _make_own(environment: "Environment", folder: Path, **options: int) -> None:
+    make_env = environment_maker(environment.env, environment.kwargs)
+    lessons = EnvironmentLessons(f"--env {environment.env}", make_env)
+    own.make(lessons, folder, success=WARM_SUCCESS, **options)
 
 
 class Environment(NamedTuple):
@@ -51,18 +55,22 @@ class Environment(NamedTuple):
     env: str
     kwargs: Mapping[str, Any] = {}
     eval_kwargs: Mapping[str, Any] = {}
-    is_known: bool = False
-    """Whether the embedded policy knows its words."""
-    lessons: Mapping[str, int] = {}
-    """Where it does not: options of `own.make`."""
+    make_start: Callable[["Environment", Path], None] | None = _make_own
+    """Saves the policy that training begins with; None for the embedded one, which knows the words
+    of its environment."""
+    num_episodes: int = 128
+    """Of a batch, in training."""
 
 
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
-    "multi-hop": Environment(MULTI_HOP, {}, {"split": "test"}, is_known=True),
-    "long horizon": Environment(LONG_HORIZON, {}, {"split": "test"}, is_known=True),
+    "multi-hop": Environment(MULTI_HOP, {}, {"split": "test"}, None),
+    "long horizon": Environment(
+        LONG_HORIZON, {}, {"split": "test"}, lambda _, folder: teach(folder),
+        num_episodes=32,  # 128 are ten updates elsewhere, and three here
+    ),
     "arithmetic": Environment(
         "AgentR1/SyntheticArithmetic-v0", {}, {"split": "test"},
-        lessons={"num_tasks": 2000, "num_steps": 800},  # fewer do not teach to copy a number
+        partial(_make_own, num_tasks=2000, num_steps=800),  # fewer do not teach to copy a number
     ),
     "tables": Environment("AgentR1/SyntheticTable-v0", {}, {"split": "test"}),
 }  # fmt: skip
@@ -73,16 +81,14 @@ def find_environment(name: str) -> Environment:
     return ENVIRONMENTS[name] if name in ENVIRONMENTS else Environment(name)
 
 
-def make_start(environment: Environment, folder: Path, seed: int) -> Path:
+def make_start(environment: Environment, folder: Path) -> Path:
     """Return the policy that training begins with; make it where there is none, and keep it."""
-    if environment.is_known:
+    if environment.make_start is None:
         return Path(TINY_POLICY)
     if not (folder / MODEL_RECIPE).exists():
-        make_env = environment_maker(environment.env, environment.kwargs)
-        lessons = EnvironmentLessons(f"--env {environment.env}", make_env)
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        own.make(lessons, unfinished, seed=seed, success=WARM_SUCCESS, **environment.lessons)
+        environment.make_start(environment, unfinished)
         unfinished.rename(folder)
     return folder
 
@@ -108,21 +114,21 @@ def train(
         *_algorithm(algorithm),
         "--env", environment.env,
         "--env_kwargs", json.dumps(dict(environment.kwargs)),
-        "--max_steps", str(max(1, budget // _NUM_EPISODES)),
+        "--max_steps", str(max(1, budget // environment.num_episodes)),
         "--lr_scheduler_type", "constant",
         "--warmup_steps", "0",
         "--learning_rate", str(_LEARNING_RATE),
-        "--per_device_train_batch_size", str(_NUM_EPISODES),
+        "--per_device_train_batch_size", str(environment.num_episodes),
         "--num_eval_tasks", "0",
         "--save_strategy", "no",
         "--seed", str(seed),
         "--output_dir", str(folder / "trainer"),
         "--disable_tqdm", "true",
-        *([] if environment.is_known else ["--model", str(start)]),
+        *([] if start == Path(TINY_POLICY) else ["--model", str(start)]),
     ]  # fmt: skip
     settings, config = parse_arguments(options)
     trainer, _ = make_trainer(settings, config)
-    played = functools.partial(played_by_ours, trainer)
+    played = partial(played_by_ours, trainer)
     steps = EnvironmentStepBudget(budget, played)
     trainer.add_callback(steps)
     stages = _KeepStages(trainer, start, folder, steps) if algorithm == STAGES_OF else None
