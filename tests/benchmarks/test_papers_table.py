@@ -160,6 +160,15 @@ def test_the_learning_rate_falls_to_zero_over_the_budget():
     assert budget.curve == [(60, 0.1), (90, 0.2), (120, 0.3)]
 
 
+def test_a_teacher_stops_at_the_batch_that_was_solved_enough():
+    batches = iter([(10, 0.0), (10, 0.04), (10, 0.05), (10, 0.9)])
+    budget = EnvironmentStepBudget(100, lambda: next(batches), until=0.05)
+    control = SimpleNamespace(should_training_stop=False)
+    while not control.should_training_stop:
+        budget.on_step_end(None, None, control)
+    assert [success for _, success in budget.curve] == [0.0, 0.04, 0.05]
+
+
 def test_the_command_trains_measures_and_does_nothing_twice(tmp_path, monkeypatch):
     """Naive RAG, ours and TRL's own trainer, for one batch each."""
     methods = [
