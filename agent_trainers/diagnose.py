@@ -298,14 +298,14 @@ def _print_table(options: DiagnoseArguments, numbers: Sequence[int], found: Diag
         table.add_row(str(number), diagnosis.trajectory.task_id, *_cells(diagnosis))
     named = sum(diagnosis.lost_step is not None for diagnosis in diagnoses)
     table.caption = f"{len(diagnoses)} failed episodes; a step is named in {named} of them"
+    for note in sorted({diagnosis.note for diagnosis in diagnoses if diagnosis.note}):
+        count = sum(diagnosis.note == note for diagnosis in diagnoses)
+        table.caption += f"\n{count} without: {note}"
     table.caption += f"\nIt took {found.environment_steps:,} environment steps"
     if options.by == MODEL:
         usage = found.usage
         tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written"
         table.caption += f", {usage.calls:,} turns of the model, {tokens}"
-    for note in sorted({diagnosis.note for diagnosis in diagnoses if diagnosis.note}):
-        count = sum(diagnosis.note == note for diagnosis in diagnoses)
-        table.caption += f"\n{count} without: {note}"
     Console().print(table)
 
 
