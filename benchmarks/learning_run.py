@@ -144,7 +144,7 @@ def run(folder: Path) -> None:
         start = folder.parent / "taught"
         if not start.exists():
             teach(folder / "taught")
-            with contextlib.suppress(FileExistsError):  # another run was sooner
+            with contextlib.suppress(OSError):  # another run was sooner
                 (folder / "taught").rename(start)
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)

@@ -342,10 +342,10 @@ def _do(folder: Path, spec: LearningRun) -> int:
 def _is_done(folder: Path, spec: LearningRun) -> bool:
     """Return whether this very run is done, not one of the same name with other settings."""
     try:
-        done = _read(folder)["run"]
+        done = LearningRun(**_read(folder)["run"])  # which may be older than the latest field
     except FileNotFoundError:
         return False
-    return bool(done == json.loads(json.dumps(asdict(spec))))
+    return json.dumps(asdict(done)) == json.dumps(asdict(spec))
 
 
 def _read(folder: Path) -> dict[str, Any]:
