@@ -274,8 +274,9 @@ class SearchRollout:
         that only compute one after the other, else several side by side, each in a thread. One that
         failed may be in any state, and is not to be used again.
         """
-        given = given or [None] * len(num_calls)
-        waiting, session = list(reversed(range(len(num_calls)))), CallSession()
+        given, session = given or [None] * len(num_calls), CallSession()
+        # from the end; given environments first, so that none is held while others are made
+        waiting = sorted(range(len(num_calls)), key=lambda key: (given[key] is not None, -key))
         lent: dict[int, TextEnv] = {}
         while waiting or lent:
             while waiting and len(lent) < MAX_ENVS:

@@ -269,10 +269,21 @@ def test_an_episode_that_is_only_played_needs_no_state_again(name):
     assert actions(search(name, lambda: Unsaved(limited()))) == actions(search(name))
 
 
-def test_without_snapshots_there_are_no_more_environments_than_allowed(monkeypatch):
+class Unsteady(Unsaved):
+    """Takes now less time for a step, now more."""
+
+    pauses = itertools.cycle([0.0, 0.03, 0.002, 0.0, 0.015, 0.001, 0.0])
+
+    def step(self, action):
+        time.sleep(next(self.pauses))
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", [Unsaved, Unsteady])
+def test_without_snapshots_there_are_no_more_environments_than_allowed(monkeypatch, kind):
     monkeypatch.setattr("agent_trainers.rollout.search.MAX_ENVS", 2)
     made = []
-    make_env = lambda: made.append(1) or Unsaved(limited())  # noqa: E731
+    make_env = lambda: made.append(1) or kind(limited())  # noqa: E731
     few = search("oracle_beam", make_env, played=specs(5))
     # an environment stays where each of two searches is, two others go back for it
     assert len(made) <= 4
