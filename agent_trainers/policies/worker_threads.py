@@ -16,8 +16,6 @@ import torch
 
 _SOFT: Final = 1
 """`omp_pause_soft`: threads end, settings stay (OpenMP 5.0, section 3.2.44)."""
-
-
 _SMALL: Final = 2_000_000
 """Parameters of a model whose products are done before other threads have woken up."""
 

@@ -69,10 +69,10 @@ def find_recipe(config: str | None, model: str | None) -> Path:
         UnknownNameError: See `find_settings`.
     """
     if config is None and model is not None:
-        for folder, settings in _ancestors(model):
+        for folder, run, _ in _ancestors(model):
             if (own := folder / MODEL_RECIPE).is_file():
                 return own
-            if "model" in settings and settings["model"] is None:
+            if "model" in run and run["model"] is None:
                 return RECIPES["default"]
         return RECIPES["language_model"]
     return find_settings(RECIPES, "default" if config is None else config, kind="--config")
@@ -84,25 +84,27 @@ def find_turn_length(model: str) -> TurnLength | None:
     Looks for the settings of the run in the model's folder, then for a recipe there, then at the
     model that the run began with: a warm start learns from turns, but takes none.
     """
-    for folder, run in _ancestors(model):
-        recipe = folder / MODEL_RECIPE
-        for path, settings in ((folder / RUN_SETTINGS, run), (recipe, _read(recipe))):
+    for folder, run, recipe in _ancestors(model):
+        for path, settings in ((folder / RUN_SETTINGS, run), (folder / MODEL_RECIPE, recipe)):
             tokens = settings.get("max_completion_length")
             if type(tokens) is int and tokens >= 1:
                 return TurnLength(tokens, path)
     return None
 
 
-def _ancestors(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield a model's folder and its run's settings, then those of what the run began with."""
+def _ancestors(model: str) -> Iterator[tuple[Path, Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield a model's folder, its run's settings and its recipe; then those of what it began with.
+
+    Settings that are not there are empty.
+    """
     folder, seen = Path(model), set[Path]()
     while folder.is_dir() and folder.resolve() not in seen:
         seen.add(folder.resolve())
         if any(fnmatch(folder.resolve().name, part) for part in _PARTS_OF_A_RUN):
             folder = folder.resolve().parent
-        settings = _read(folder / RUN_SETTINGS)
-        yield folder, settings
-        began_with = settings.get("model") or _read(folder / MODEL_RECIPE).get("model")
+        run, recipe = _read(folder / RUN_SETTINGS), _read(folder / MODEL_RECIPE)
+        yield folder, run, recipe
+        began_with = run.get("model") or recipe.get("model")
         folder = Path(began_with) if isinstance(began_with, str) else folder
 
 

@@ -49,6 +49,11 @@ class Branches:
     unreachable: Mapping[str, SnapshotError]
     """Environments none of whose states could be reached, by name, and why."""
 
+    @property
+    def num_steps(self) -> int:
+        """All steps that were taken in environments."""
+        return self.environment_steps + self.replayed_steps
+
     def returns(self, gamma: float = 1.0) -> list[list[float]]:
         """Return what each branch that could be scored earned from its state on, discounted."""
         return [

@@ -105,7 +105,7 @@ def diagnose_by_policy(
             _by_policy(episode, [next(played) for _ in episode.transitions])
             for episode in trajectories
         ],
-        environment_steps=branches.environment_steps + branches.replayed_steps,
+        environment_steps=branches.num_steps,
         usage=branches.usage,
     )
 

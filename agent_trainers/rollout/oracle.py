@@ -81,7 +81,7 @@ def diagnose_by_oracle(
                 found[i].out_of_reach.add(t)
                 found[i].broken[t] = str(error)
             continue
-        num_steps += branches.environment_steps + branches.replayed_steps
+        num_steps += branches.num_steps
         for (i, t), (branch,) in zip(asked, branches.continuations, strict=True):
             found[i].note(t, branch)
     rollout.close()

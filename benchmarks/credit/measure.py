@@ -148,7 +148,7 @@ class Measurement:
             ks = [count for own in counts for count in own if count]
             if states:
                 played = self._rollout.branch_many(states, ks, rng=self._rng)
-                self._costs["branch_steps"] += played.environment_steps + played.replayed_steps
+                self._costs["branch_steps"] += played.num_steps
                 branches += [b for same in played.continuations for b in same if b.is_scorable]
         return branches
 
@@ -167,7 +167,7 @@ class Measurement:
                     f"{len(branches)} branches {len(returns)} could be scored. "
                     f"{_first_error(branches)}"
                 )
-        self._costs["truth_steps"] += played.environment_steps + played.replayed_steps
+        self._costs["truth_steps"] += played.num_steps
         self._costs["truth_tokens"] += played.usage.completion_tokens
         self._costs["truth_branches"] += sum(map(len, played.continuations))
 
