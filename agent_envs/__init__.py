@@ -8,7 +8,6 @@ Importing the package registers the ids of `agent_envs.registration.ENVIRONMENTS
     env = gym.make("AgentR1/HotpotQA-v0", data="hotpotqa.jsonl.gz")
 """
 
-from agent_envs.core.actions import ParsedAction, ToolFormat
 from agent_envs.core.contexts import History, View
 from agent_envs.core.rewards import RewardFunction, StepEvent, format_term
 from agent_envs.core.snapshots import Snapshot
@@ -25,6 +24,7 @@ from agent_envs.errors import (
     SnapshotError,
     UnknownNameError,
 )
+from agent_envs.formats.actions import ParsedAction, ToolFormat
 from agent_envs.registration import ENVIRONMENTS, register_all
 
 __all__ = [

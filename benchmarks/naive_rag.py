@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.control_tokens import ControlTokens
 

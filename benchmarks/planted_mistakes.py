@@ -20,10 +20,10 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.data.files import write_json
 from agent_envs.scoring import wilson_interval
 from agent_leaderboard.report.visible_text import markdown_table
+from agent_trainers.experimental.search.oracle import diagnose_by_oracle
 from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-from agent_trainers.rollout.oracle import diagnose_by_oracle
 from agent_trainers.trajectory import Trajectory, save_trajectories
 
 MAX_TRIES: Final = 40

@@ -26,12 +26,12 @@ from transformers import AutoModelForCausalLM
 from agent_envs.data.files import write_json
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
+from agent_trainers.experimental.skills.skills import NOTE, tell_actions
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
-from agent_trainers.rollout.skills import NOTE, tell_actions
 from agent_trainers.trajectory import Trajectory
 from benchmarks.demonstrated import show
 from benchmarks.learning_run import MAX_NEW_TOKENS, MULTI_HOP, LearningRun, run

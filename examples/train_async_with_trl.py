@@ -17,10 +17,10 @@ from transformers import AutoTokenizer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_trainers.experimental.async_rollouts import EnvironmentRolloutWorker
 from agent_trainers.policies.completion_server import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
-from agent_trainers.trainers.async_rollouts import EnvironmentRolloutWorker
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
 SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"

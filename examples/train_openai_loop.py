@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 
-from agent_envs.core.actions import ParsedAction
+from agent_envs.formats.actions import ParsedAction
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession
 
 ENVIRONMENT = "AgentR1/SyntheticMultiHop-v0"

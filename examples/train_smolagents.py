@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import httpx
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.make_tiny_policy import own
 from agent_trainers.make_tiny_policy.lessons import ProgramLessons
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks

@@ -50,9 +50,9 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolCall, ToolInfo
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
-from agent_envs.core.chat_messages import ApiMessage
-from agent_envs.core.openai_format import FunctionCall
 from agent_envs.errors import ConfigurationError, RolloutError
+from agent_envs.formats.chat_messages import ApiMessage
+from agent_envs.formats.openai_format import FunctionCall
 
 _EPISODE: Final = "episode"
 _TURNS: Final = "turns"

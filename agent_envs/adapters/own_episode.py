@@ -11,17 +11,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agent_envs.core.chat_messages import (
+from agent_envs.core.tool_env import ENDLESS, ToolEnv
+from agent_envs.errors import ConfigurationError
+from agent_envs.formats.chat_messages import (
     ApiMessage,
     action_text,
     native_messages,
     native_tools,
     text_messages,
 )
-from agent_envs.core.control_strings import break_control_strings
-from agent_envs.core.openai_format import FunctionCall
-from agent_envs.core.tool_env import ENDLESS, ToolEnv
-from agent_envs.errors import ConfigurationError
+from agent_envs.formats.control_strings import break_control_strings
+from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.wrappers.awaited import awaited
 
 

@@ -29,11 +29,11 @@ import gymnasium as gym
 
 from agent_envs.adapters.own_episode import check_appends, draw_tasks
 from agent_envs.adapters.signatures import describe_as_function
-from agent_envs.core.control_strings import break_control_strings
 from agent_envs.core.lookup import unknown_name_message
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.formats.control_strings import break_control_strings
 
 if TYPE_CHECKING:
     import datasets

@@ -33,9 +33,9 @@ import pydantic
 import verifiers.v1 as vf
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
-from agent_envs.core.openai_format import FunctionCall
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError, RolloutError
+from agent_envs.formats.openai_format import FunctionCall
 
 __all__ = ["GymnasiumHarness", "GymnasiumTaskset", "environment_program"]
 

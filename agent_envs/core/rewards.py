@@ -20,8 +20,8 @@ from typing import Any, Final
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_calls import Call
-from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import ParsedAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

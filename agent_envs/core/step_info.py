@@ -6,7 +6,7 @@ from typing import Any
 from agent_envs.core.contexts import View
 from agent_envs.core.messages import StateMessages
 from agent_envs.core.tool_calls import Call, describe_call
-from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.formats.tool_formats import ParsedAction
 
 
 def describe_state(view: View) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from agent_envs.core.rewards import COST, Earnings, RewardFunction, format_term
 from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
-from agent_envs.core.tool_formats import ParsedAction
+from agent_envs.formats.tool_formats import ParsedAction
 
 
 class TaskFamily(RestorableEnv):

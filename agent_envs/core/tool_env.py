@@ -33,12 +33,12 @@ from agent_envs.core.task_family import TaskFamily
 from agent_envs.core.tasks import ENDLESS, Task, choose_task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_calls import OVER_TEXT, Call, reply_to_calls, run_calls
-from agent_envs.core.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 from agent_envs.core.tool_source import ToolSessions, ToolSource
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import TurnLimit
-from agent_envs.core.turn_reading import without_thoughts
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
+from agent_envs.formats.turn_reading import without_thoughts
 
 __all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
 

@@ -12,8 +12,8 @@ from agent_envs.core.messages import StateMessages, ToolSchemas
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.errors import ServerError
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.remote.journal import Journal, digest
 from agent_envs.remote.link import Link, SessionLost
 from agent_envs.remote.protocol import RAISED_AGAIN, ErrorCode, Refusal

@@ -15,10 +15,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 import agent_envs  # noqa: F401 - registers our ids, also in a process that begins here
-from agent_envs.core.actions import example_arguments
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.actions import example_arguments
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 TextEnv = gym.Env[str, str]
 Outcome = tuple[str, float, bool, bool, dict[str, Any]]

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from agent_envs.core.actions import example_arguments
 from agent_envs.core.tool_env import ToolEnv
+from agent_envs.formats.actions import example_arguments
 from agent_envs.testing.episodes import TextEnv, mistake, reference_actions, step
 
 NUM_RANDOM_WAYS: Final = 8

@@ -14,7 +14,6 @@ import numpy as np
 
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
-from agent_trainers.algorithms.branch_estimators import tree, vine
 from agent_trainers.algorithms.episodes import Array, Episode
 from agent_trainers.algorithms.gae import gae_bilevel, gae_step, gae_token
 from agent_trainers.algorithms.group_estimators import (
@@ -26,6 +25,7 @@ from agent_trainers.algorithms.group_estimators import (
     reinforce_pp_baseline,
     rloo,
 )
+from agent_trainers.experimental.branching.branch_estimators import tree, vine
 
 Estimator = Callable[..., Sequence[Array]]
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.rollout.env_members import EnvMember, name_members, read_members
+from agent_trainers.tasks.env_members import EnvMember, name_members, read_members
 
 LISTS: Final[Mapping[str, str]] = {"--env": "--envs", "--eval_env": "--eval_envs"}
 """Options that may be given several times, and the list that they then are."""

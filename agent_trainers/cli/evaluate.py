@@ -24,7 +24,7 @@ from agent_trainers.cli.policies import (
     open_venue,
     take_turn_length,
 )
-from agent_trainers.cli.search import (
+from agent_trainers.experimental.search.command import (
     SearchArguments,
     as_json,
     check_search,

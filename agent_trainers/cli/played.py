@@ -22,7 +22,7 @@ from agent_trainers.cli.environments import (
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.programs.program import REWARDS
 from agent_trainers.programs.runners import RUNNERS
-from agent_trainers.rollout.env_members import EnvMember
+from agent_trainers.tasks.env_members import EnvMember
 
 if TYPE_CHECKING:
     from agent_trainers.programs.tasks import ProgramTasks

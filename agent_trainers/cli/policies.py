@@ -13,8 +13,8 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.errors import ConfigurationError, RolloutError
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import FirstLook, environment_maker, look_at

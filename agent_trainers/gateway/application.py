@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agent_envs.core.actions import STRICT_JSON
-from agent_envs.core.tool_formats import ToolFormat
+from agent_envs.formats.actions import STRICT_JSON
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.gateway.ask import Ask
 from agent_trainers.gateway.chat_reply import completion, completion_events

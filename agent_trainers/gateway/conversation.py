@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_envs.core.chat_messages import action_text
 from agent_envs.core.messages import Message
-from agent_envs.core.openai_format import FunctionCall
-from agent_envs.core.tool_formats import ToolFormat
+from agent_envs.formats.chat_messages import action_text
+from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.trajectory import Transition
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.gateway.connections import (
     Connections,
     counted_protocol,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.core.openai_format import FunctionCall
-from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import AgentEnvsError
+from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError, refusal
 from agent_trainers.gateway.ask import Ask
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, State, Turn

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent_envs.core.chat_messages import HERMES_TOOLS_TEXT
-from agent_envs.core.openai_format import FunctionCall, read_message
 from agent_envs.core.tool import Tool
-from agent_envs.core.tool_formats import ToolFormat
+from agent_envs.formats.chat_messages import HERMES_TOOLS_TEXT
+from agent_envs.formats.openai_format import FunctionCall, read_message
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.policies.control_tokens import clean
 
 _FIRST_MARKS: Final[Mapping[str, Sequence[str]]] = {

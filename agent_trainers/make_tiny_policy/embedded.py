@@ -24,9 +24,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.messages import Message
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_text
 from agent_envs.envs.synthetic.world import Question, Relation, World, make_question, vocabulary
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
 from agent_trainers.make_tiny_policy.induction import put_in_induction_heads

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent_trainers.algorithms.roles import take_apart
-from agent_trainers.monitoring.hack_signs import farmed_terms, find_marks
+from agent_trainers.experimental.hack_watch.hack_signs import farmed_terms, find_marks
 from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
 

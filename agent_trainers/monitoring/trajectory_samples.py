@@ -15,9 +15,9 @@ import numpy.typing as npt
 from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
+from agent_trainers.experimental.diagnose.diagnosis import Diagnosis
+from agent_trainers.experimental.hack_watch.hack_signs import Mark, find_marks
 from agent_trainers.monitoring.batch_record import BatchRecord, StepTokens, step_tokens
-from agent_trainers.monitoring.hack_signs import Mark, find_marks
-from agent_trainers.rollout.diagnosis import Diagnosis
 from agent_trainers.trajectory import Trajectory, Transition
 
 

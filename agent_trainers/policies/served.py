@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agent_envs.core.chat_messages import (
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
+from agent_envs.formats.chat_messages import (
     action_text,
     native_messages,
     native_tools,
     text_messages,
 )
-from agent_envs.core.lookup import lookup
-from agent_envs.core.openai_format import FunctionCall
-from agent_envs.core.tool_formats import TOOL_FORMATS, ToolFormat
-from agent_envs.errors import ConfigurationError
+from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.server_client import (

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from agent_envs.core.deadline import CallSession, Outcome, outcome_of
+from agent_trainers.experimental.branching.saved_states import SavedState, StateStore, state_key
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.rollout.env_pool import EnvPool
 from agent_trainers.rollout.episode import Episode, is_immediate, lend_tokenizer
-from agent_trainers.rollout.saved_states import SavedState, StateStore, state_key
 from agent_trainers.trajectory import StopReason, Trajectory
 
 GATHER_SECONDS: Final = 0.02

@@ -9,10 +9,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from agent_trainers.policies.generation import Usage
-from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.streams import GenerationStream, WaveStream
-from agent_trainers.rollout.branches import (
+from agent_trainers.experimental.branching.branches import (
     BranchEpisode,
     Branches,
     RecordedState,
@@ -22,10 +19,13 @@ from agent_trainers.rollout.branches import (
     plan_branches,
     plan_walks,
 )
+from agent_trainers.experimental.branching.saved_states import StateStore, can_be_saved, key_before
+from agent_trainers.policies.generation import Usage
+from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.streams import GenerationStream, WaveStream
 from agent_trainers.rollout.collection import Collection
 from agent_trainers.rollout.env_pool import EnvPool
 from agent_trainers.rollout.episode import Episode, EpisodeSpec, TextEnv, template_tools
-from agent_trainers.rollout.saved_states import StateStore, can_be_saved, key_before
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_BRANCHES_AT_ONCE: Final = 64

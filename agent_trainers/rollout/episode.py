@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 
 from agent_envs.core.event_loop import resolve
+from agent_trainers.experimental.branching.saved_states import can_be_saved, save_environment
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.answers import read_reset, read_step
-from agent_trainers.rollout.saved_states import can_be_saved, save_environment
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 TextEnv = gym.Env[str, str]

@@ -15,12 +15,12 @@ from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
+from agent_trainers.experimental.skills.skill_teacher import SkillTeacher
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.scorer import Scorer
-from agent_trainers.trainers.skill_teacher import SkillTeacher
 from agent_trainers.trajectory import Trajectory
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from agent_trainers.monitoring.episode_statistics import summarise
-from agent_trainers.rollout.curriculum import CurriculumDraws, GroupResult
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.tasks.curriculum import CurriculumDraws, GroupResult
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.episode_plan import EpisodePlayer
 from agent_trainers.trajectory import Trajectory

@@ -10,9 +10,9 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import Schemas
 from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.curriculum import Curriculum, curriculum_draws
-from agent_trainers.rollout.env_members import EnvMember, Member, name_members, read_members
-from agent_trainers.rollout.task_draws import TaskDraws, TaskPool
+from agent_trainers.tasks.curriculum import Curriculum, curriculum_draws
+from agent_trainers.tasks.env_members import EnvMember, Member, name_members, read_members
+from agent_trainers.tasks.task_draws import TaskDraws, TaskPool
 from agent_trainers.trainers.episode_plan import (
     EnvironmentTasks,
     MakeEnv,

@@ -12,12 +12,12 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
+from agent_trainers.experimental.branching.branch_player import BranchPlayer
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.rendering import Schemas
 from agent_trainers.rollout.collector import Collector, Rollout
 from agent_trainers.rollout.episode import EpisodeSpec, TextEnv, template_tools
-from agent_trainers.rollout.task_draws import TaskDraws
-from agent_trainers.trainers.branch_player import BranchPlayer
+from agent_trainers.tasks.task_draws import TaskDraws
 from agent_trainers.trainers.distributed import ProcessGroup
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trajectory import Trajectory

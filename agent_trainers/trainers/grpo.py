@@ -21,19 +21,20 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
+from agent_trainers.experimental.hack_watch.hack_watch import HackWatch
+from agent_trainers.experimental.skills.skill_teacher import SkillTeacher
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.faults import FaultWatch
-from agent_trainers.monitoring.hack_watch import HackWatch
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.notebook import show_in_notebook
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
 from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.curriculum import CurriculumDraws
-from agent_trainers.rollout.env_members import Member
-from agent_trainers.rollout.task_draws import TaskDraws
+from agent_trainers.tasks.curriculum import CurriculumDraws
+from agent_trainers.tasks.env_members import Member
+from agent_trainers.tasks.task_draws import TaskDraws
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.distributed import ProcessGroup, without_sync
 from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
@@ -59,7 +60,6 @@ from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.objective import PolicyObjective
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.scorer import Scorer
-from agent_trainers.trainers.skill_teacher import SkillTeacher
 from agent_trainers.trainers.training_log import TrainingLog
 from agent_trainers.trajectory import Trajectory
 

@@ -28,8 +28,8 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
-from agent_trainers.rollout.curriculum import parse_curriculum
-from agent_trainers.rollout.skills import GROUP
+from agent_trainers.experimental.skills.skills import GROUP
+from agent_trainers.tasks.curriculum import parse_curriculum
 from agent_trainers.trainers.machine import follow_the_machine
 
 # The loss must not change with row splitting, merging, padding, world size or micro-batching. What

@@ -8,10 +8,10 @@ import numpy as np
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.experimental.hack_watch.hack_watch import HackWatch, counters, tally
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
-from agent_trainers.monitoring.hack_watch import HackWatch, counters, tally
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.distributed import ProcessGroup

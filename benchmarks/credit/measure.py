@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_envs.errors import RolloutError
-from agent_trainers.algorithms.branch_estimators import allocate_branches
-from agent_trainers.rollout.branches import RecordedState
+from agent_trainers.experimental.branching.branch_estimators import allocate_branches
+from agent_trainers.experimental.branching.branches import RecordedState
+from agent_trainers.experimental.branching.saved_states import key_before
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-from agent_trainers.rollout.saved_states import key_before
 from agent_trainers.trajectory import Trajectory
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 

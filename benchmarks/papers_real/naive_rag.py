@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.core.messages import Message
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.data.files import write_json
 from agent_envs.data.records import read_records
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval import Passage
 from agent_trainers.cli.environments import count_tasks, environment_maker, first_tasks
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper

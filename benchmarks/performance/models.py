@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
 
 Shape = dict[str, int]

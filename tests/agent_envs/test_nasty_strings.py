@@ -6,8 +6,8 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ENVIRONMENTS
-from agent_envs.core.actions import example_arguments
 from agent_envs.errors import MissingExtraError
+from agent_envs.formats.actions import example_arguments
 from agent_envs.scoring import exact_match, f1, normalize_answer, squad_f1
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 

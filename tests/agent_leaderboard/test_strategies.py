@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk, short_answer
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout

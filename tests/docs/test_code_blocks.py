@@ -21,10 +21,10 @@ from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.env_lists import gather_lists
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
-from agent_trainers.cli.skills import SkillArguments
 from agent_trainers.cli.train_options import make_parser
-from agent_trainers.cli.value import ValueArguments
-from agent_trainers.diagnose import DiagnoseArguments, name_file
+from agent_trainers.experimental.diagnose.__main__ import DiagnoseArguments, name_file
+from agent_trainers.experimental.skills.command import SkillArguments
+from agent_trainers.experimental.values.command import ValueArguments
 from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments
 from benchmarks.papers_table import PapersTableArguments
@@ -121,7 +121,7 @@ def test_the_commands_of_a_page_exist_with_their_options(page):
         "agent-r1-train --config hotpotqa_gripo",
         "agent-r1-eval --max_steps 1",
         "agent-r1-bench verify RUN --job 2",
-        "python -m agent_trainers.diagnose lost.jsonl --bye model",
+        "python -m agent_trainers.experimental.diagnose lost.jsonl --bye model",
         "python -m benchmarks.credit --estimators mine:credit",
         "python -m agent_envs.plai",
         "make dem",
@@ -139,7 +139,7 @@ OPTIONS_OF = {
     "agent-r1-collect": CollectArguments,
     "agent-r1-skills": SkillArguments,
     "agent-r1-value": ValueArguments,
-    "agent_trainers.diagnose": DiagnoseArguments,
+    "agent_trainers.experimental.diagnose": DiagnoseArguments,
     "benchmarks.credit": CreditArguments,
     "benchmarks.papers_real": PapersRealArguments,
     "benchmarks.papers_table": PapersTableArguments,

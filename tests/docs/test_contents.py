@@ -9,14 +9,14 @@ from trl import GRPOConfig
 
 from agent_envs import ENVIRONMENTS, tool
 from agent_envs.core.contexts import CONTEXTS
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.envs.synthetic.world import VARIANTS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval import RETRIEVERS
 from agent_leaderboard.agents.agent import AGENTS
 from agent_trainers import StepGRPOConfig
 from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from agent_trainers.cli.train import main
-from agent_trainers.rollout.searches import SEARCHES
+from agent_trainers.experimental.search.searches import SEARCHES
 from agent_trainers.trainers.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]

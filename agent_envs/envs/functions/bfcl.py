@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.actions import text_argument
 from agent_envs.core.extras import require_extra
-from agent_envs.core.openai_format import FunctionCall, write_message
 from agent_envs.core.rewards import (
     COST,
     OUTCOME,
@@ -22,13 +20,15 @@ from agent_envs.core.rewards import (
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.envs.functions.bfcl_back_ends import BackEnds, play_ground_truth
 from agent_envs.envs.functions.bfcl_checks import Call, is_right_state, is_right_turn
 from agent_envs.envs.functions.bfcl_oracle import right_turns
 from agent_envs.envs.functions.bfcl_rows import Row, choose_categories, read_category
 from agent_envs.envs.functions.function_documents import make_tools, tool_name
 from agent_envs.errors import MissingExtraError
+from agent_envs.formats.actions import text_argument
+from agent_envs.formats.openai_format import FunctionCall, write_message
+from agent_envs.formats.tool_formats import ParsedAction
 
 PACKAGE_VERSION: Final = "2026.3.23"
 MAX_STEPS_A_TURN: Final = 20

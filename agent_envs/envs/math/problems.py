@@ -18,10 +18,10 @@ from agent_envs.core.rewards import (
 )
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
-from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, Source, text_field
 from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.sandbox import Level
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 from agent_envs.tools.calculator import make_calculator_tool

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from agent_envs.core.rewards import NOTHING, Earnings, RewardFunction, StepEvent
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS, ToolResult
-from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
 from agent_envs.envs.qa.injection import TASK_PREFIX, is_injected, plant_in_page
 from agent_envs.envs.qa.library import QARow, is_url, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.retrieval import Hit, Page, Passage, Retriever
 from agent_envs.retrieval.bm25 import BM25Retriever
 from agent_envs.scoring import (

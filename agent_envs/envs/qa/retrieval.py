@@ -21,8 +21,8 @@ from agent_envs.core.rewards import (
 )
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import NewConversation, ToolEnv
-from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.envs.qa.injection import Injection, make_injection, plant
+from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.retrieval import Hit, Passage, Retriever, query_words
 from agent_envs.scoring import exact_match, f1
 from agent_envs.tools.search import MAX_QUERY_CHARS

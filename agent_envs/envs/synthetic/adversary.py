@@ -23,8 +23,8 @@ from agent_envs.core.rewards import (
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 Victim = Callable[[Sequence[Message]], str]
 """Returns the turn of an agent, given what it was told so far."""

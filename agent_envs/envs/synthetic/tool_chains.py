@@ -21,8 +21,8 @@ from agent_envs.core.rewards import (
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import ParsedAction
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.scoring import exact_match
 
 _SPLITS: Final = {"train": 0, "test": 1}

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import PositiveInt
 
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
 from agent_leaderboard.agents.model_source import (
     ModelSettings,

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import pydantic
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_leaderboard.records.reading import first_problem
 from agent_trainers.policies import Policy
 

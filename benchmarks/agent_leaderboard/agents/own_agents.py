@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.core.messages import Message
-from agent_envs.core.tool_formats import ToolFormat
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
 from agent_leaderboard.agents.repeated_play import total_usage
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from agent_envs.core.messages import Message
-from agent_envs.core.tool_formats import ToolFormat
-from agent_envs.core.turn_reading import without_thoughts
+from agent_envs.formats.tool_formats import ToolFormat
+from agent_envs.formats.turn_reading import without_thoughts
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper, Usage
 
 _ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

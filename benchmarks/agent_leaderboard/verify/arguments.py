@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.result_edits import ATTACKERS
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval.bm25 import RETRIEVERS
 from agent_leaderboard.play.config import DATA_PLACEHOLDER
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent_envs import NewConversation, Task, Tool, ToolEnv
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 
 class BookingEnv(ToolEnv):

@@ -9,10 +9,10 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import Task, Tool, ToolEnv, format_term, tool
-from agent_envs.core.chat_messages import native_messages
-from agent_envs.core.openai_format import FunctionCall, write_message
 from agent_envs.core.rewards import noted_terms
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.chat_messages import native_messages
+from agent_envs.formats.openai_format import FunctionCall, write_message
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 
 class Shop(ToolEnv):

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from agent_envs.core.actions import (
+from agent_envs.core.tool import tool
+from agent_envs.formats.actions import (
     MAX_CALLS,
     MAX_EXAMPLE_CHARS,
     MAX_REASON_CHARS,
     example_arguments,
 )
-from agent_envs.core.openai_format import FunctionCall, write_message
-from agent_envs.core.tool import tool
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.openai_format import FunctionCall, write_message
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 
 @tool

@@ -8,8 +8,8 @@ import gymnasium as gym
 import openai
 import pytest
 
-from agent_envs.core.openai_format import FunctionCall
-from agent_envs.core.tool_formats import TOOL_FORMATS
+from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import Gateway
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations

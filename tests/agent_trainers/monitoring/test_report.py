@@ -5,8 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from agent_trainers.batching.rows import make_rows
+from agent_trainers.experimental.hack_watch.hack_signs import Mark
 from agent_trainers.monitoring.batch_record import StepTokens
-from agent_trainers.monitoring.hack_signs import Mark
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
     _with_curriculum,

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from agent_envs.core.openai_format import FunctionCall, write_message
 from agent_envs.errors import ConfigurationError, ServerError, UnknownNameError
+from agent_envs.formats.openai_format import FunctionCall, write_message
 from agent_trainers.policies import GenerationRequest, Usage
 from tests.agent_trainers.chat_server import Reply, chat_server, refuses, says
 

@@ -11,9 +11,9 @@ from datasets import Dataset
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.environments import environment_maker
-from agent_trainers.rollout.curriculum import curriculum_draws, parse_curriculum
-from agent_trainers.rollout.env_members import EnvMember, name_members
-from agent_trainers.rollout.task_draws import TaskDraws, TaskPool
+from agent_trainers.tasks.curriculum import curriculum_draws, parse_curriculum
+from agent_trainers.tasks.env_members import EnvMember, name_members
+from agent_trainers.tasks.task_draws import TaskDraws, TaskPool
 from agent_trainers.trainers.dynamic_sampling import ResultFollower
 from agent_trainers.trainers.env_mixture import with_levels
 from agent_trainers.trainers.episode_plan import EpisodePlayer

@@ -1,0 +1,177 @@
+"""Native structured calls, as OpenAI-compatible servers write them.
+
+An action is a message of the assistant as text: ``{"tool_calls": [{"function": {"name": …,
+"arguments": …}}]}``, or plain text, which is the answer. `read_message` and `write_message` are the
+way between such a text and the members of the API's message.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agent_envs.core.tool import Tool
+from agent_envs.formats.actions import (
+    ANSWER_EXAMPLE,
+    ANSWER_EXAMPLE_TEXT,
+    BAD_CALL_TEXT,
+    MAX_CALLS,
+    STRICT_JSON,
+    ParsedAction,
+    ToolFormat,
+    skip_space,
+)
+from agent_envs.formats.turn_reading import END_OF_THOUGHT, Span, find_spans, without_thoughts
+
+CALL_FUNCTION_TEXT: Final = "To call a tool, call one of the functions {names}. "
+ANSWER_IN_TEXT: Final = "To answer, write nothing but the answer, without a call."
+_MARKUP: Final = "<(?P<tag>answer|tool_call)>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """One structured call."""
+
+    name: str
+    """The function."""
+    arguments: str
+    """Its arguments as JSON text, as the model wrote it: it may be malformed."""
+
+
+def write_message(content: str, calls: Sequence[FunctionCall]) -> str:
+    """Write what the assistant said, and its calls, as the text of an action."""
+    if not calls:
+        return content
+    # The server's call ids are left out: they differ from run to run.
+    entries = [{"function": {"name": c.name, "arguments": c.arguments}} for c in calls]
+    said = {"content": content} if content else {}
+    return json.dumps(said | {"tool_calls": entries}, ensure_ascii=False)
+
+
+def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
+    """Read what `write_message` wrote.
+
+    Returns:
+        What was said, and the calls; None where `text` looks like calls and is malformed.
+    """
+    stripped = text.strip()
+    if not stripped.startswith("{"):
+        return text, []
+    try:
+        message = STRICT_JSON.decode(stripped)
+    except (ValueError, RecursionError):
+        return text, []
+    if not isinstance(message, dict) or "tool_calls" not in message:
+        return text, []
+    entries, content = message["tool_calls"], message.get("content")
+    calls = [_call(entry) for entry in entries] if isinstance(entries, list) else []
+    known = [call for call in calls if call is not None]
+    is_whole = known and len(known) == len(calls)
+    return content if isinstance(content, str) else "", known if is_whole else None
+
+
+class OpenAIFormat(ToolFormat):
+    """Structured calls; a message without one is the answer."""
+
+    name = "openai"
+    is_native = is_structured = True
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Read one model turn; see `ToolFormat.parse`."""
+        content, calls = read_message(text)
+        if calls is None:
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
+        if not calls:
+            return self._read_answer(content, tools)
+        read = [self.json_call(c.name, c.arguments, tools) for c in calls[: MAX_CALLS + 1]]
+        return self.turn(read, tools)
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Write a call the way `parse` reads it."""
+        written = json.dumps(dict(arguments), ensure_ascii=False)
+        return write_message("", [FunctionCall(name=name, arguments=written)])
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer the way `parse` reads it."""
+        return answer
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Say how to answer; the server says how to call."""
+        return (
+            "Call a tool, or end with your final answer: a message that holds nothing "
+            "but the answer."
+        )
+
+    def examples(self, tools: Mapping[str, Tool]) -> str:
+        """Say how to call and how to answer; no model writes the structure itself."""
+        return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
+
+    def for_dialogue(self) -> ToolFormat:
+        """Return the format in which an answer has tags, since plain text goes to the user."""
+        return _OpenAIDialogueFormat()
+
+    def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        found = [span.content for _, span in find_spans(content, _MARKUP, _MarkupReader(content))]
+        if None in found:  # servers hand on what they cannot read as a call
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
+        return self._choose_answer([answer for answer in found if answer], content, tools)
+
+    def _choose_answer(
+        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
+    ) -> ParsedAction:
+        # A model used to answer tags means what stands between them.
+        answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
+        return self.checked_answer(answer, tools)
+
+
+class _OpenAIDialogueFormat(OpenAIFormat):
+    """Structured calls, and answers in tags; see `OpenAIFormat.for_dialogue`."""
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer the way `parse` reads it."""
+        return f"<answer>{answer}</answer>"
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Say how to answer; the server says how to call."""
+        return f"Call a tool, or end with your final answer, as {ANSWER_EXAMPLE}."
+
+    def examples(self, tools: Mapping[str, Tool]) -> str:
+        """Say how to call and how to answer."""
+        answer = ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
+        return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + answer
+
+    def _choose_answer(
+        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
+    ) -> ParsedAction:
+        return self.turn([self.checked_answer(a, tools) for a in tagged[: MAX_CALLS + 1]], tools)
+
+
+class _MarkupReader:
+    """Reads an answer between tags ("" where it is not closed), or None: a call."""
+
+    def __init__(self, content: str) -> None:
+        self._content = content
+        self._last_end = content.rfind("</answer>")
+
+    def __call__(self, opening: re.Match[str]) -> Span[str | None]:
+        content, start = self._content, opening.end()
+        if opening["tag"] == "answer":
+            if start > self._last_end:
+                return Span(start, True, "")
+            end = content.index("</answer>", start)
+            is_whole = content.find(END_OF_THOUGHT, start, end) < 0
+            return Span(end, is_whole, content[start:end])
+        with contextlib.suppress(ValueError, RecursionError):
+            return Span(STRICT_JSON.raw_decode(content, skip_space(content, start))[1], True, None)
+        return Span(len(content), False, None)
+
+
+def _call(entry: Any) -> FunctionCall | None:
+    function = entry.get("function") if isinstance(entry, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return FunctionCall(name=function["name"], arguments=text)

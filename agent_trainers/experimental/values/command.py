@@ -1,0 +1,261 @@
+"""``agent-r1-value``: train a process value, a critic that says what a state is worth.
+
+Tasks are played, and from states on the way other endings (`Rollout.branch`): how these end on
+average is what the critic learns to say. It begins as a copy of the policy's model with a value
+head. Tasks are played in portions, each kept as a file of its own as soon as it is done; the same
+command goes on after the last.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+from tqdm.auto import tqdm
+from transformers.hf_argparser import HfArg
+
+from agent_envs.core.command_line import json_object
+from agent_envs.core.lookup import lookup
+from agent_envs.data.files import atomic_path, write_json
+from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.arguments import check_range, parse, run_command
+from agent_trainers.cli.environments import first_tasks
+from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
+from agent_trainers.cli.policies import (
+    PolicyArguments,
+    Venue,
+    check_played,
+    check_policy,
+    open_policy,
+    open_venue,
+)
+from agent_trainers.experimental.branching.saved_states import can_be_saved
+from agent_trainers.policies import Policy
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.evaluation import plan_samples
+from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
+
+PROGRAM: Final = "agent-r1-value"
+RESULTS_FILE: Final = "value.json"
+PLOT_FILE: Final = "reliability.png"
+_TINY_VOCABULARY: Final = 1000
+_TARGETS: Final = {
+    "success": "the chance that the episode succeeds",
+    "return": "the discounted return from the state on, which is what PPO's critic says",
+}
+
+
+@dataclass
+class ValueArguments(PolicyArguments):
+    """What to play, and how to learn from it."""
+
+    num_tasks: int = HfArg(
+        default=1500,
+        help="How many tasks, from the first. What it says of others depends on this most: spend "
+        "on tasks before episodes and branches of the same.",
+    )
+    samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
+    states_per_episode: int = HfArg(
+        default=1, help="States of an episode from which other endings are played, drawn at random."
+    )
+    branches: int = HfArg(default=1, help="Other endings that are played from each of them.")
+    target: str = HfArg(
+        default="success",
+        help="What a value is. "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in _TARGETS.items())
+        + ".",
+    )
+    gamma: float = HfArg(
+        default=1.0, help="Discount of the return per step; that of the training it is meant for."
+    )
+    epochs: int = HfArg(default=6, help="Passes over what was played; the best one is kept.")
+    learning_rate: float | None = HfArg(
+        default=None,
+        help="1e-3 for a head alone and for models as small as the embedded policy, else 1e-5.",
+    )
+    head_only: bool = HfArg(
+        default=False, help="Train the value head alone, on the model as it is."
+    )
+    tasks_at_once: int = HfArg(default=64, help="Tasks of a portion.")
+    seed: int = HfArg(default=0, help="Seed of every draw.")
+    output_dir: str = HfArg(default="runs/value", help="Folder for the critic.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    run_command(PROGRAM, run, arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Play, train, calibrate, and say how reliable the values are."""
+    options = parse(
+        arguments,
+        ValueArguments,
+        program=PROGRAM,
+        description="Train a critic on how branches of episodes end.",
+    )
+    _check(options)
+    folder = Path(options.output_dir)
+    with hold(folder, "--output_dir"):
+        if (folder / RESULTS_FILE).exists():
+            raise ConfigurationError(
+                f"--output_dir {folder} holds a critic already. Choose another folder."
+            )
+        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+        settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
+        if differing := differences(folder, settings):
+            raise ConfigurationError(
+                f"{folder} was begun with other settings ({'; '.join(differing.values())}). Give "
+                "the same again, or choose another --output_dir."
+            )
+        venue = open_venue(options, say)
+        write_settings(folder, settings)
+        with open_policy(options, venue) as policy:
+            played = _play(options, venue, policy, folder / "branches")
+        _train(options, venue, played, folder)
+
+
+def _check(options: ValueArguments) -> None:
+    check_range(options, "at least 1", lambda value: value >= 1, "samples_per_task", "epochs",
+                "states_per_episode", "branches", "tasks_at_once")  # fmt: skip
+    check_range(options, "at least 3: some to train on, some to calibrate on, some to measure on",
+                lambda value: value >= 3, "num_tasks")  # fmt: skip
+    check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
+    check_range(options, "positive", lambda value: value > 0, "learning_rate")
+    lookup(_TARGETS, options.target, kind="target")
+    check_policy(options)
+    if options.base_url is not None:
+        raise ConfigurationError(
+            "--base_url: the critic begins with the weights of the policy's model, which a server "
+            "does not give. Name the model with --model alone."
+        )
+
+
+def _play(options: ValueArguments, venue: Venue, policy: Policy, parts: Path) -> list[Trajectory]:
+    """Play what is not played yet, a portion after the other; return episodes and branches."""
+    tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
+    portions = [
+        tasks[i : i + options.tasks_at_once] for i in range(0, len(tasks), options.tasks_at_once)
+    ]
+    parts.mkdir(exist_ok=True)
+    played: list[Trajectory] = []
+    with tqdm(total=len(tasks), desc="playing", unit="task") as bar:
+        for number, portion in enumerate(portions):
+            part = parts / f"{number:06d}.jsonl.gz"
+            if not part.exists():
+                rollout = Rollout(venue.make_env, policy, keeps_states=True)
+                found = _branch_out(options, rollout, portion)
+                rollout.close()
+                check_played(found)
+                save_trajectories(part, found)
+            played += load_trajectories(part)
+            bar.update(len(portion))
+    return played
+
+
+def _branch_out(
+    options: ValueArguments, rollout: Rollout, tasks: Sequence[int]
+) -> list[Trajectory]:
+    """Play tasks, and other endings of the episodes."""
+    episodes = rollout.collect(plan_samples(tasks, options.samples_per_task, options.seed))
+    rng = np.random.default_rng([options.seed, *tasks, len(tasks)])
+    states = []
+    for episode in episodes:
+        if episode.is_scorable:
+            steps = rng.permutation(len(episode.transitions))[: options.states_per_episode]
+            states += [(episode, int(step)) for step in sorted(steps)]
+    branches = rollout.branch_many(states, options.branches, rng=rng)
+    return [*episodes, *(branch for same in branches.continuations for branch in same)]
+
+
+def _train(
+    options: ValueArguments, venue: Venue, played: Sequence[Trajectory], folder: Path
+) -> None:
+    import torch
+
+    from agent_trainers.experimental.values import value_training
+    from agent_trainers.experimental.values.reliability_plot import reliability_png
+    from agent_trainers.trainers.critic import CriticModel, save_critic
+
+    rng = np.random.default_rng(options.seed)
+    sets = value_training.make_sets(played, options.target, options.gamma, rng)
+    torch.manual_seed(options.seed)
+    critic = CriticModel(venue.model)
+    if torch.accelerator.is_available():
+        critic.to(torch.accelerator.current_accelerator())
+    is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
+    settings = value_training.FitSettings(
+        epochs=options.epochs,
+        learning_rate=options.learning_rate or (1e-3 if is_tiny or options.head_only else 1e-5),
+        head_only=options.head_only,
+    )
+    losses = list(
+        tqdm(value_training.fit(critic, sets, settings, rng), total=options.epochs, desc="training",
+             unit="epoch")
+    )  # fmt: skip
+    line = value_training.calibrate(critic, sets.calibration)
+    measured = value_training.measure(critic, sets.test)
+    critic.body.config.save_pretrained(folder)
+    venue.tokenizer.save_pretrained(folder)
+    save_critic(critic.cpu(), folder)
+    with atomic_path(folder / PLOT_FILE) as path:
+        path.write_bytes(reliability_png(measured))
+    results: dict[str, Any] = {
+        "env": options.env,
+        "env_kwargs": venue.env_kwargs,
+        "model": options.model,
+        "target": options.target,
+        "gamma": options.gamma,
+        "num_episodes": len(played),
+        "environment_steps": _num_steps(venue, played),
+        "num_examples": {
+            name: sum(len(row.examples) for row in rows) for name, rows in sets._asdict().items()
+        },
+        "losses": losses,
+        "calibration": line._asdict(),
+        "reliability": {kind: found._asdict() for kind, found in measured.items()},
+    }
+    write_json(folder / RESULTS_FILE, results)
+    _print_table(options, results)
+    say(f"Search with it: agent-r1-eval --search best_first --value {folder}")
+    say(f"Begin PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
+
+
+def _num_steps(venue: Venue, played: Sequence[Trajectory]) -> int:
+    """Return what was played in environment steps, those included that were taken again."""
+    env = venue.make_env()
+    replays = not can_be_saved(env)
+    env.close()
+    return sum(len(t.transitions) - (0 if replays else t.start) for t in played)
+
+
+def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:
+    columns = [Column(name, justify="right") for name in
+               ("squared error", "of the mean", "at best", "correlation", "at best",
+                "calibration error")]  # fmt: skip
+    table = Table("value of", *columns, title=f"{options.target}, on tasks held out")
+    for kind, found in results["reliability"].items():
+        table.add_row(
+            kind, *(f"{found[name]:.3f}" for name in ("mean_squared_error",
+            "mean_squared_error_of_mean", "least_squared_error", "correlation", "best_correlation",
+            "calibration_error")),
+        )  # fmt: skip
+    table.caption = (
+        f"{results['num_episodes']} episodes and branches, {results['environment_steps']:,} "
+        f"environment steps; {PLOT_FILE} and {RESULTS_FILE} in "
+        f"{options.output_dir}"
+    )
+    Console().print(table)
+
+
+def say(text: str) -> None:
+    """Tell the user something in a line of its own."""
+    sys.stderr.write(f"{PROGRAM}: {text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_trainers.algorithms.advantages import BRANCHING, estimate
+from agent_trainers.experimental.branching.branch_estimators import allocate_branches
+
+RAW = {"scale": "none"}
+
+
+@dataclass
+class Episode:
+    rewards: list
+    anchors: list = None
+    start: int = 0
+    group_id: str = "g"
+    is_scorable: bool = True
+    is_truncated: bool = False
+    lengths: list = field(default=None)
+
+    def __post_init__(self):
+        self.lengths = self.lengths or [1] * len(self.rewards)
+        self.anchors = self.anchors or [id(self), *(f"{id(self)}{t}" for t in self.rewards[1:])]
+
+
+# Two episodes from "q", and a branch of the first one's second state.
+SOLVED = Episode([0.0, 1.0], ["q", "a"])
+FAILED = Episode([0.0, 0.0], ["q", "b"])
+BRANCH = Episode([0.0, 0.0], ["q", "a"], start=1)
+FAMILY = [SOLVED, BRANCH, FAILED]
+
+
+def test_a_step_is_worth_what_the_value_of_its_state_changes_by():
+    # V(a) = (1 + 0) / 2. At "q": 0 + V(a) against the other's 0, and 0 against 0.5. At "a": 1
+    # against the branch's 0. "b" was seen once: its step shares the advantage of the one before.
+    solved, branch, failed = estimate("vine", FAMILY, **RAW)
+    assert solved.tolist() == [0.5, 1.0]
+    assert failed.tolist() == [-0.5, -0.5]
+    assert branch.tolist() == [0.0, 0.0]  # it only measures
+
+
+def test_in_a_tree_branches_learn_from_their_own_steps():
+    solved, branch, failed = estimate("tree", FAMILY, **RAW)
+    assert [solved.tolist(), failed.tolist()] == [[0.5, 1.0], [-0.5, -0.5]]
+    assert branch.tolist() == [0.0, -1.0]  # the step it shares counts where it was played
+
+
+def test_the_scale_is_that_of_the_steps_that_learn():
+    # mean squares: 0.625 and 0.25 without the branch, and 1 with it
+    vine, tree = (estimate(name, FAMILY)[0] for name in ("vine", "tree"))
+    assert vine == pytest.approx(np.array([0.5, 1.0]) / ((0.875 / 2) ** 0.5 + 1e-4))
+    assert tree == pytest.approx(np.array([0.5, 1.0]) / ((1.875 / 3) ** 0.5 + 1e-4))
+    other = Episode([0.0], ["q"], group_id="other")
+    batch = [*FAMILY, other, replace(other, rewards=[4.0])]  # advantages -4 and 4
+    scaled = estimate("vine", batch, scale="batch")[0]
+    assert scaled == pytest.approx(np.array([0.5, 1.0]) / ((32.875 / 4) ** 0.5 + 1e-4))
+
+
+def test_rewards_on_the_way_and_the_discount_count():
+    # V(a) = (2 + 4) / 2 = 3; at "q": 1 + 0.5 * 3 = 2.5 against 0
+    first, _, branch = estimate(
+        "vine",
+        [
+            Episode([1.0, 2.0], ["q", "a"]),
+            Episode([0.0], ["q"]),
+            Episode([1.0, 4.0], ["q", "a"], start=1),
+        ],
+        gamma=0.5,
+        **RAW,
+    )
+    assert first.tolist() == [2.5, -2.0]
+    assert branch.tolist() == [0.0, 0.0]
+
+
+def test_equal_states_of_a_group_are_pooled_and_those_of_another_are_not():
+    # "a" is met by both: V(a) = 0.5, so neither first step was better; the second ones were
+    pooled = [SOLVED, replace(FAILED, anchors=["q", "a"])]
+    assert [a.tolist() for a in estimate("vine", pooled, **RAW)] == [[0.0, 1.0], [0.0, -1.0]]
+    apart = [replace(e, group_id=str(i)) for i, e in enumerate(pooled)]
+    assert [a.tolist() for a in estimate("vine", apart, **RAW)] == [[0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+def test_without_branches_and_equal_states_it_is_rloo(name):
+    episodes = [
+        Episode([0.2, 1.0, 0.5], ["q", "a", "b"]),
+        Episode([0.0, 0.3], ["q", "c"]),
+        Episode([1.0], ["q"]),
+    ]
+    for one, other in zip(estimate(name, episodes, **RAW), estimate("rloo", episodes), strict=True):
+        assert one == pytest.approx(other)
+
+
+def test_it_finds_the_true_advantages():
+    # the first action leads to a state from which 0.2 or 0.8 succeed; both actions are as likely
+    rng = np.random.default_rng(0)
+    episodes = []
+    for _ in range(400):
+        chance = (0.2, 0.8)[rng.integers(2)]
+        outcome = float(rng.random() < chance)
+        episodes.append(Episode([0.0, outcome], ["q", chance]))
+    truth = [[e.anchors[1] - 0.5, e.rewards[1] - e.anchors[1]] for e in episodes]
+    for name in BRANCHING:
+        error = np.concatenate(estimate(name, episodes, **RAW)) - np.concatenate(truth)
+        assert np.abs(error).max() < 0.08  # three standard errors of a mean of 200
+    whole = np.concatenate(estimate("rloo", episodes)) - np.concatenate(truth)
+    assert np.abs(whole).max() > 0.25  # the noise of a single return
+
+
+STEPS = st.lists(st.tuples(st.integers(-2, 2), st.sampled_from("abcd")), min_size=1, max_size=4)
+BATCHES = st.lists(
+    st.tuples(st.sampled_from("xy"), STEPS, st.integers(0, 3)), min_size=1, max_size=8
+)
+
+
+@given(BATCHES, st.sampled_from(list(BRANCHING)), st.randoms(use_true_random=False))
+def test_the_order_of_episodes_and_branches_does_not_matter(batch, name, random):
+    episodes = [
+        Episode([float(r) for r, _ in steps], [a for _, a in steps], min(start, len(steps)), g)
+        for g, steps, start in batch
+    ]
+    order = list(range(len(episodes)))
+    random.shuffle(order)
+    straight = estimate(name, episodes)
+    shuffled = estimate(name, [episodes[i] for i in order])
+    for place, i in enumerate(order):
+        assert shuffled[place].shape == (len(episodes[i].rewards),)
+        assert shuffled[place] == pytest.approx(straight[i], abs=1e-4)
+        assert not np.any(straight[i][: episodes[i].start])
+
+
+def total(counts):
+    return sum(map(sum, counts))
+
+
+def test_branches_go_where_returns_vary():
+    sure = [Episode([0.0, 0.0, 1.0], [f"{i}", "s", "t"], group_id="sure") for i in range(4)]
+    varied = [Episode([0.0, 0.0, float(i % 2)], ["q", f"m{i}", "e"]) for i in range(4)]
+    counts = allocate_branches([*sure, *varied], budget=6.0)
+    assert total(counts[:4]) == 0
+    assert total(counts[4:]) > 0
+    assert all(each[0] == 0 for each in counts)  # the whole group has that state
+    # "e" has four returns already, "m" one: more is learned about those, though they cost more
+    assert [each[1] > 0 for each in counts[4:]].count(True) >= 2
+
+
+def test_a_state_whose_returns_are_known_to_agree_gets_fewer_than_one_whose_vary():
+    def family(name, outcomes):
+        first = Episode([0.0, outcomes[0]], ["q", name])
+        return [first, *(replace(first, rewards=[0.0, o], start=1) for o in outcomes[1:])]
+
+    agree, vary = family("a", [1.0] * 4), family("b", [1.0, 0.0, 1.0, 0.0])
+    counts = allocate_branches([*agree, *vary, FAILED], budget=8.0)
+    assert total(counts[4:8]) > 2 * total(counts[:4])
+
+
+def test_little_goes_to_states_from_which_little_can_still_be_earned():
+    # what differs is the second reward, four steps before the end; the last differs by a hundredth
+    def episode(i):
+        rewards = [0.0, float(i % 2), 0.0, 0.0, 0.0, 0.01 * (i // 2)]
+        return Episode(rewards, ["q", *(f"{i}-{t}" for t in range(1, 6))])
+
+    counts = allocate_branches([episode(i) for i in range(4)], budget=15.0)
+    assert sum(each[1] for each in counts) == 3  # at five steps each: all of it
+
+
+def test_steps_that_have_to_be_taken_again_to_come_to_a_state_are_part_of_its_cost():
+    # from "a" two steps are left and one leads there, from "c" one and two: three for each branch
+    longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
+    batch = [longer, Episode([0.0, 0.0, 0.0], ["q", "b", "d"])]
+    for budget in (2.9, 3.0, 8.9, 9.0):
+        counts = allocate_branches(batch, budget, replays=[True, True])
+        assert total(counts) == budget // 3
+    assert total(allocate_branches(batch, 2.9)) > 0
+    # where only the first is replayed, the second's states are cheaper by as much
+    mixed = allocate_branches(batch, 1.0, replays=[True, False])
+    assert (total(mixed[:1]), total(mixed[1:])) == (0, 1)
+
+
+def test_no_more_is_spent_than_foreseen_and_branches_branch_only_if_they_may():
+    longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
+    branch = replace(longer, rewards=[0.0, 0.0, 0.0], anchors=["q", "a", "d"], start=1)
+    batch = [longer, branch, FAILED]
+    for budget in (0.0, 0.9, 3.0, 7.5):
+        counts = allocate_branches(batch, budget, from_branches=True)
+        spent = sum(
+            n * (len(e.rewards) - t)
+            for e, per_step in zip(batch, counts, strict=True)
+            for t, n in enumerate(per_step)
+        )
+        assert spent <= budget
+        assert (spent > 0) == (budget >= 1)
+    assert allocate_branches(batch, 20.0, from_branches=True)[1][2] > 0
+    assert total(allocate_branches(batch, 20.0)[1:2]) == 0
+    assert allocate_branches([], 5.0) == []

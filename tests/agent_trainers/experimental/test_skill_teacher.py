@@ -1,0 +1,310 @@
+"""Self-distillation from a teacher that knows a skill, on the embedded policy."""
+
+import dataclasses
+import json
+
+import gymnasium as gym
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+
+from agent_envs import ConfigurationError, DataError
+from agent_trainers.algorithms.advantages import estimate
+from agent_trainers.batching.micro_batch import select_rows
+from agent_trainers.experimental.skills.skills import best_other, tell_success
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.ppo import StepPPOTrainer
+from agent_trainers.trainers.ppo_config import StepPPOConfig
+from tests.agent_trainers.gradients import gradient, micro_batches
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.fixture
+def make_trainer(tiny_policy, tokenizer, make_config):
+    def make(env=ID, model=tiny_policy, kind=StepGRPOTrainer, peft_config=None, **changes):
+        config = [StepPPOConfig] if kind is StepPPOTrainer else []
+        return kind(
+            model, env, make_config(*config, **changes), processing_class=tokenizer,
+            peft_config=peft_config,
+        )  # fmt: skip
+
+    return make
+
+
+def score(trajectory, success):
+    """The trajectory as if it had ended so; success earns 1, failure nothing."""
+    last = dataclasses.replace(trajectory.transitions[-1], reward=float(success))
+    metrics = {**trajectory.metrics, "success": float(success)}
+    steps = [*trajectory.transitions[:-1], last]
+    return dataclasses.replace(trajectory, metrics=metrics, transitions=steps)
+
+
+@pytest.fixture
+def scored(played):
+    """Two groups of four: in the first members 1 and 2 succeed, in the second only member 0."""
+    return [score(t, i in (1, 2, 4)) for i, t in enumerate(played)]
+
+
+@pytest.fixture
+def shown(scored):
+    """Whose actions the teacher of each episode is shown, None for nobody's."""
+    best, other = sorted((1, 2), key=lambda i: (-scored[i].return_, len(scored[i].transitions)))
+    return [best, best, best, best, None, 4, 4, 4] if best == 2 else [1, other, 1, 1, None, 4, 4, 4]
+
+
+def note(tokenizer, trajectory):
+    text = "What worked before: " + " ".join(t.action for t in trajectory.transitions)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def reference_gradient(trainer, tokenizer, scored, shown, weight):
+    """Each step by itself through the plain model, its teacher's logits taken with no gradient."""
+    model = trainer.model.eval()
+    advantages = estimate("grpo_step", scored)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model.zero_grad()
+    num_tokens = sum(len(t.completion_ids) for episode in scored for t in episode.transitions)
+    for i, episode in enumerate(scored):
+        first = list(episode.transitions[0].prompt_ids)
+        place = max(j for j, token in enumerate(first) if token == end)
+        for step, t in enumerate(episode.transitions):
+
+            def logprobs(prompt_ids, ids=tuple(t.completion_ids)):
+                logits = model(torch.tensor([[*prompt_ids, *ids]])).logits[0].log_softmax(-1)
+                return logits[len(prompt_ids) - 1 : -1].gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+            policy = logprobs(t.prompt_ids)
+            loss = -(1 - weight) * float(advantages[i][step]) * policy.sum()
+            if shown[i] is not None:
+                hint = note(tokenizer, scored[shown[i]])
+                with torch.no_grad():
+                    teacher = logprobs([*t.prompt_ids[:place], *hint, *t.prompt_ids[place:]])
+                    excess = policy - teacher
+                loss = loss + weight * (excess * policy).sum()
+            (loss / num_tokens).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("merge_steps", [True, False])
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_the_gradient_is_that_of_each_step_by_itself(
+    make_trainer, tokenizer, scored, shown, weight, merge_steps
+):
+    trainer = make_trainer(
+        advantage_estimator="grpo_step", skill_weight=weight, merge_steps=merge_steps
+    )
+    ours = gradient(trainer, micro_batches(trainer, scored))
+    expected = reference_gradient(trainer, tokenizer, scored, shown, weight)
+    assert expected.abs().max() > 1e-2
+    assert (ours - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", [StepGRPOTrainer, StepPPOTrainer])
+def test_policy_gradient_and_distillation_mix_in_the_share_asked_for(make_trainer, scored, kind):
+    def gradient_at(weight):
+        trainer = make_trainer(kind=kind, skill_weight=weight)
+        return gradient(trainer, micro_batches(trainer, scored))
+
+    without, mixed, alone = map(gradient_at, (0.0, 0.25, 1.0))
+    assert (alone - without).abs().max() > 1e-2
+    assert (mixed - (0.75 * without + 0.25 * alone)).abs().max() < 2e-6
+
+
+def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
+    make_trainer, scored
+):
+    trainer = make_trainer(skill_weight=1.0, num_iterations=2)
+    (batch,) = micro_batches(trainer, scored)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.02 * torch.sign(parameter))  # the policy moves, its teacher stays
+    ours = gradient(trainer, [batch])
+    trainer.model.zero_grad()
+    logprobs = trainer.scorer.score(trainer.model, whole(trainer, batch)).logprobs
+    ratio = (logprobs.detach() - batch["old_per_token_logps"]).exp()
+    assert (ratio * batch["skill_mask"]).max() > 2.0
+    loss = ratio.clamp(max=2) * (logprobs.detach() - batch["teacher_per_token_logps"]) * logprobs
+    (loss * batch["skill_mask"] * batch["loss_weights"]).sum().backward()
+    expected = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+    assert (ours - torch.cat(expected)).abs().max() < 1e-5
+
+
+def whole(trainer, batch):
+    """The batch as one micro-batch whose rows all go through the model."""
+    return select_rows(batch, range(len(batch["prompt_ids"])), merge_equal=False)
+
+
+def test_the_teacher_is_the_policy_without_dropout_and_without_a_gradient(
+    make_trainer, model, scored
+):
+    still = make_trainer(model=model, skill_weight=0.5)
+    (expected,) = micro_batches(still, scored)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    dropping = make_trainer(model=model, skill_weight=0.5)
+    assert dropping.scorer.drops_out
+    (batch,) = micro_batches(dropping, scored)
+    assert torch.equal(batch["teacher_per_token_logps"], expected["teacher_per_token_logps"])
+    assert not batch["teacher_per_token_logps"].requires_grad
+    assert dropping.model.training
+
+
+def test_only_the_teacher_reads_skills(make_trainer, tokenizer):
+    plain, taught = make_trainer(), make_trainer(skill_weight=1.0)
+    read = []
+    look = taught.scorer.look
+    taught.scorer.look = lambda policy, batch, **at: read.append(batch) or look(policy, batch, **at)
+    episodes = []
+    for trainer in (plain, taught):
+        trainer.train()
+        episodes.append(trainer.trajectories["train"])
+    assert [t.transitions for t in episodes[0]] == [t.transitions for t in episodes[1]]
+    heading = tokenizer("What worked before:", add_special_tokens=False)["input_ids"]
+    assert all(
+        "worked" not in m["content"] for t in episodes[1] for m in t.transitions[-1].messages
+    )
+    (batch,) = read
+    prompts = [" ".join(map(str, ids)) for ids in batch["prompt_ids"].tolist()]
+    assert prompts
+    assert all(" ".join(map(str, heading)) in prompt for prompt in prompts)
+    taught.evaluate(eval_dataset=Dataset.from_dict({"task": [0, 1]}))
+    assert len(read) == 1  # none in evaluation
+
+
+def test_a_skill_stands_in_the_first_state_and_masks_stay(make_trainer, tokenizer, scored, shown):
+    trainer = make_trainer(skill_weight=0.5)
+    read = []
+    look = trainer.scorer.look
+    trainer.scorer.look = lambda policy, batch, **at: (
+        read.append(batch) or look(policy, batch, **at)
+    )
+    (batch,) = micro_batches(trainer, scored)
+    rows = [i for i, row in enumerate(trainer.last_batch.rows) if shown[row.episode] is not None]
+    for number, i in enumerate(rows):
+        row = trainer.last_batch.rows[i]
+        ids = read[0]["prompt_ids"][number][read[0]["prompt_mask"][number].bool()].tolist()
+        hint = note(tokenizer, scored[shown[row.episode]])
+        place = len(ids) - len(row.prompt_ids) + row.prompt_ids.index(3, 5)  # the second <|im_end|>
+        assert ids[place - len(hint) : place] == hint
+        assert ids[: place - len(hint)] + ids[place:] == row.prompt_ids
+    taught = batch["skill_mask"].any(dim=1)
+    assert batch["skill_mask"][taught].equal(batch["action_mask"][taught])
+    assert int(taught.sum()) == len(rows) == 7
+
+
+def test_states_that_are_written_anew_keep_their_teacher(make_trainer):
+    context = {"name": "window", "turns": 1}
+    trainer = make_trainer(
+        env=lambda: gym.make(ID, context=context, hops=2), skill_weight=0.5, max_steps=2
+    )
+    trainer.train()
+    episodes = trainer.trajectories["train"]
+    rows = trainer.last_batch.rows
+    assert len(rows) > len(episodes)
+    logged = trainer.state.log_history
+    assert any(entry.get("skill/share", 0) > 0 for entry in logged)
+
+
+def test_no_episode_is_shown_itself_nor_a_failure(scored, shown):
+    successes = [s for i, t in enumerate(scored) if (s := tell_success(t, i))]
+    assert [s.number for s in successes] == [1, 2, 4]
+    skills = [best_other(successes, t.group_id, i) for i, t in enumerate(scored)]
+    told = {s.number: s.skill for s in successes}
+    assert skills == [None if i is None else told[i] for i in shown]
+
+
+def test_thoughts_are_no_part_of_a_skill(scored):
+    steps = [
+        dataclasses.replace(t, action=f"<think>hm</think> {t.action}")
+        for t in scored[1].transitions
+    ]
+    thinking = dataclasses.replace(scored[1], transitions=steps)
+    assert tell_success(thinking, 1) == tell_success(scored[1], 1)
+
+
+def test_a_skill_that_leaves_no_room_for_the_row_is_not_taught(make_trainer, tmp_path, scored):
+    path = tmp_path / "skills.jsonl"
+    path.write_text(json.dumps({"skill": "search " * 2000}) + "\n")
+    trainer = make_trainer(skill_weight=0.5, skills=str(path))
+    (batch,) = micro_batches(trainer, scored)
+    assert not batch["skill_mask"].any()
+
+
+def test_a_task_has_its_own_skill_or_the_one_for_all(make_trainer, tmp_path, scored, tokenizer):
+    path = tmp_path / "skills.jsonl"
+    own = scored[0].task_id
+    rows = [{"skill": "director", "task_id": own}, {"skill": "award"}, {"skill": "city"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trainer = make_trainer(skill_weight=0.5, skills=str(path))
+    assert trainer.builder._teacher._skills(scored) == ["director"] * 4 + ["award\ncity"] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"task_id": "1"}', "row 1: 'skill' must be a text"),
+        ('{"skill": "a"}\n{"skill": "b", "task_id": [1]}', "row 2: 'task_id'"),
+        ("", "holds no skills"),
+    ],
+)
+def test_a_file_that_holds_no_skills_is_refused(make_trainer, tmp_path, text, named):
+    path = tmp_path / "skills.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=named):
+        make_trainer(skill_weight=0.5, skills=str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"skill_weight": 1.5}, "skill_weight must be in"),
+        ({"skills": "skills.jsonl"}, "does nothing with skill_weight=0"),
+        ({"skill_teacher": "reference", "beta": 0.1}, "does nothing with skill_weight=0"),
+        ({"skill_teacher": "reference", "skill_weight": 0.5}, "with beta=0 there is none"),
+    ],
+)
+def test_what_would_do_nothing_is_refused_by_name(make_config, changes, named):
+    with pytest.raises(ConfigurationError, match=named):
+        make_config(StepPPOConfig, **changes)
+
+
+def test_a_template_that_hides_where_a_message_ends_is_refused(make_trainer, tokenizer):
+    tokenizer.chat_template = "{{ tools }} {% for m in messages %}{{ m.content }} {% endfor %}"
+    with pytest.raises(ConfigurationError, match="skill_weight"):
+        make_trainer(skill_weight=0.5)
+
+
+def test_an_adapters_teacher_has_its_adapter_on(make_trainer, scored):
+    lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+    trainer = make_trainer(skill_weight=1.0, peft_config=lora, max_logprob_drift=None, beta=0.1)
+    (batch,) = micro_batches(trainer, scored)
+    taught = batch["teacher_per_token_logps"][batch["skill_mask"].bool()]
+    with trainer.model.disable_adapter():
+        (other,) = micro_batches(trainer, scored)
+    assert (taught - other["teacher_per_token_logps"][other["skill_mask"].bool()]).abs().max() > 0.1
+    assert gradient(trainer, [batch]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_a_reference_as_teacher_stays_where_it_was_while_the_policy_moves(
+    make_trainer, scored, is_adapter
+):
+    lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear") if is_adapter else None
+    trainer = make_trainer(
+        skill_weight=0.5, skill_teacher="reference", beta=0.1, max_logprob_drift=None,
+        peft_config=lora,
+    )  # fmt: skip
+    (before,) = micro_batches(trainer, scored)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02)
+    (after,) = micro_batches(trainer, scored)
+    # rows are shuffled: what the teacher says of each, in order
+    said = [b["teacher_per_token_logps"].sum(dim=1).sort().values for b in (before, after)]
+    assert torch.equal(*said)
+    trainer.builder._teacher._is_reference = False
+    (moved,) = micro_batches(trainer, scored)
+    assert not torch.equal(moved["teacher_per_token_logps"].sum(dim=1).sort().values, said[0])

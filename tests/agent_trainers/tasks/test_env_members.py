@@ -1,0 +1,90 @@
+import json
+import re
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_envs.errors import UnknownNameError
+from agent_trainers.tasks.env_members import EnvMember, name_members, read_members
+
+HOP = "AgentR1/SyntheticMultiHop-v0"
+TOOLS = "AgentR1/SyntheticTable-v0"
+
+
+def names(trained, variants=()):
+    members = name_members(
+        read_members(trained, "envs"), read_members(variants, "eval_envs") if variants else []
+    )
+    return tuple([member.name for member in named] for named in members)
+
+
+def test_an_entry_is_an_id_json_or_a_mapping():
+    entries = [HOP, json.dumps({"id": TOOLS, "weight": 2}), {"id": HOP, "kwargs": {"hops": 3}}]
+    plain, weighted, given = read_members(entries, "envs")
+    assert (plain.id, plain.weight, plain.kwargs) == (HOP, 1.0, {})
+    assert (weighted.id, weighted.weight) == (TOOLS, 2)
+    assert given.kwargs == {"hops": 3}
+
+
+@pytest.mark.parametrize(("entry", "message"), [
+    pytest.param({"weight": 2}, "entry 2: 'id' is missing", id="no id"),
+    pytest.param({"id": 3}, "entry 2: id must be a Gymnasium id", id="id"),
+    pytest.param({"id": HOP, "weight": 0}, "entry 2: weight must be a number above 0", id="zero"),
+    pytest.param({"id": HOP, "weight": float("nan")}, "weight must be", id="not a number"),
+    pytest.param({"id": HOP, "weight": "2"}, "weight must be", id="text"),
+    pytest.param({"id": HOP, "weight": True}, "weight must be", id="true"),
+    pytest.param({"id": HOP, "kwargs": [1]}, "kwargs must be arguments by name", id="kwargs"),
+    pytest.param({"id": HOP, "name": "a/b"}, "name must be letters", id="name"),
+    pytest.param({"id": HOP, "tasks": 3}, "tasks must be indices", id="tasks"),
+    pytest.param({"id": HOP, "tasks": [True]}, "tasks must be indices", id="task true"),
+    pytest.param({"id": HOP, "tasks": [4, 2, 4]}, "names task 4 more than once", id="twice"),
+    pytest.param({"id": HOP, "wieght": 2}, "Did you mean 'weight'", id="misspelt"),
+    pytest.param('{"id": ', "entry 2 is not valid JSON", id="json"),
+    pytest.param(3, "entry 2 must be an id or", id="number"),
+])  # fmt: skip
+def test_a_wrong_entry_is_named(entry, message):
+    with pytest.raises((ConfigurationError, UnknownNameError), match=message):
+        read_members([HOP, entry], "envs")
+
+
+@pytest.mark.parametrize("values", [[], {}, HOP, None, 3])
+def test_what_is_no_list_is_refused(values):
+    with pytest.raises(ConfigurationError, match="envs must be a list of environments") as refused:
+        read_members(values, "envs")
+    for env_id in re.findall(r"AgentR1/[\w-]+", str(refused.value)):
+        gym.spec(env_id)  # what the error advises is there
+
+
+def test_what_is_only_measured_has_no_weight():
+    with pytest.raises(ConfigurationError, match="eval_envs, entry 1: weight does nothing"):
+        read_members([{"id": HOP, "weight": 2}], "eval_envs", is_weighted=False)
+
+
+def test_a_name_is_the_id_or_what_sets_it_apart():
+    assert names([HOP, TOOLS]) == (["SyntheticMultiHop-v0", "SyntheticTable-v0"], [])
+    of_one_id = [{"id": HOP, "kwargs": {"hops": [1, 2], "split": "train"}},
+                 {"id": HOP, "kwargs": {"split": "train"}}]  # fmt: skip
+    assert names(of_one_id)[0] == [
+        "SyntheticMultiHop-v0,hops=1+2", "SyntheticMultiHop-v0,hops=default"
+    ]  # fmt: skip
+    # what is measured takes no name from what is trained
+    trained, variants = names([HOP], [{"id": HOP, "kwargs": {"hops": 3}}, TOOLS])
+    assert trained == ["SyntheticMultiHop-v0"]
+    assert variants == ["SyntheticMultiHop-v0,hops=3", "SyntheticTable-v0"]
+
+
+def test_two_of_one_name_are_refused():
+    for trained, variants in (([HOP, HOP], []), ([{"id": HOP, "name": "a"}],
+                                                 [{"id": TOOLS, "name": "a"}])):  # fmt: skip
+        with pytest.raises(ConfigurationError, match="Give each a name of its own"):
+            names(trained, variants)
+
+
+def test_what_is_measured_anyway_is_not_measured_twice():
+    trained = EnvMember(id=HOP, kwargs={"hops": 2}, eval_kwargs={"split": "test"})
+    same = {"id": HOP, "kwargs": {"hops": 2, "split": "test"}}
+    assert names([trained], [same, TOOLS]) == (["SyntheticMultiHop-v0"], ["SyntheticTable-v0"])
+    # on tasks of its own it is something else
+    _, variants = names([trained], [same | {"tasks": [1, 2]}])
+    assert variants == ["SyntheticMultiHop-v0,split=test"]
