@@ -53,3 +53,14 @@ def make_config(tmp_path):
         return _kind(**(settings | changes))
 
     return make
+
+
+@pytest.fixture
+def played(make_trainer):
+    """Real trajectories of the embedded policy, with several turns and mixed rewards.
+
+    Sampled by the `make_trainer` of the test module.
+    """
+    trainer = make_trainer()
+    trainer.model.train()
+    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))

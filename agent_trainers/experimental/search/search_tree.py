@@ -7,24 +7,14 @@ proposed or executed actions and receives their results, so that
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from agent_envs.core.messages import Message
+from agent_trainers.experimental.values.process_value import Reading
 from agent_trainers.policies.generation import Generation, Usage
 from agent_trainers.rollout.episode import Episode, TextEnv, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory
-
-Tools = Sequence[dict[str, Any]] | None
-
-
-class Reading(NamedTuple):
-    """What is to be valued: a state, or an action in a state, before anybody knows what it does."""
-
-    messages: Sequence[Message]
-    tools: Tools
-    action: str | None = None
 
 
 class ValueReader(Protocol):

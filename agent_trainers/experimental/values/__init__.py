@@ -1,1 +1,1 @@
-"""values."""
+"""Process values: a critic trained on the outcomes of branches."""

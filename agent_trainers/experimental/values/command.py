@@ -177,28 +177,28 @@ def _train(
 ) -> None:
     import torch
 
-    from agent_trainers.experimental.values import value_training
-    from agent_trainers.experimental.values.reliability_plot import reliability_png
+    from agent_trainers.experimental.values import training
+    from agent_trainers.experimental.values.reliability import reliability_png
     from agent_trainers.trainers.critic import CriticModel, save_critic
 
     rng = np.random.default_rng(options.seed)
-    sets = value_training.make_sets(played, options.target, options.gamma, rng)
+    sets = training.make_sets(played, options.target, options.gamma, rng)
     torch.manual_seed(options.seed)
     critic = CriticModel(venue.model)
     if torch.accelerator.is_available():
         critic.to(torch.accelerator.current_accelerator())
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
-    settings = value_training.FitSettings(
+    settings = training.FitSettings(
         epochs=options.epochs,
         learning_rate=options.learning_rate or (1e-3 if is_tiny or options.head_only else 1e-5),
         head_only=options.head_only,
     )
     losses = list(
-        tqdm(value_training.fit(critic, sets, settings, rng), total=options.epochs, desc="training",
+        tqdm(training.fit(critic, sets, settings, rng), total=options.epochs, desc="training",
              unit="epoch")
     )  # fmt: skip
-    line = value_training.calibrate(critic, sets.calibration)
-    measured = value_training.measure(critic, sets.test)
+    line = training.calibrate(critic, sets.calibration)
+    measured = training.measure(critic, sets.test)
     critic.body.config.save_pretrained(folder)
     venue.tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)

@@ -1,22 +1,22 @@
-"""Process values: what a state is worth by a critic that was trained from branches.
+"""Process value: a critic that predicts the outcome of an episode from an intermediate state.
 
-A folder that ``agent-r1-value`` wrote holds a critic in the format of PPO's, so it is also one that
-``--critic_model`` begins with; and the folder of a run with a critic is a process value.
+The folder has the format of PPO's critic, so it can initialise ``--critic_model``, and the folder
+of a run with a critic is a process value.
 """
 
 import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import gymnasium as gym
 import torch
 
+from agent_envs.core.messages import Message
 from agent_envs.core.rewards import StepEvent
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.collate import pad_rows
-from agent_trainers.experimental.search.search_tree import Reading
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.episode import template_tools
@@ -25,29 +25,40 @@ from agent_trainers.trainers.critic import CRITIC_FILE, CriticModel
 T = TypeVar("T")
 
 MAX_TOKENS: Final = 16_384
-"""Tokens that are read at once."""
+"""Largest batch in tokens, padding included."""
 _CACHE_SIZE: Final = 4096
 
 
+class Reading(NamedTuple):
+    """Input of a value: a state, or an action proposed in a state."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] | None
+    action: str | None = None
+
+
 class ProcessValue:
-    """Reads states and actions, and says what the episode is likely to come to."""
+    """Value of states and of actions in states, by a critic."""
 
     def __init__(self, critic: CriticModel, renderer: ChatRenderer) -> None:
-        """Read by `critic` what `renderer` makes of messages."""
+        """Evaluate `critic` on messages rendered by `renderer`."""
         self.critic, self._renderer = critic.eval(), renderer
-        self._of_state = functools.lru_cache(_CACHE_SIZE)(self._of_state_anew)
+        self._cached_value = functools.lru_cache(_CACHE_SIZE)(
+            lambda key: self.read([Reading(*json.loads(key))])[0][0]
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> "ProcessValue":
-        """Load what ``agent-r1-value``, or a run with a critic, left in a folder.
+        """Load the folder of a trained value, or of a run with a critic.
 
         Raises:
-            ConfigurationError: If there is none.
+            ConfigurationError: If the folder has no critic.
         """
         if not (Path(folder) / CRITIC_FILE).is_file():
             raise ConfigurationError(
-                f"{folder}: there is no {CRITIC_FILE}. Train one with agent-r1-value, or name the "
-                "output folder of a run with a critic."
+                f"{folder}: no {CRITIC_FILE} found. Train a value with "
+                "python -m agent_trainers.experimental.values, or pass the output folder of a run "
+                "with a critic."
             )
         critic = CriticModel(str(folder))
         if torch.accelerator.is_available():
@@ -55,61 +66,52 @@ class ProcessValue:
         return cls(critic, ChatRenderer(load_tokenizer(str(folder))))
 
     def read(self, readings: Sequence[Reading]) -> tuple[list[float], list[int]]:
-        """Return the value of each state, or action in a state, and how many tokens it has."""
+        """Return the value and the number of tokens of each reading."""
         sequences = []
         for messages, tools, action in readings:
             state = self._renderer.prompt_ids(messages, tools, None)
-            ending = [] if action is None else self._renderer.turn_ids(action)
-            sequences.append((*state, *ending))
+            turn = [] if action is None else self._renderer.turn_ids(action)
+            sequences.append((*state, *turn))
         return self.values(sequences), [len(sequence) for sequence in sequences]
 
     @torch.no_grad()
     def values(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return the value after the last token of each; equal ones are read once."""
+        """Return the value after the last token of each sequence; duplicates are evaluated once."""
         unique = sorted({tuple(sequence) for sequence in sequences}, key=len)
         found: dict[tuple[int, ...], float] = {}
         for batch in split_by_tokens(unique, [len(sequence) for sequence in unique]):
-            values = self.critic.head(states_at_every_token(self.critic, batch))
+            values = self.critic.head(hidden_states(self.critic, batch))
             last = torch.tensor([len(sequence) - 1 for sequence in batch], device=values.device)
-            picked = values.gather(1, last[:, None])[:, 0].tolist()
-            found |= zip(batch, picked, strict=True)
+            found |= zip(batch, values.gather(1, last[:, None])[:, 0].tolist(), strict=True)
         return [found[tuple(sequence)] for sequence in sequences]
 
     def potential(self, env: gym.Env[str, str]) -> float:
-        """Return the value of the state that an environment of this package is in.
-
-        It is a potential for `agent_envs.wrappers.potential_shaping.PotentialShaping`.
-        """
-        return self._of_state(_key(_state_of(env)))
+        """Return the value of the environment's current state, a potential for shaping."""
+        return self._state_value(_state_of(env))
 
     def advantage(self, env: gym.Env[str, str], event: StepEvent) -> float:
-        """Return by how much the action raised the value: a reward term for ``rewards=``.
+        """Return by how much the action raised the value: a reward term (arXiv:2410.08146).
 
-        Both values are of the state before the step, so what the environment replied plays no part
-        (a process advantage, arXiv:2410.08146). Unlike a potential it changes what is best to do.
+        Both values are of the state before the step, without the environment's reply. Unlike a
+        potential, this term changes the optimal policy.
         """
         state = _state_of(env)
         (after,), _ = self.read([state._replace(action=event.text)])
-        return after - self._of_state(_key(state))
+        return after - self._state_value(state)
 
-    def _of_state_anew(self, key: str) -> float:
-        (value,), _ = self.read([Reading(*json.loads(key))])
-        return value
+    def _state_value(self, state: Reading) -> float:
+        return self._cached_value(json.dumps(state[:2]))
 
 
-def states_at_every_token(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the hidden states of B sequences of at most N tokens, (B, N, H), each after its token.
-
-    Past the end of a sequence there is nothing to be read.
-    """
-    device = critic.head.linear.weight.device
-    input_ids = pad_rows(sequences, multiple=1).to(device)
+def hidden_states(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return last hidden states (B, T, H) of B right-padded sequences of at most T tokens."""
+    input_ids = pad_rows(sequences, multiple=1).to(critic.head.linear.weight.device)
     states: torch.Tensor = critic.body(input_ids=input_ids, use_cache=False).last_hidden_state
     return states
 
 
 def split_by_tokens(items: Sequence[T], lengths: Sequence[int]) -> Iterator[list[T]]:
-    """Yield items in batches that hold `MAX_TOKENS` at most, padding included, or one item."""
+    """Yield batches of at most `MAX_TOKENS` tokens, padding included, and at least one item."""
     batch: list[T] = []
     longest = 0
     for item, length in zip(items, lengths, strict=True):
@@ -125,7 +127,3 @@ def split_by_tokens(items: Sequence[T], lengths: Sequence[int]) -> Iterator[list
 def _state_of(env: gym.Env[str, str]) -> Reading:
     info: dict[str, Any] = env.unwrapped.state  # type: ignore[attr-defined]
     return Reading(info["messages"], template_tools(info))
-
-
-def _key(reading: Reading) -> str:
-    return json.dumps(reading[:2])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from agent_trainers.experimental.values.calibration import fit_line, reliability
+from agent_trainers.experimental.values.reliability import fit_line, reliability
 
 
 def test_the_calibration_error_is_the_distance_of_bins_from_what_came_true():

@@ -9,10 +9,9 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs import ConfigurationError
 from agent_envs.errors import DataError
 from agent_envs.wrappers.potential_shaping import PotentialShaping
-from agent_trainers.experimental.search.search_tree import Reading
 from agent_trainers.experimental.values import process_value
-from agent_trainers.experimental.values.process_value import ProcessValue
-from agent_trainers.experimental.values.value_training import (
+from agent_trainers.experimental.values.process_value import ProcessValue, Reading
+from agent_trainers.experimental.values.training import (
     Example,
     ExampleRow,
     ExampleSets,
@@ -193,7 +192,7 @@ def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer):
 
 
 def test_a_folder_without_a_critic_says_how_to_get_one(tiny_policy):
-    with pytest.raises(ConfigurationError, match="agent-r1-value"):
+    with pytest.raises(ConfigurationError, match=r"experimental\.values"):
         ProcessValue.load(tiny_policy)
 
 
