@@ -11,6 +11,7 @@
     ├── ActionTypeError (TypeError)      an action that is not text
     ├── ConformanceError (AssertionError)  an environment that breaks the contract; from the kit
     ├── SnapshotError (ValueError)       a state that cannot be saved, or restored here
+    │   └── ReplayError                  recorded actions that lead to another state here
     ├── ServerError (RuntimeError)       a model's server that failed, after all retries
     ├── RolloutError (RuntimeError)      episodes that fail through no fault of the model
     └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
@@ -59,6 +60,10 @@ class ConformanceError(AgentEnvsError, AssertionError):
 
 class SnapshotError(AgentEnvsError, ValueError):
     """A state that cannot be saved, or not be restored here; names the attribute or argument."""
+
+
+class ReplayError(SnapshotError):
+    """Recorded actions that lead to another state than the recorded one; names the step."""
 
 
 class ServerError(AgentEnvsError, RuntimeError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message
 from agent_envs.core.model_summary import ModelSummary

@@ -22,7 +22,7 @@ from typing import Any, Final, Self, overload
 import docstring_parser
 import pydantic
 
-from agent_envs.core.deadline import call_with_deadline
+from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.errors import ConfigurationError
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from agent_envs.core.deadline import CallSession, Outcome
+from agent_envs.core.async_bridge import CallSession, Outcome
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool, ToolResult, failed_call, late_call
 from agent_envs.formats.actions import ParsedAction, ToolFormat

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 import gymnasium as gym
 
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.contexts import (
     ContextChoice,
     TokenCounter,
@@ -22,7 +23,6 @@ from agent_envs.core.contexts import (
     stateful_policies,
 )
 from agent_envs.core.conversation import Conversation, NewConversation
-from agent_envs.core.event_loop import resolve
 from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message, ToolSchemas
 from agent_envs.core.result_edits import ResultEdits

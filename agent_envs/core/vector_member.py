@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from agent_envs.core.own_thread import OwnThread
+from agent_envs.core.async_bridge import Worker
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 _LOGGER = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         self._num_replacements = 0
         self._is_over = False
         self._observation: Any = None
-        self._thread = OwnThread()
+        self._thread = Worker()
         super().__init__(self._thread.submit(make).result())
 
     # First halves
@@ -180,11 +180,9 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
             Exception: If no other can be made.
         """
         self._begun.clear()
-        if not self._work.done():
-            self._thread.interrupt()
         self._thread.submit(self.env.close)  # once it returns, if it ever does
         self._thread.stop()
-        self._thread = OwnThread()
+        self._thread = Worker()
         self._begin(self._make)
         env, failure = self._finish()
         if failure is not None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from agent_envs.core.deadline import call_with_deadline
+from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.errors import ConfigurationError, ServerError
 from agent_envs.remote.protocol import (
     MAX_MESSAGE_BYTES,

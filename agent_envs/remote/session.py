@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 
-from agent_envs.core.own_thread import OwnThread
+from agent_envs.core.async_bridge import Worker
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_envs.remote.protocol import (
@@ -48,7 +48,7 @@ class Session:
             seal: Closes and opens snapshots.
             with_reference: Whether a client may ask for the actions that solve a task.
         """
-        self.thread = OwnThread()
+        self.thread = Worker()
         self.is_over = False
         """Whether the episode has ended; of interest where a session lasts for one."""
         self._make_env, self._seal, self._with_reference = make_env, seal, with_reference

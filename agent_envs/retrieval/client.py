@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from agent_envs.core.deadline import call_with_deadline
+from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.extras import require_extra
 from agent_envs.core.tool import ToolError
 from agent_envs.errors import ConfigurationError, DataError

@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import IO, Final, cast
 
-from agent_envs.core.deadline import call_with_deadline
+from agent_envs.core.async_bridge import call_with_deadline
 
 SECONDS: Final = 10.0
 """How long a comparison may take; what takes longer is not equal. The process stops itself after a

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agent_envs.core.deadline import call_with_deadline
+from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.extras import require_extra
 from agent_envs.core.tool import DEFAULT_MAX_RESULT_CHARS, TOOL_TIMEOUT_TEXT, Tool, ToolResult
 from agent_envs.core.tool_source import ToolSession

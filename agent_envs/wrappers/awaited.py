@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.turn_limit import hand_over
 
 

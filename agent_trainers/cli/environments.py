@@ -21,7 +21,7 @@ from gymnasium.envs.registration import (
 )
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.rollout.answers import read_reset

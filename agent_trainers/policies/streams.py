@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent_envs.core.deadline import CallSession
+from agent_envs.core.async_bridge import CallSession
 from agent_trainers.policies.generation import Generation, GenerationRequest
 
 POLL_SECONDS: Final = 0.01

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_trainers.programs.program import Outcome, ProgramSession, find_program
 from agent_trainers.programs.runners import SEED_VARIABLE
 

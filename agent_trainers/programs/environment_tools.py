@@ -15,7 +15,7 @@ from typing import Any, Self
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.tool import Tool
 from agent_envs.formats.actions import ParsedAction
 from agent_trainers.programs.program import Outcome

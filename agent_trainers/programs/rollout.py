@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_envs.core.deadline import CallSession
-from agent_envs.core.deadline import Outcome as CallOutcome
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import CallSession, resolve
+from agent_envs.core.async_bridge import Outcome as CallOutcome
 from agent_trainers.gateway import Gateway, Session, SessionLimits
 from agent_trainers.policies.policy import Policy
 from agent_trainers.programs.endings import failed, frozen, rewarded

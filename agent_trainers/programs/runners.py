@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 import psutil
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_trainers.programs.program import Program, ProgramSession, find_program

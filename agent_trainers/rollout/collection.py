@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from agent_envs.core.deadline import CallSession, Outcome, outcome_of
+from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
 from agent_trainers.experimental.branching.saved_states import SavedState, StateStore, state_key
 from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.policy import Policy

@@ -7,7 +7,7 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_trainers.experimental.branching.saved_states import can_be_saved, save_environment
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy

@@ -16,7 +16,7 @@ from typing import Any, Final
 import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.messages import Message
 from agent_envs.errors import SnapshotError
 from agent_envs.wrappers.awaited import Awaited

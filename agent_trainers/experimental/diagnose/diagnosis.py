@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.errors import DataError
 from agent_envs.scoring import drop_interval, wilson_interval
 from agent_trainers.policies.generation import Usage

@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from agent_envs.core.deadline import call_with_deadline
-from agent_envs.core.event_loop import resolve
+from agent_envs.core.async_bridge import call_with_deadline, resolve
 from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_trainers.experimental.diagnose.diagnosis import (
     Diagnoses,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_envs.core.deadline import CallSession, Outcome, outcome_of
+from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
 from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import RolloutError
 from agent_trainers.experimental.branching.saved_states import can_be_saved

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from agent_envs.core.deadline import Outcome
+from agent_envs.core.async_bridge import Outcome
 from agent_trainers.experimental.branching.saved_states import replay, restore_environment
 from agent_trainers.experimental.search.search_tree import Candidate, Node, Plan, Tree, Wish
 from agent_trainers.policies.policy import Policy

@@ -191,31 +191,6 @@ def test_a_member_that_fails_is_reported_and_replaced(release, caplog, mode, fai
     envs.close()
 
 
-def test_a_loop_without_end_is_ended_and_the_environment_closed():
-    events = []
-
-    class Endless(FragileEnv):
-        def step(self, action):
-            until = time.monotonic() + 60
-            try:
-                while time.monotonic() < until:
-                    pass
-            finally:
-                events.append(time.monotonic() < until)
-
-        def close(self):
-            events.append("closed")
-
-    envs = ThreadVectorEnv([Endless], step_timeout=0.2)
-    envs.reset(seed=0)
-    assert envs.step(["x"])[3].all()
-    until = time.monotonic() + 10
-    while len(events) < 2 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert events == [True, "closed"]
-    envs.close()
-
-
 def test_many_that_hang_cost_one_deadline(release):
     envs = fragile(release, num_envs=30)
     envs.reset(seed=0)

@@ -1,0 +1,260 @@
+"""Run foreign functions, sync or async, in other threads and with a timeout.
+
+Async code of the whole process runs on one event loop in a daemon thread, so that clients, locks
+and connections that are bound to a loop can be shared by tools, environments and episodes. Sync
+code runs in a pool of daemon threads. A thread cannot be killed: after its timeout a call is
+abandoned, and delays neither its caller nor the end of the process.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import logging
+import math
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+MAX_IDLE_THREADS: Final = 128
+"""Threads that the pool keeps for later calls."""
+
+_log = logging.getLogger(__name__)
+_loop_depth = contextvars.ContextVar("loop_depth", default=0)
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_loops_lock = threading.Lock()
+
+
+def resolve(value: Any, timeout: float | None = None) -> Any:
+    """Return `value`, or the result of awaiting it if it is awaitable.
+
+    Code that runs on the shared loop may call this, too, although it blocks that loop: what it
+    waits for runs on a second loop.
+
+    Args:
+        value: Any object, such as the return value of a function that may be async.
+        timeout: Seconds after which an awaitable is cancelled; None for no limit.
+
+    Raises:
+        TimeoutError: If the awaitable took longer than `timeout`.
+        BaseException: Any exception of the awaitable, even ``SystemExit``.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    depth = _loop_depth.get()
+    future = asyncio.run_coroutine_threadsafe(_await_at(depth + 1, value), _loop_at(depth))
+    try:
+        return future.result(timeout)
+    except TimeoutError:
+        future.cancel()
+        raise
+
+
+async def _await_at(depth: int, awaitable: Awaitable[Any]) -> Any:
+    _loop_depth.set(depth)
+    return await awaitable
+
+
+def _loop_at(depth: int) -> asyncio.AbstractEventLoop:
+    """Return the loop for code that was called from `depth` loops, all of which may be blocked."""
+    with _loops_lock:
+        if depth not in _loops:
+            loop = _loops[depth] = asyncio.new_event_loop()
+            threading.Thread(
+                target=_run_loop, args=(loop,), daemon=True, name=f"event-loop-{depth}"
+            ).start()
+        return _loops[depth]
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+        except SystemExit:
+            # asyncio stores it as the result of the task that raised it, then stops the loop
+            _log.warning("sys.exit() was called on the shared event loop; the loop continues.")
+
+
+class Worker:
+    """A daemon thread that runs submitted functions one after the other."""
+
+    def __init__(self) -> None:
+        """Start the thread; it ends after `stop`, or when this object is garbage-collected."""
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._jobs,), daemon=True, name="worker").start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
+        """Call `function` in the thread, after all that was submitted before."""
+        future: Future[Any] = Future()
+        self._jobs.put((future, contextvars.copy_context(), function))
+        return future
+
+    def stop(self) -> None:
+        """End the thread after all that was submitted before."""
+        self._jobs.put(None)
+
+
+def _work(jobs: "queue.SimpleQueue[Any]") -> None:
+    while (job := jobs.get()) is not None:
+        future, context, function = job
+        try:
+            result = context.run(function)
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is read
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        job = future = context = function = result = None  # keep nothing alive while waiting
+
+
+_idle_workers: list[Worker] = []
+
+
+def _submit(function: Callable[[], Any]) -> "Future[Any]":
+    """Call `function` in an idle thread of the pool, or in a new one."""
+    try:
+        worker = _idle_workers.pop()
+    except IndexError:
+        worker = Worker()
+
+    def release(_: "Future[Any]") -> None:
+        if len(_idle_workers) < MAX_IDLE_THREADS:
+            _idle_workers.append(worker)
+
+    future = worker.submit(function)
+    future.add_done_callback(release)
+    return future
+
+
+def _reset_after_fork() -> None:
+    """Forget all threads: a forked process does not inherit them."""
+    global _loops_lock
+    _loops_lock = threading.Lock()
+    _loops.clear()
+    _idle_workers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> Any:
+    """Call `function` and return its result.
+
+    Args:
+        function: Sync or async, called without arguments.
+        timeout: Seconds to wait; ``None`` calls in this thread and waits without a limit, which is
+            right only for code known to return quickly.
+
+    Raises:
+        TimeoutError: If `function` did not return in time.
+        BaseException: Any exception of `function`.
+    """
+    if timeout is None:
+        return resolve(function())
+    future = _submit(lambda: resolve(function(), timeout))
+    try:
+        return future.result(min(timeout, threading.TIMEOUT_MAX))
+    except TimeoutError:
+        if future.done():
+            raise
+        raise TimeoutError(f"no result within {timeout:g} seconds") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Result of a call."""
+
+    key: int
+    """Key of the call."""
+    value: Any
+    """Return value; None if the call failed."""
+    error: BaseException | None
+    """Exception of the call, or a ``TimeoutError``."""
+    seconds: float
+    """Duration."""
+
+
+def outcome_of(
+    key: int,
+    function: Callable[[], Any],
+    caught: tuple[type[BaseException], ...] = (BaseException,),
+) -> Outcome:
+    """Call `function` in this thread; an exception in `caught` becomes part of the outcome."""
+    value: Any = None
+    error: BaseException | None = None
+    started = time.perf_counter()
+    try:
+        value = function()
+    except caught as raised:
+        error = raised
+    return Outcome(key=key, value=value, error=error, seconds=time.perf_counter() - started)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    key: int
+    timeout: float
+    started: float
+
+
+class CallSession:
+    """Concurrent calls, at most one per key, each in its own thread."""
+
+    def __init__(self) -> None:
+        """Start without calls."""
+        self._ended: queue.SimpleQueue[tuple[_Call, Outcome]] = queue.SimpleQueue()
+        self._running: dict[int, _Call] = {}
+
+    def __len__(self) -> int:
+        """Return the number of running calls."""
+        return len(self._running)
+
+    def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
+        """Run `function` in another thread; abandon it after `timeout` seconds."""
+        call = self._running[key] = _Call(key, timeout, time.monotonic())
+        _submit(lambda: self._ended.put((call, outcome_of(key, function))))
+
+    def abandon(self, key: int) -> None:
+        """Ignore the outcome of a call."""
+        self._running.pop(key, None)
+
+    def wait(self, seconds: float) -> list[Outcome]:
+        """Return the outcomes so far, or wait up to `seconds` for the next; 0 only polls."""
+        outcomes = self._collect()
+        until = time.monotonic() + seconds
+        while not outcomes and self._running:
+            first = min(call.started + call.timeout for call in self._running.values())
+            outcomes = self._collect(max(0.0, min(until, first) - time.monotonic()))
+            if time.monotonic() >= until:
+                break
+        return outcomes
+
+    def _collect(self, seconds: float = 0.0) -> list[Outcome]:
+        """Return what ended within `seconds`, then what timed out.
+
+        In this order: a call that ended in time counts even if the caller polls after its timeout.
+        """
+        outcomes = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                call, outcome = self._ended.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+                seconds = 0.0
+                if self._running.get(call.key) is call:  # else it was abandoned
+                    del self._running[call.key]
+                    outcomes.append(outcome)
+        now = time.monotonic()
+        for call in [c for c in self._running.values() if c.started + c.timeout <= now]:
+            del self._running[call.key]
+            error = TimeoutError(f"no result within {call.timeout:g} seconds")
+            outcomes.append(
+                Outcome(key=call.key, value=None, error=error, seconds=now - call.started)
+            )
+        return outcomes

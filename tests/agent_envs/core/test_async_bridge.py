@@ -1,0 +1,251 @@
+import asyncio
+import contextvars
+import multiprocessing
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from agent_envs.core.async_bridge import CallSession, Worker, call_with_deadline, resolve
+from agent_envs.core.tool import tool
+
+
+async def running_loop():
+    return asyncio.get_running_loop()
+
+
+def in_threads(count, function):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(function())) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_awaitables_of_all_threads_run_concurrently_in_one_loop():
+    async def wait():
+        await asyncio.sleep(0.3)
+        return asyncio.get_running_loop()
+
+    assert resolve(3) == 3
+    started = time.monotonic()
+    loops = in_threads(20, lambda: resolve(wait()))
+    assert time.monotonic() - started < 3  # one after the other would take 6 s
+    assert set(loops) == {resolve(running_loop())}
+
+
+def test_an_awaitable_is_cancelled_after_its_timeout():
+    ended = threading.Event()
+
+    async def hang():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        resolve(hang(), timeout=0.05)
+    assert ended.wait(5.0)
+
+
+def test_a_coroutine_that_blocks_the_loop_delays_no_caller_past_its_timeout():
+    gate = threading.Event()
+
+    async def block():
+        gate.wait()
+
+    thread = threading.Thread(target=lambda: resolve(block()), daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        resolve(running_loop(), timeout=0.1)
+    assert time.monotonic() - started < 5
+    gate.set()
+    thread.join()
+    assert resolve(running_loop()) is not None
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("no"), TimeoutError("its own")])
+def test_an_exception_is_raised_in_the_caller_and_the_loop_continues(error):
+    async def fail():
+        raise error
+
+    before = resolve(running_loop())
+    with pytest.raises(type(error)) as raised:
+        resolve(fail())
+    assert repr(raised.value) == repr(error)
+    assert resolve(running_loop()) is before
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_an_exit_in_a_child_task_stops_no_other_coroutine(is_awaited):
+    async def leave():
+        sys.exit(3)
+
+    async def program():
+        child = asyncio.create_task(leave())
+        if is_awaited:
+            await child
+        await asyncio.sleep(0.1)
+        return "done"
+
+    async def innocent():
+        await asyncio.sleep(0.3)
+        return "done"
+
+    with CallSessionOf(innocent) as others:
+        if is_awaited:
+            with pytest.raises(SystemExit):
+                resolve(program(), timeout=10)
+        else:
+            assert resolve(program(), timeout=10) == "done"
+    assert others == ["done"]
+
+
+class CallSessionOf:
+    """Awaits a coroutine in another thread during a ``with`` block."""
+
+    def __init__(self, function):
+        self.results = []
+        self.thread = threading.Thread(
+            target=lambda: self.results.append(resolve(function(), timeout=10))
+        )
+
+    def __enter__(self):
+        self.thread.start()
+        time.sleep(0.05)
+        return self.results
+
+    def __exit__(self, *_):
+        self.thread.join()
+
+
+def test_code_on_the_loop_can_wait_for_async_code():
+    @tool
+    async def double(a: int) -> int:
+        """Double."""
+        await asyncio.sleep(0)
+        return 2 * a
+
+    async def inner():
+        return double.run(a=2).content
+
+    async def outer():
+        return resolve(inner())  # an async environment with async tools
+
+    assert resolve(outer(), timeout=10.0) == "4"
+    assert asyncio.run(inner()) == "4"
+
+
+def test_async_tools_share_objects_bound_to_a_loop():
+    gates = []
+
+    @tool
+    async def meet() -> str:
+        """Wait for the others."""
+        gates.append(asyncio.Event())
+        if len(gates) == 4:
+            for gate in gates:
+                gate.set()
+        await gates[-1].wait()
+        return "met"
+
+    assert in_threads(4, lambda: meet.run().content) == ["met"] * 4
+
+
+def test_calls_run_concurrently_and_are_reported_as_they_end():
+    session = CallSession()
+    for key, seconds in ((0, 0.3), (1, 0.01), (2, 0.1)):
+        session.submit(key, lambda seconds=seconds: time.sleep(seconds) or seconds)
+    reported = []
+    while session:
+        reported += [(outcome.key, outcome.value) for outcome in session.wait(1.0)]
+    assert reported == [(1, 0.01), (2, 0.1), (0, 0.3)]
+    assert session.wait(5.0) == []  # nothing to wait for
+
+
+def test_an_exit_is_the_outcome_of_its_call():
+    session = CallSession()
+    session.submit(0, lambda: sys.exit(3))
+    (outcome,) = session.wait(5.0)
+    assert isinstance(outcome.error, SystemExit)
+    assert outcome.value is None
+
+
+def test_a_call_that_hangs_is_abandoned_after_its_own_timeout():
+    session = CallSession()
+    gate = threading.Event()
+    session.submit(0, gate.wait, timeout=0.2)
+    session.submit(1, lambda: "done", timeout=0.2)
+    started = time.monotonic()
+    outcomes = []
+    while session:
+        outcomes += session.wait(5.0)
+    assert time.monotonic() - started < 2.0
+    assert [outcome.key for outcome in outcomes] == [1, 0]
+    assert isinstance(outcomes[1].error, TimeoutError)
+    assert "0.2 seconds" in str(outcomes[1].error)
+    gate.set()
+    time.sleep(0.05)
+    session.submit(0, lambda: "second")
+    assert [outcome.value for outcome in session.wait(5.0)] == ["second"]
+
+
+def test_a_call_that_ended_in_time_counts_even_if_polled_late():
+    session = CallSession()
+    session.submit(1, lambda: "done", timeout=0.05)
+    time.sleep(0.3)  # as long as a policy may take to generate
+    (outcome,) = session.wait(1.0)
+    assert outcome.value == "done"
+
+
+def test_successive_calls_share_threads_but_no_context():
+    seen = contextvars.ContextVar("seen", default="nothing")
+    threads = set()
+
+    def call():
+        threads.add(threading.current_thread())
+        before = seen.get()
+        seen.set("the last call")
+        return before
+
+    for _ in range(20):
+        assert call_with_deadline(call, 5.0) == "nothing"
+    assert len(threads) < 10
+
+
+def test_a_hanging_thread_delays_no_other_call():
+    gate = threading.Event()
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match=r"within 0\.02 seconds"):
+            call_with_deadline(gate.wait, 0.02)
+    assert call_with_deadline(lambda: "done", 5.0) == "done"
+    gate.set()
+
+
+def test_a_worker_runs_everything_in_one_thread_until_it_is_stopped():
+    worker = Worker()
+    futures = [worker.submit(threading.current_thread) for _ in range(3)]
+    (thread,) = {future.result(5.0) for future in futures}
+    worker.stop()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_process_starts_its_own_threads():
+    async def seven():
+        return 7
+
+    assert call_with_deadline(seven, 5.0) == 7
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: sys.exit(call_with_deadline(seven, 5.0))
+    )
+    child.start()
+    child.join(20.0)
+    assert child.exitcode == 7
