@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
-from agent_leaderboard.report.uncertainty import ALPHA, holm, mean_interval, paired_test
+from agent_envs.scoring.statistics import ALPHA, holm, mean_interval, paired_test
 from agent_leaderboard.report.visible_text import markdown_table
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]

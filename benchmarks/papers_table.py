@@ -27,7 +27,7 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_leaderboard.report.uncertainty import MOST_EXACT
+from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
 from agent_trainers.cli.arguments import parse
 from agent_trainers.cli.results import versions
 from benchmarks.learning_run import COLUMNS, LONG_HORIZON, MULTI_HOP, LearningRun
@@ -177,8 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(options: PapersTableArguments, command: str) -> None:
     """Do the runs that are missing, then write the tables."""
-    if len(options.seeds) > MOST_EXACT:
-        raise ConfigurationError(f"--seeds: at most {MOST_EXACT}, for the exact test.")
+    if len(options.seeds) > MAX_EXACT_PERMUTATION:
+        raise ConfigurationError(f"--seeds: at most {MAX_EXACT_PERMUTATION}, for the exact test.")
     known = {study.name: study for study in STUDIES}
     studies = [lookup(known, name, kind="study") for name in options.studies]
     arms = [(study, method) for study in studies for method in study.methods]

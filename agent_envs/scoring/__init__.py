@@ -7,7 +7,6 @@ from agent_envs.scoring.answers import (
     normalize_answer,
     squad_f1,
 )
-from agent_envs.scoring.intervals import drop_interval, wilson_interval
 from agent_envs.scoring.musique import musique_group_scores
 from agent_envs.scoring.overlap import (
     Overlap,
@@ -17,6 +16,7 @@ from agent_envs.scoring.overlap import (
     set_overlap,
 )
 from agent_envs.scoring.pass_at_k import pass_at_k, pass_hat_k
+from agent_envs.scoring.statistics import drop_interval, wilson_interval
 
 __all__ = [
     "Overlap",

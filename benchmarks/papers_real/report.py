@@ -9,7 +9,7 @@ import numpy as np
 
 from agent_envs.data.files import atomic_path, write_json, write_text
 from agent_envs.scoring import wilson_interval
-from agent_leaderboard.report.uncertainty import holm, sign_test
+from agent_envs.scoring.statistics import holm, sign_test
 from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.papers_real.cells import ROWS
 from benchmarks.papers_real.questions import TEST_SETS

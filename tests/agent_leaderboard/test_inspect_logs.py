@@ -208,7 +208,7 @@ def test_a_log_that_inspect_wrote_becomes_a_run_that_is_marked(foreign, tmp_path
     ]  # fmt: skip
     answers = {"france": "Paris", "norway": "Oslo"}
     assert all(line.success == (answers[line.task_id] in line.actions[-1]) for line in lines)
-    assert cell.success.num_tasks == 2
+    assert cell.success.count == 2
     assert {line.stop_reason for line in lines} == {StopReason.ANSWERED}
     (environment,) = board.run.manifest.environments
     assert environment.id == "inspect_ai:capitals"

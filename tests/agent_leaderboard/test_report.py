@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.scoring.statistics import Interval
 from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report import web_page
 from agent_leaderboard.report.episodes import choose
 from agent_leaderboard.report.tables import make_csv, make_markdown, write_reports
 from agent_leaderboard.report.terminal import print_comparison, print_table
-from agent_leaderboard.report.uncertainty import Interval
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
 from tests.agent_leaderboard.played_runs import HOSTILE, LICENSED, PUBLIC
 
@@ -215,7 +215,7 @@ def test_a_run_under_way_has_reports_of_what_is_there(tmp_path, run_folder):
 def test_an_interval_is_drawn_to_scale():
     from agent_leaderboard.report.terminal import draw_interval
 
-    interval = Interval(mean=0.5, low=0.25, high=1.0, num_tasks=9)
+    interval = Interval(mean=0.5, low=0.25, high=1.0, count=9)
     # positions round(19 * 0.25) = 5, round(19 * 0.5) = 10, 19
     assert draw_interval(interval) == "·····━━━━━●━━━━━━━━━"
 

@@ -45,7 +45,7 @@ def test_the_interval_is_students_over_trainings(played):
     assert (success.mean, success.low, success.high) == pytest.approx(
         (13 / 24, 13 / 24 - 0.17928, 13 / 24 + 0.17928), abs=1e-5
     )
-    assert success.num_tasks == 3
+    assert success.count == 3
 
 
 def test_its_ends_stay_within_0_and_1(played):

@@ -14,7 +14,7 @@ def test_a_cell_holds_the_mean_with_its_interval(board):
     cell = board.cells[PUBLIC, "some"]
     assert cell.success.mean == 3 / 8
     assert cell.success.low < 3 / 8 < cell.success.high
-    assert cell.num_episodes == cell.success.num_tasks == 8
+    assert cell.num_episodes == cell.success.count == 8
     assert board.cells[PUBLIC, "oracle"].success.mean == 1.0
     assert board.cells[PUBLIC, "oracle"].success.low == pytest.approx(0.025 ** (1 / 8))
     assert board.elsewhere["oracle"].low <= board.overall["oracle"].low < 1
@@ -45,7 +45,7 @@ def test_scores_are_broken_down_by_kind_of_task(board):
     groups = {(g.label, g.value): g.success for g in board.cells[PUBLIC, "some"].groups}
     assert list(groups) == [("hops", "2"), ("hops", "3"), ("hops", "4"), ("type", "even"),
                             ("type", "odd")]  # fmt: skip
-    assert (groups["type", "even"].mean, groups["type", "even"].num_tasks) == (0.5, 4)
+    assert (groups["type", "even"].mean, groups["type", "even"].count) == (0.5, 4)
 
 
 def test_mistakes_and_reward_terms_are_counted(board):
@@ -101,7 +101,7 @@ def test_samples_give_pass_at_k_and_pass_hat_k(board):
     run = replace(board.run, lines={**board.run.lines, (LICENSED, "oracle"): samples})
     cell = summarise(run).cells[LICENSED, "oracle"]
     assert cell.success.mean == 0.75
-    assert cell.success.num_tasks == 2
+    assert cell.success.count == 2
     # 1 - C(2,2)/C(4,2) = 5/6 and C(2,2)/C(4,2) = 1/6
     assert cell.pass_at == pytest.approx({1: 0.75, 2: (5 / 6 + 1) / 2, 4: 1.0})
     assert cell.pass_hat == pytest.approx({1: 0.75, 2: (1 / 6 + 1) / 2, 4: 0.5})

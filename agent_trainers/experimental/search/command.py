@@ -16,7 +16,7 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.lookup import lookup
 from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import ConfigurationError
-from agent_envs.scoring.intervals import wilson_interval
+from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import PolicyArguments, Venue, open_policy

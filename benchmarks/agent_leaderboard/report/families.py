@@ -8,9 +8,9 @@ from typing import Final
 
 import gymnasium as gym
 
+from agent_envs.scoring.statistics import Interval, mean_of_shares, sign_test
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.report.summary import Board
-from agent_leaderboard.report.uncertainty import Interval, mean_over_environments, sign_test
 
 DIFFICULTIES: Final = ("hops", "level")
 """The labels of tasks that say how hard they are."""
@@ -84,7 +84,7 @@ def slices(board: Board) -> list[Slice]:
             name=name,
             num_environments=len(environments),
             success={
-                agent: mean_over_environments([one[agent] for one in environments.values()])
+                agent: mean_of_shares([one[agent] for one in environments.values()])
                 for agent in board.agents
                 if all(agent in of_agent for of_agent in environments.values())
             },

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_envs.errors import DataError
+from agent_envs.scoring.statistics import CONFIDENCE, Comparison, compare
 from agent_leaderboard.records.manifest import AgentRecord
 from agent_leaderboard.report.summary import PlayedRun, read_run, shown_name
 from agent_leaderboard.report.terminal import make_console
-from agent_leaderboard.report.uncertainty import CONFIDENCE, Comparison, compare
 from agent_leaderboard.report.visible_text import visible
 
 RULE: Final = (
@@ -107,7 +107,7 @@ def _table(title: str, old: PlayedRun, new: PlayedRun) -> Table:
         table.add_row(
             environment,
             Text(visible(shown_name(new.manifest.agent(agent)))),
-            str(difference.num_tasks),
+            str(difference.count),
             f"{100 * before:.1f}",
             f"{100 * after:.1f}",
             Text(f"{100 * difference.mean:+.1f}", style="bold" if is_sure else ""),

@@ -9,9 +9,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
+from agent_envs.scoring.statistics import Interval, mean_interval
 from agent_leaderboard.records.manifest import AgentRecord
 from agent_leaderboard.report.summary import Board
-from agent_leaderboard.report.uncertainty import Interval, mean_interval
 
 SEED: Final = "seed"
 
@@ -23,7 +23,7 @@ class Trained:
     agents: tuple[str, ...]
     """Slugs of the single trainings."""
     success: dict[str, Interval]
-    """By environment, over trainings: `num_tasks` is their number. Ends are within 0 and 1."""
+    """By environment, over trainings: `count` is their number. Ends are within 0 and 1."""
 
 
 def trained_agents(board: Board) -> list[Trained]:

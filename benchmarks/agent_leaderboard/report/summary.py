@@ -15,23 +15,21 @@ from typing import Final
 from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
+from agent_envs.scoring.statistics import (
+    Comparison,
+    Interval,
+    compare,
+    holm,
+    mean_of_shares,
+    random_effects_mean,
+    share_interval,
+)
 from agent_leaderboard.agents.agent import is_own
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest
 from agent_leaderboard.records.reference import published
 from agent_leaderboard.records.results import ResultLine
 from agent_leaderboard.records.run_folder import RunFolder
-from agent_leaderboard.report.uncertainty import (
-    MAX_UNSCORED,
-    Comparison,
-    Interval,
-    compare,
-    holm,
-    mean_by_task,
-    mean_elsewhere,
-    mean_over_environments,
-    ranks_with_ties,
-    share_interval,
-)
+from agent_leaderboard.report.uncertainty import MAX_UNSCORED, mean_by_task, ranks_with_ties
 
 IMPORTED: Final = "inspect_ai:"
 """Begins the id of an environment that is known from a log only."""
@@ -221,8 +219,10 @@ def summarise(run: PlayedRun) -> Board:
         agents=agents,
         cells=cells,
         marks={one.slug: measure_mark(run.manifest, one) for one in run.manifest.environments},
-        overall={a: mean_over_environments(one) if one else None for a, one in single.items()},
-        elsewhere={a: mean_elsewhere(one) if len(one) > 1 else None for a, one in single.items()},
+        overall={a: mean_of_shares(one) if one else None for a, one in single.items()},
+        elsewhere={
+            a: random_effects_mean(one) if len(one) > 1 else None for a, one in single.items()
+        },
     )
 
 

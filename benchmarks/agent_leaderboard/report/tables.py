@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
+from agent_envs.scoring.statistics import CONFIDENCE, Interval
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.report.seeds import Trained, trained_agents
 from agent_leaderboard.report.summary import (
@@ -20,12 +21,7 @@ from agent_leaderboard.report.summary import (
     shown_name,
     summarise,
 )
-from agent_leaderboard.report.uncertainty import (
-    CONFIDENCE,
-    FAULT_RULE,
-    RANK_RULE,
-    Interval,
-)
+from agent_leaderboard.report.uncertainty import FAULT_RULE, RANK_RULE
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table
 from agent_leaderboard.report.web_page import make_page
 
@@ -259,7 +255,7 @@ def _csv_row(board: Board, environment: str, cell: Cell) -> dict[str, Any]:
     largest = max(cell.pass_at, default=None)
     costs = ("calls", "prompt_tokens", "completion_tokens", "money")
     return row | {
-        "num_tasks": cell.success and cell.success.num_tasks,
+        "num_tasks": cell.success and cell.success.count,
         "k": largest,
         "pass_at_k": None if largest is None else cell.pass_at[largest],
         "pass_hat_k": None if largest is None else cell.pass_hat[largest],

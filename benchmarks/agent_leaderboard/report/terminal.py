@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_envs.core.lookup import lookup
+from agent_envs.scoring.statistics import ALPHA, CONFIDENCE, Interval, holm, p_value_text
 from agent_leaderboard.report.summary import (
     Board,
     read_run,
@@ -16,14 +17,7 @@ from agent_leaderboard.report.summary import (
     summarise,
 )
 from agent_leaderboard.report.tables import percent, rank_mark, ranked
-from agent_leaderboard.report.uncertainty import (
-    ALPHA,
-    CONFIDENCE,
-    RANK_RULE,
-    Interval,
-    holm,
-    p_value_text,
-)
+from agent_leaderboard.report.uncertainty import RANK_RULE
 from agent_leaderboard.report.visible_text import visible
 
 COMPARISON_RULE: Final = (

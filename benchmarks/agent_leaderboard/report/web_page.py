@@ -17,18 +17,12 @@ from typing import Any, Final
 import jinja2
 from tqdm.auto import tqdm
 
+from agent_envs.scoring.statistics import CONFIDENCE, Comparison, Interval, p_value_text
 from agent_leaderboard.records.sealing import MARK
 from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
 from agent_leaderboard.report.families import slices, under_attack
 from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, shown_name
-from agent_leaderboard.report.uncertainty import (
-    CONFIDENCE,
-    FAULT_RULE,
-    RANK_RULE,
-    Comparison,
-    Interval,
-    p_value_text,
-)
+from agent_leaderboard.report.uncertainty import FAULT_RULE, RANK_RULE
 from agent_leaderboard.report.visible_text import visible
 
 MAX_EPISODE_CHARS: Final = 3_000_000
@@ -166,7 +160,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def _interval(interval: Interval | None) -> list[float | None] | None:
     if interval is None:
         return None
-    return [*map(_short, (interval.mean, interval.low, interval.high)), interval.num_tasks]
+    return [*map(_short, (interval.mean, interval.low, interval.high)), interval.count]
 
 
 def _comparison(comparison: Comparison, p_holm: float) -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""Intervals and tests against hand-worked and published numbers, and their coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import ConfigurationError
+from agent_envs.scoring import drop_interval, wilson_interval
+from agent_envs.scoring.statistics import (
+    compare,
+    holm,
+    mean_interval,
+    mean_of_shares,
+    paired_test,
+    random_effects_mean,
+    share_interval,
+    sign_test,
+)
+
+
+def scores(*values):
+    return dict(enumerate(map(float, values)))
+
+
+def solved(number, of=100):
+    return share_interval([1.0] * number + [0.0] * (of - number))
+
+
+def test_wilson_intervals_are_those_of_the_literature():
+    assert wilson_interval(0.1, 100) == pytest.approx((0.0552, 0.1744), abs=1e-4)
+    assert wilson_interval(0.0, 100) == pytest.approx((0.0, 0.0370), abs=1e-4)
+    assert wilson_interval(1.0, 100)[1] == 1.0
+
+
+def test_a_drop_has_newcombes_interval():
+    # Newcombe 1998, table II: 56/70 - 48/80
+    before = (56 / 70, *wilson_interval(56 / 70, 70))
+    after = (48 / 80, *wilson_interval(48 / 80, 80))
+    assert drop_interval(before, after) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"),
+    [
+        (0, 10, 0.0, 0.3085),  # table of Clopper and Pearson, 95 %
+        (10, 10, 0.6915, 1.0),
+        (5, 10, 0.1871, 0.8129),
+        (1, 100, 0.0003, 0.0545),
+        (50, 100, 0.3983, 0.6017),
+    ],
+)
+def test_a_share_has_clopper_and_pearsons_interval(right, of, low, high):
+    interval = solved(right, of)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    assert (interval.mean, interval.count) == (right / of, of)
+
+
+@pytest.mark.parametrize("mean", [0.03, 0.1, 0.5, 0.9])
+def test_intervals_of_several_samples_per_task_cover_the_true_share(mean):
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        shares = rng.binomial(4, rng.beta(mean, 1 - mean, 100)) / 4  # very different tasks
+        interval = share_interval(shares, 400)
+        covered += interval.low <= mean <= interval.high
+    assert covered >= 186
+
+
+def test_more_samples_narrow_an_interval_unless_they_always_agree():
+    few, many = share_interval([1.0, 0.0] * 10), share_interval([0.5] * 20, 80)
+    assert many.high - many.low < few.high - few.low
+    agreeing = share_interval([1.0, 0.0] * 10, 80)
+    assert agreeing.high - agreeing.low >= few.high - few.low
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.999, 0.001, 0.001, 0.001), (0.5, 0.5), (0.03, 0.97), (0.05,) * 5]
+)
+def test_the_interval_of_a_mean_over_environments_covers_the_true_mean(shares):
+    rng = np.random.default_rng(2)
+    intervals = [solved(right) for right in range(101)]
+    covered = 0
+    for _ in range(1_000):
+        mean = mean_of_shares([intervals[k] for k in rng.binomial(100, shares)])
+        covered += mean.low <= np.mean(shares) <= mean.high
+    assert covered >= 930
+
+
+def test_environments_have_equal_weight_and_shares_of_0_and_1_stay_uncertain():
+    interval = mean_of_shares([solved(100), solved(0, 2)])
+    assert interval.mean == 0.5
+    # below: 0.0362 of the first alone; above: 0.8419 of the second alone
+    assert (interval.low, interval.high) == pytest.approx((0.5 - 0.0181, 0.5 + 0.4209), abs=5e-4)
+
+
+def test_the_mean_of_a_population_of_environments_is_less_certain():
+    these = [solved(90), solved(50), solved(10)]
+    fixed, random = mean_of_shares(these), random_effects_mean(these)
+    # 0.5 +- 4.303 * 0.4 / sqrt(3), clipped to [0, 1]
+    assert (random.low, random.high) == (0.0, 1.0)
+    assert fixed.low > 0.4
+    assert random_effects_mean([solved(0)] * 3).high == mean_of_shares([solved(0)] * 3).high
+
+
+def test_three_values_have_students_interval():
+    # mean 0.6, deviation 0.1: 4.303 * 0.1 / sqrt(3) = 0.248
+    interval = mean_interval([0.5, 0.6, 0.7])
+    assert (interval.low, interval.high) == pytest.approx((0.352, 0.848), abs=5e-4)
+    assert mean_interval([0.5]).high == math.inf
+
+
+@given(values=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40))
+def test_an_interval_contains_its_mean(values):
+    interval = share_interval(values)
+    assert 0 <= interval.low <= interval.mean + 1e-9
+    assert interval.mean - 1e-9 <= interval.high <= 1
+
+
+def test_an_interval_of_no_values_is_an_error():
+    with pytest.raises(ConfigurationError, match="at least one task"):
+        share_interval([])
+    with pytest.raises(ConfigurationError, match="at least one environment"):
+        mean_of_shares([])
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "p_value"),
+    [
+        (1, 5, 14 / 64),  # 2 * (C(6,0) + C(6,1)) / 2**6
+        (5, 1, 14 / 64),
+        (0, 0, 1.0),
+        (3, 3, 1.0),
+        (121, 59, 4.434e-6),  # McNemar's exact test in the documentation of statsmodels
+        (5000, 0, 0.0),
+    ],
+)
+def test_the_sign_test_is_mcnemars_exact_test(better, worse, p_value):
+    assert sign_test(better, worse) == pytest.approx(p_value, rel=1e-3)
+
+
+def test_holm_adjusts_as_in_the_textbook():
+    # 4 * 0.005, 3 * 0.01, 2 * 0.03; 0.04 is raised to the one before
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_comparison_uses_the_tasks_that_both_agents_ran():
+    first = scores(1, 1, 1, 0, 1, 0) | {99: 1.0}
+    second = scores(0, 0, 1, 0, 0, 1) | {77: 1.0}
+    comparison = compare(first, second)
+    assert (comparison.num_better, comparison.num_worse, comparison.num_equal) == (3, 1, 2)
+    assert comparison.difference.mean == pytest.approx(2 / 6)
+    assert comparison.difference.count == 6
+    assert comparison.p_value == 2 * (1 + 4) / 16
+    assert comparison.difference.low < 0 < comparison.difference.high
+    assert compare(first, {77: 1.0}) is None
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(2, 0), (0, 0), (50, 2), (97, 0), (30, 10)])
+def test_intervals_of_differences_cover_the_true_difference(wins, losses):
+    rng = np.random.default_rng(3)
+    chances = np.array([wins, losses, 100 - wins - losses]) / 100
+    covered = 0
+    for _ in range(500):
+        drawn = rng.choice([1.0, -1.0, 0.0], p=chances, size=100)
+        interval = compare(scores(*drawn), scores(*[0] * 100)).difference
+        covered += interval.low <= (wins - losses) / 100 <= interval.high
+    assert covered >= 465
+
+
+def test_the_sign_flip_test_tests_the_mean():
+    # A little worse on ten tasks, far better on one: no evidence about the mean.
+    assert paired_test([-0.1] * 10 + [1.0]) > 0.5
+    # 2 of the 2^6 sign patterns are as extreme; 38 of 2^18 where patterns are drawn
+    assert paired_test([0.5] * 6) == 2 / 64
+    assert paired_test([0.1] * 17 + [-0.1]) == pytest.approx(38 / 2**18, abs=0.001)
+    assert paired_test([1.0, -1.0, 0.0]) == 1.0
