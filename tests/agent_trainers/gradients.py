@@ -1,6 +1,15 @@
-"""What a trainer makes of given trajectories: micro-batches, and the gradient of their loss."""
+"""Micro-batches of given trajectories, the gradient of their loss, and how to compare them."""
 
 import torch
+
+TOLERANCE = 1000 * torch.finfo(torch.float32).eps
+"""Rounding of float32 sums of a few thousand terms, relative to the largest term."""
+
+
+def assert_close(found, expected):
+    """Assert that tensors differ by float32 rounding at most, relative to the largest entry."""
+    difference, scale = (found - expected).abs().max(), expected.abs().max()
+    assert difference <= TOLERANCE * scale, f"{difference:.3g} of {scale:.3g}"
 
 
 def micro_batches(trainer, trajectories, **changes):

@@ -11,6 +11,7 @@ from agent_trainers.algorithms.losses import (
     policy_loss,
     value_loss,
 )
+from tests.agent_trainers.gradients import assert_close
 
 # Two steps of 2 and 1 trained tokens, an observation token between them.
 LOG_RATIO = torch.tensor([[0.1, 0.3, 9.0, -0.2]])
@@ -107,8 +108,8 @@ def test_distillation_is_trls_sdpo_on_sampled_tokens_with_its_bounded_ratio():
     theirs = apply_importance_sampling_clipping(theirs, logprobs(student), old, clip_coeff=2.0)
     ours = distillation_loss(logprobs(student), old, logprobs(teacher))
     gradients = [torch.autograd.grad(loss.sum(), student)[0] for loss in (ours, theirs)]
-    assert torch.allclose(*gradients, atol=1e-6)
-    assert torch.allclose(ours, theirs, atol=1e-6)
+    assert_close(*gradients)
+    assert_close(ours, theirs)
 
 
 def test_distillation_follows_the_divergence_itself_in_expectation():
@@ -121,4 +122,4 @@ def test_distillation_follows_the_divergence_itself_in_expectation():
     old = (logits.detach() + torch.tensor([0.1, -0.1, 0.05])).log_softmax(-1)
     policy = logits.log_softmax(-1)
     (old.exp() * distillation_loss(policy, old, teacher)).sum().backward()  # as sampled from old
-    assert torch.allclose(logits.grad, expected, atol=1e-6)
+    assert_close(logits.grad, expected)

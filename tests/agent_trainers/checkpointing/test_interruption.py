@@ -27,8 +27,14 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+def listen_to_signals():
+    """Give signals their default effect, also under ``nohup`` or in a shell's background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(output, *arguments):
-    """Start a run in a session of its own, so that what is left of it can be found."""
+    """Start a run in its own session, so that its leftovers can be found."""
     command = [sys.executable, "-m", "agent_trainers.cli.train", *SETTINGS, *arguments]
     return subprocess.Popen(
         [*command, "--output_dir", str(output)],
@@ -36,6 +42,7 @@ def start(output, *arguments):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=listen_to_signals,
     )
 
 
@@ -104,7 +111,10 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
         "    while True: time.sleep(0.05)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_signals,
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)

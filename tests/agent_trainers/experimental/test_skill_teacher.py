@@ -16,7 +16,7 @@ from agent_trainers.experimental.skills.skills import best_other, tell_success
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
-from tests.agent_trainers.gradients import gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_each_step_by_itself(
     ours = gradient(trainer, micro_batches(trainer, scored))
     expected = reference_gradient(trainer, tokenizer, scored, shown, weight)
     assert expected.abs().max() > 1e-2
-    assert (ours - expected).abs().max() < 1e-6
+    assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("kind", [StepGRPOTrainer, StepPPOTrainer])
@@ -109,7 +109,7 @@ def test_policy_gradient_and_distillation_mix_in_the_share_asked_for(make_traine
 
     without, mixed, alone = map(gradient_at, (0.0, 0.25, 1.0))
     assert (alone - without).abs().max() > 1e-2
-    assert (mixed - (0.75 * without + 0.25 * alone)).abs().max() < 2e-6
+    assert_close(mixed, 0.75 * without + 0.25 * alone)
 
 
 def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
@@ -128,7 +128,7 @@ def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
     loss = ratio.clamp(max=2) * (logprobs.detach() - batch["teacher_per_token_logps"]) * logprobs
     (loss * batch["skill_mask"] * batch["loss_weights"]).sum().backward()
     expected = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
-    assert (ours - torch.cat(expected)).abs().max() < 1e-5
+    assert_close(ours, torch.cat(expected))
 
 
 def whole(trainer, batch):

@@ -12,7 +12,7 @@ from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play, streamed
-from tests.agent_trainers.gradients import gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = [task for task in range(3) for _ in range(4)]
@@ -175,4 +175,4 @@ def test_the_gradient_of_episodes_through_the_gateway_is_that_of_episodes_in_pro
     expected = gradient(trainer, micro_batches(trainer, in_process))
     found = gradient(trainer, micro_batches(trainer, through_gateway(policy)))
     assert expected.norm() > 1e-3
-    assert (found - expected).abs().max() < 1e-7
+    assert_close(found, expected)

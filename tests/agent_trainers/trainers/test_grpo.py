@@ -18,7 +18,7 @@ from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.trainers import scorer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trajectory import StopReason
-from tests.agent_trainers.gradients import gradient, micro_batches
+from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -51,9 +51,8 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
     merged_gradient = gradient(trainer, merged)
     separate = micro_batches(trainer, played, merge_steps=False)
     assert merged[0]["prompt_ids"].size(0) < separate[0]["prompt_ids"].size(0)
-    difference = (gradient(trainer, separate) - merged_gradient).abs().max()
     assert merged_gradient.abs().max() > 1e-3
-    assert difference < 2e-6
+    assert_close(gradient(trainer, separate), merged_gradient)
 
 
 @pytest.mark.parametrize("changes", [
@@ -87,7 +86,7 @@ def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
     monkeypatch.setattr(scorer, "can_share", lambda model: False)
     apart = gradient(trainer, micro_batches(trainer, played))
     assert apart.abs().max() > 1e-3
-    assert (together - apart).abs().max() < 2e-6
+    assert_close(together, apart)
     assert trainer._metrics["train"]["entropy"][-1] == pytest.approx(logged, rel=1e-5)
 
 
@@ -109,7 +108,7 @@ def test_equal_rows_go_through_the_model_once_and_count_as_often_as_they_were_pl
     (apart,) = trainer.scorer.micro_batches(batch, is_training=True)
     assert len(apart.forwarded["completion_ids"]) == 8
     assert once.abs().max() > 1e-3
-    assert (gradient(trainer, [batch]) - once).abs().max() < 2e-6
+    assert_close(gradient(trainer, [batch]), once)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_micro_batches_and_their_padding_rows_do_not_change_the_gradient(make_tr
     whole_gradient = gradient(
         whole, micro_batches(whole, [*played[:7], dataclasses.replace(played[7], transitions=[])])
     )
-    assert (gradient(split, batch) - whole_gradient).abs().max() < 2e-6
+    assert_close(gradient(split, batch), whole_gradient)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1, 200, 500])
@@ -169,8 +168,8 @@ def test_micro_batches_under_a_token_budget_do_not_change_a_training_step(
     loss, expected, _ = gradients(max_tokens_per_micro_batch=100_000)
     split_loss, split, trainer = gradients(max_tokens_per_micro_batch=max_tokens)
     assert expected.abs().max() > 1e-3
-    assert (split - expected).abs().max() < 2e-6
-    assert split_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    assert_close(split, expected)
+    assert split_loss.item() == pytest.approx(loss.item(), abs=TOLERANCE)
     assert trainer._step == 1
     share = trainer._metrics["train"]["rows/padding_share"][-1]
     assert (share == 0.0) if max_tokens == 1 else (share < 0.4)

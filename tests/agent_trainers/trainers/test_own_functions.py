@@ -9,7 +9,7 @@ import torch
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import StepGRPOTrainer, StepPPOConfig, StepPPOTrainer
 from agent_trainers.cli.train_options import parse_arguments
-from tests.agent_trainers.gradients import gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -71,7 +71,7 @@ def test_a_users_estimator_may_ask_for_values_and_give_one_advantage_per_token(m
     targets, weights = (trainer.last_batch.tensors[f"value_{n}"] for n in ("targets", "weights"))
     for row, target, weight in zip(trainer.last_batch.rows, targets, weights, strict=False):
         return_ = trainer.trajectories["train"][row.episode].return_
-        assert torch.allclose(target[weight > 0], torch.tensor(return_), atol=1e-5)
+        assert_close(target[weight > 0], torch.tensor(return_))
 
 
 def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer):

@@ -14,7 +14,7 @@ from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trainers.ppo_config import StepPPOConfig
 from agent_trainers.trajectory import StopReason
-from tests.agent_trainers.gradients import gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 ESTIMATORS = ("gae_step", "gae_token", "gae_bilevel")
@@ -58,8 +58,8 @@ def test_merged_rows_and_micro_batches_give_the_gradient_of_a_row_per_step(
     stir(split)
     in_parts = gradient(split, micro_batches(split, played))
     assert merged.abs().max() > 1e-3
-    assert (separate - merged).abs().max() < 1e-5
-    assert (in_parts - merged).abs().max() < 1e-5
+    assert_close(separate, merged)
+    assert_close(in_parts, merged)
 
 
 def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):

@@ -10,7 +10,7 @@ import torch
 from agent_envs import ConfigurationError
 from agent_trainers.programs import EnvironmentTools, ProgramTasks
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from tests.agent_trainers.gradients import gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=60)
 atexit.register(CLIENT.close)
@@ -109,7 +109,7 @@ def test_a_frozen_role_changes_nothing_of_the_others_gradient(make_trainer):
     total = sum(count for _, count in parts)
     expected = sum(own * (count / total) for own, count in parts)
     assert both.abs().max() > 1e-3
-    assert torch.allclose(both, expected, atol=1e-6)
+    assert_close(both, expected)
 
 
 def test_metrics_are_kept_by_role(make_trainer):
