@@ -1,10 +1,9 @@
-"""The gateway: programs that talk to OpenAI's API play with our policies, and their calls are kept.
+"""The gateway: an OpenAI-compatible API in front of a policy, which records programs' episodes.
 
-A session is one episode, a call to its URL one transition with the tokens that were sampled.
+A session is one episode, and a call to its URL is one transition with the sampled tokens.
 """
 
 from agent_trainers.gateway.gateway import Gateway
-from agent_trainers.gateway.limits import SessionLimits
-from agent_trainers.gateway.session import Session
+from agent_trainers.gateway.session import Session, SessionLimits
 
 __all__ = ["Gateway", "Session", "SessionLimits"]

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API says them, so that its client libraries raise what they should."""
+"""Errors in the form of OpenAI's API, so that its client libraries raise the right exception."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from agent_trainers.trajectory import StopReason
 
 
 class ApiError(Exception):
-    """A request that is refused, or that failed."""
+    """A request that is refused or that failed."""
 
     def __init__(
         self,
@@ -17,15 +17,15 @@ class ApiError(Exception):
         code: str | None = None,
         stop_reason: StopReason | None = None,
     ) -> None:
-        """Say what is wrong.
+        """Describe the failure.
 
         Args:
-            status: The HTTP status. Client libraries try 408, 409, 429, 500 and above again.
-            message: One sentence, and what to do.
-            param: The parameter that is refused.
+            status: The HTTP status. Client libraries retry 408, 409, 429, and 500 and above.
+            message: The cause, and how to fix it.
+            param: The refused parameter.
             code: A short code for programs.
-            stop_reason: What it means for the episode if no call succeeds after it; None if it is
-                the program's own mistake.
+            stop_reason: The episode's stop reason if no later call succeeds; None for a mistake
+                of the program itself.
         """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
@@ -35,16 +35,5 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The body of the reply."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
-
-def refusal(param: str, message: str) -> ApiError:
-    """Return the refusal of a parameter."""
-    return ApiError(400, message, param=param, code="unsupported_parameter")
+        members = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": members}

@@ -1,130 +1,125 @@
-"""The connections of the gateway's clients: how many there may be, and who has to give one up.
+"""A limit of the gateway's open connections, each of which costs the process a file descriptor.
 
-Each costs the process a file, and a program that opens connections and leaves them would take them
-all. So there is a limit for all together; beyond it, whoever holds most loses the connection that
-has been of no use for longest. A session holds those on which its key was last shown; all others
-together count as one holder's. So a program takes from itself what it opens beyond its share, and a
-client that shows its key at once cannot be kept out by others that wait.
+Beyond the limit, the session with the most connections loses the one that has been idle for
+longest. A connection belongs to the session whose key it sent last; all that sent none count
+together as one session's. So a program that opens connections beyond its share closes its own, and
+a client that sends its key at once is not kept out by others that only connect.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from agent_envs.errors import ConfigurationError
 
 Address = tuple[str, int]
-_STRANGERS: Final = ""
-"""The holder of connections on which no key was shown yet."""
-_MOST: Final = 4096
+_NO_SESSION: Final = ""
+_MAX_CONNECTIONS: Final = 4096
 
 
 class Transport(Protocol):
-    """What can be closed."""
+    """A connection that can be closed."""
 
     def abort(self) -> None:
-        """Close it now, whatever is under way."""
+        """Close it at once."""
 
 
 @dataclass(slots=True)
-class _Held:
-    """The connections of one holder, each kind by when it was last used, oldest first."""
-
-    idle: dict[Address, Transport] = field(default_factory=dict)
-    busy: dict[Address, Transport] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.idle) + len(self.busy)
+class _Connection:
+    transport: Transport
+    is_busy: bool = False
 
 
-class Connections:
-    """Those that are open, by their clients' addresses. Used by the server's thread only."""
+class ConnectionLimit:
+    """The open connections by session and client address. Used by the server's thread only."""
 
     def __init__(self, limit: int) -> None:
-        """Allow `limit` at once.
+        """Allow `limit` connections.
 
         Raises:
-            ConfigurationError: If there may be none.
+            ConfigurationError: If `limit` is less than 1.
         """
         if limit < 1:
             raise ConfigurationError(f"max_connections ({limit}) must be positive.")
         self._limit = limit
-        self._holders: dict[Address, str] = {}
-        self._held: dict[str, _Held] = {}
+        self._session_of: dict[Address, str] = {}
+        self._held: dict[str, dict[Address, _Connection]] = {}  # least recently used first
 
     def add(self, client: Address, transport: Transport) -> None:
-        """Note a new connection; another may have to go."""
-        self._holders[client] = _STRANGERS
-        self._held.setdefault(_STRANGERS, _Held()).idle[client] = transport
-        if len(self._holders) > self._limit:
-            most = max(self._held.values(), key=lambda held: (len(held), bool(held.idle)))
-            oldest, useless = next(iter((most.idle or most.busy).items()))
-            self.remove(oldest, useless)
-            useless.abort()
+        """Add a new connection; close another one beyond the limit."""
+        self._put(_NO_SESSION, client, _Connection(transport))
+        if len(self._session_of) > self._limit:
+            largest = max(
+                self._held.values(), key=lambda held: (len(held), _idle(held) is not None)
+            )
+            self._take(_idle(largest) or next(iter(largest))).transport.abort()
 
     def remove(self, client: Address, transport: Transport) -> None:
-        """Forget a connection that is closed, unless its address is another one's by now."""
-        if (holder := self._holders.get(client)) is None:
-            return
-        held = self._held[holder]
-        for connections in (held.idle, held.busy):
-            if connections.get(client) is transport:
-                del connections[client], self._holders[client]
-        if not held:
-            del self._held[holder]
+        """Remove a closed connection, unless its address belongs to a new one by now."""
+        session = self._session_of.get(client)
+        if session is not None and self._held[session][client].transport is transport:
+            self._take(client)
 
     @contextmanager
     def in_use(self, client: Address | None, session_id: str) -> Iterator[None]:
-        """Note that a session's key was shown on a connection, which is of use from now on."""
+        """Mark a connection that sent a session's key as busy."""
         self._move(client, session_id, is_busy=True)
         try:
             yield
         finally:
             self._move(client, session_id, is_busy=False)
 
-    def _move(self, client: Address | None, holder: str, *, is_busy: bool) -> None:
-        if client is None or (before := self._holders.get(client)) is None:  # it is closed
-            return
-        held = self._held[before]
-        transport = held.idle.pop(client, None) or held.busy.pop(client)
+    def _move(self, client: Address | None, session_id: str, *, is_busy: bool) -> None:
+        if client in self._session_of:  # else it was closed meanwhile
+            connection = self._take(client)
+            connection.is_busy = is_busy
+            self._put(session_id, client, connection)
+
+    def _put(self, session_id: str, client: Address, connection: _Connection) -> None:
+        self._session_of[client] = session_id
+        self._held.setdefault(session_id, {})[client] = connection
+
+    def _take(self, client: Address) -> _Connection:
+        session_id = self._session_of.pop(client)
+        held = self._held[session_id]
+        connection = held.pop(client)
         if not held:
-            del self._held[before]
-        self._holders[client] = holder
-        held = self._held.setdefault(holder, _Held())
-        (held.busy if is_busy else held.idle)[client] = transport
+            del self._held[session_id]
+        return connection
+
+
+def _idle(held: dict[Address, _Connection]) -> Address | None:
+    return next((client for client, connection in held.items() if not connection.is_busy), None)
 
 
 def default_limits() -> tuple[int, int]:
     """Return how many connections may be open, and how many may wait to be accepted.
 
-    Half of the files that the process may open, and a sixteenth: asyncio accepts as many as wait
-    at a time, and does so up to four times before a connection that has to go is closed.
+    These are half and a sixteenth of the process's file descriptors: asyncio accepts all waiting
+    connections at once, up to four times before an evicted one is closed.
     """
+    num_files = 4 * _MAX_CONNECTIONS  # Windows limits sockets by memory only
     try:
         import resource
-    except ImportError:  # Windows bounds sockets by memory only
-        num_files = 4 * _MOST
+    except ImportError:
+        pass
     else:
-        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if num_files == resource.RLIM_INFINITY:
-            num_files = 4 * _MOST
-    return min(num_files // 2, _MOST), min(num_files // 16, _MOST // 2)
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        num_files = num_files if soft_limit == resource.RLIM_INFINITY else soft_limit
+    return min(num_files // 2, _MAX_CONNECTIONS), min(num_files // 16, _MAX_CONNECTIONS // 2)
 
 
-def counted_protocol(connections: Connections) -> Any:
-    """Return uvicorn's protocol with its connections noted.
-
-    Of its two, the one on h11: it bounds what it keeps of a request's head.
-    """
+def limited_protocol(connections: ConnectionLimit) -> Any:
+    """Return uvicorn's h11 protocol, which bounds request heads, with a limit of connections."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class CountedProtocol(H11Protocol):
-        """Relies on `client`, which uvicorn sets and gives to the application as its scope's."""
+    class LimitedProtocol(H11Protocol):
+        # Relies on `client`, which uvicorn sets and passes to the application in its scope.
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            if self.client is not None:  # None: it is closed already
+            if self.client is not None:  # None: already closed
                 connections.add(self.client, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -132,4 +127,4 @@ def counted_protocol(connections: Connections) -> Any:
                 connections.remove(self.client, self.transport)
             super().connection_lost(exc)
 
-    return CountedProtocol
+    return LimitedProtocol

@@ -1,16 +1,16 @@
 """The conversations of a session: which of its messages are turns that were sampled.
 
-A program sends its whole conversation with each call, its own rendering of the model's turns among
-it. A message of the assistant *is* a turn that was sampled in this session if
+A program sends its whole conversation with each call, including its own rendering of the model's
+turns. An assistant message *is* a turn that was sampled in this session if
 
-* everything before it is what stood before that turn, and
-* it means the same: the same text up to white space around it, and the same calls: as many, in the
-  same order, of the same functions, with arguments that are equal as JSON.
+* everything before it equals the state in which that turn was sampled, and
+* it has the same meaning: the same text up to surrounding white space, and the same calls in the
+  same order, with arguments that are equal as JSON.
 
-Ids of calls, ``null`` for ``""``, parts instead of a text, and members that no template shows count
-for nothing. Such a message stands for the sampled text itself, and the state for the sampled tokens
-(see `ChatRenderer`). Any other message of the assistant is the program's own: the state is rendered
-anew from there, and is a row of its own.
+Call ids, ``null`` for ``""``, text parts, and members that no chat template shows are ignored. Such
+a message is replaced by the sampled text, and the state by the sampled tokens (see `ChatRenderer`).
+Any other assistant message was written by the program: the state is rendered again from there on,
+and becomes a row of its own.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_envs.core.messages import Message
+from agent_envs.core.tool import Tool
 from agent_envs.formats.chat_messages import action_text
 from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import ToolFormat
@@ -31,88 +32,111 @@ Schemas = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCall:
-    """A call as the API gives it."""
+class ApiCall(FunctionCall):
+    """A tool call with its id."""
 
     id: str
-    function: FunctionCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiMessage:
-    """A message of a program, without what no template shows."""
+    """A message of a program, without members that no template shows."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     calls: tuple[ApiCall, ...] = ()
     call_id: str = ""
-    """The call that a tool's message answers."""
+    """The call that a tool message answers."""
 
     def means(self, other: "ApiMessage") -> bool:
-        """Say whether two messages of the assistant mean the same."""
-        if len(self.calls) != len(other.calls):
-            return False
-        return self.content.strip() == other.content.strip() and all(
-            one.function.name == two.function.name
-            and _value(one.function.arguments) == _value(two.function.arguments)
-            for one, two in zip(self.calls, other.calls, strict=True)
-        )
+        """Return whether two assistant messages have the same meaning."""
+        calls = [(call.name, _canonical(call.arguments)) for call in self.calls]
+        same_calls = calls == [(call.name, _canonical(call.arguments)) for call in other.calls]
+        return same_calls and self.content.strip() == other.content.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One validated call to the model, from any endpoint."""
+
+    messages: Sequence[ApiMessage]
+    """The whole conversation."""
+    tools: Mapping[str, Tool]
+    """The program's functions by name."""
+    shown_tools: Schemas | None
+    """The tools for the chat template; None where the messages describe them."""
+    reads_calls: bool = True
+    """Whether tool calls in the sampled text are returned as calls."""
+    is_parallel: bool = True
+    """Whether a turn may hold several calls."""
+    num_choices: int = 1
+    """Turns sampled in the same state."""
+    max_tokens: int | None = None
+    """Maximum number of tokens of a turn."""
+    stops: tuple[str, ...] = ()
+    """Texts that end a turn."""
+    reply_kind: str = "chatcmpl"
+    """Prefix of the reply's id."""
+    seed: int | None = None
+    """The same seed in the same state of the same session samples the same turn."""
+    role: str = ""
+    """Name of the calling role, where a program has several roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn that was sampled."""
+    """A sampled turn."""
 
     transition: Transition
     """The turn as a step, without its reward."""
     tools: Schemas | None
-    """What the chat template was given."""
+    """The tools that the chat template was given."""
     message: ApiMessage
-    """What the program was told."""
+    """The reply that the program received."""
     text: str
-    """What stands for it in a state: the action, or what the program saw of it if it was cut."""
+    """Its text in later states: the action, or the part before the text that stopped it."""
     is_whole: bool
     """Whether the model ended it, so that a state can begin with its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a call shows the model."""
+    """The state that a call shows the model."""
 
     messages: list[Message]
     digest: bytes
-    """Of the messages: where a turn that is sampled here belongs."""
+    """Hash of the messages, under which turns sampled here are stored."""
     previous: Turn | None
-    """The newest turn whose tokens the state begins with."""
+    """The newest turn with whose tokens the state begins."""
 
 
 class Conversations:
     """The turns of one session, by the states in which they were sampled."""
 
     def __init__(self, tool_format: ToolFormat) -> None:
-        """Begin without turns."""
+        """Start without turns."""
         self._format = tool_format
         self._turns: dict[bytes, list[Turn]] = {}
-        self._names: dict[str, str] = {}  # of functions, by the ids of their calls
+        self._names: dict[str, str] = {}  # function names by call id
 
-    def note(self, state: State, turn: Turn) -> None:
-        """Remember a turn."""
+    def add(self, state: State, turn: Turn) -> None:
+        """Store a turn."""
         self._turns.setdefault(state.digest, []).append(turn)
-        self._names |= {call.id: call.function.name for call in turn.message.calls}
+        self._names |= {call.id: call.name for call in turn.message.calls}
 
-    def read(self, said: Sequence[ApiMessage], tools: Schemas | None) -> State:
-        """Return the state that a program shows with `tools` for the chat template.
+    def read(self, conversation: Sequence[ApiMessage], tools: Schemas | None) -> State:
+        """Return the state of a conversation with `tools` for the chat template.
 
         Raises:
-            ApiError: If a tool's message answers no call.
+            ApiError: If a tool message answers no call.
         """
         messages: list[Message] = []
         names = dict(self._names)
         previous: Turn | None = None
         digest, num_hashed = hashlib.sha256(), 0
-        for role, run in itertools.groupby(enumerate(said), key=lambda each: each[1].role):
+        for role, run in itertools.groupby(enumerate(conversation), key=lambda each: each[1].role):
             if role == "tool":
-                self._add_results(messages, [self._result(*each, names) for each in run])
+                self._append_results(messages, [self._result(*each, names) for each in run])
                 continue
             for place, message in run:
                 if role != "assistant":
@@ -121,13 +145,14 @@ class Conversations:
                 digest.update(json.dumps(messages[num_hashed:]).encode())
                 num_hashed = len(messages)
                 turn = self._find(digest.digest(), message)
-                names |= {call.id: call.function.name for call in message.calls}
-                calls = [call.function for call in message.calls]
+                names |= {call.id: call.name for call in message.calls}
                 if turn:
-                    messages = [*turn.transition.messages]  # equal: kept in memory once
-                text = turn.text if turn else action_text(message.content, calls, self._format)
+                    messages = [*turn.transition.messages]  # equal, and shared in memory
+                    text = turn.text
+                else:
+                    text = action_text(message.content, message.calls, self._format)
                 messages.append({"role": "assistant", "content": text})
-                is_last = place + 1 == len(said)
+                is_last = place + 1 == len(conversation)
                 if turn and turn.is_whole and turn.tools == tools and not is_last:
                     previous = turn
         digest.update(json.dumps(messages[num_hashed:]).encode())
@@ -142,30 +167,30 @@ class Conversations:
             )
         return self._format.result_message(names[message.call_id], message.content)
 
-    def _add_results(self, messages: list[Message], results: list[Message]) -> None:
-        """Add results that follow each other as environments say them.
+    def _append_results(self, messages: list[Message], results: list[Message]) -> None:
+        """Append consecutive results as environments do.
 
-        In formats without a tool's role as one message: templates want users and models to take
-        turns.
+        Formats without a tool role merge them, since templates alternate user and assistant.
         """
         role = results[0]["role"]
         if role == "tool":
             messages += results
             return
         first = [messages.pop()] if messages and messages[-1]["role"] == role else []
-        said = "\n\n".join(message["content"] for message in [*first, *results])
-        messages.append({"role": role, "content": said})
+        text = "\n\n".join(message["content"] for message in [*first, *results])
+        messages.append({"role": role, "content": text})
 
     def _find(self, digest: bytes, message: ApiMessage) -> Turn | None:
-        alike = [turn for turn in self._turns.get(digest, ()) if turn.message.means(message)]
+        """Return the turn that a message means; among equal ones the one with the same call ids."""
+        equal = [turn for turn in self._turns.get(digest, ()) if turn.message.means(message)]
         ids = [call.id for call in message.calls]
-        named = (t for t in reversed(alike) if [call.id for call in t.message.calls] == ids)
-        return next(named, alike[-1] if alike else None)
+        named = (t for t in reversed(equal) if [call.id for call in t.message.calls] == ids)
+        return next(named, equal[-1] if equal else None)
 
 
-def _value(arguments: str) -> Any:
+def _canonical(arguments: str) -> str:
     try:
-        # Written anew, 1 and 1.0 and true differ, which == does not tell apart.
+        # As text, because == does not distinguish 1, 1.0 and True.
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments

@@ -1,42 +1,32 @@
-"""`Gateway`: OpenAI's API on loopback, in front of a policy."""
+"""`Gateway`: OpenAI's API on loopback, served by a policy."""
 
 import itertools
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from agent_envs.core.extras import require_extra
 from agent_envs.core.lookup import lookup
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
-from agent_trainers.gateway.connections import (
-    Connections,
-    counted_protocol,
-    default_limits,
-)
+from agent_trainers.gateway.connections import ConnectionLimit, default_limits, limited_protocol
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
-from agent_trainers.gateway.limits import SessionLimits
-from agent_trainers.gateway.session import Session, SessionClosedError
+from agent_trainers.gateway.session import Session, SessionClosedError, SessionLimits
 from agent_trainers.policies.policy import Policy
 from agent_trainers.policies.worker_threads import release_worker_threads
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2
-_SWITCH_SECONDS: Final = 0.0005
-"""The thread that computes lets the one that serves go on after this time. With Python's own 5 ms
-each call would wait for it several times."""
-_SOME_TOOL: Final = {
+_PROBE_TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
 }
-"""Shows whether the chat template describes tools."""
+"""Passed to the chat template to find out whether it describes tools."""
 
 
 class Gateway:
-    """Programs that talk to OpenAI's API play with a policy, each in a session of its own.
+    """A server of OpenAI's API that samples from a policy and records each session as an episode.
 
     ::
 
@@ -46,7 +36,7 @@ class Gateway:
             ...                                     # the program's own loop, framework and tools
             trajectory = session.close(reward=1.0)
 
-    Calls of all sessions go through one stream of the policy, as the episodes of a rollout do. Any
+    Calls of all sessions share one stream of the policy, as the episodes of a rollout do. Any
     thread may open and close sessions.
     """
 
@@ -65,23 +55,23 @@ class Gateway:
         """Prepare to serve `policy`; the server starts with ``with``.
 
         Args:
-            policy: Who acts.
+            policy: The policy that samples the turns.
             tool_format: How the model writes its calls: a name or a format, as for environments.
-            limits: What one session may ask for; `SessionLimits` by default.
-            ignored_parameters: Parameters of requests that count for nothing, whatever a program
-                sends: the policy's own way holds. All others are honoured or refused by name.
-            in_thread: Whether the policy works in a thread of the gateway's own, from ``with`` to
-                its end; its weights have to stay as they are. False: it works where and while
-                `generate` is called, as a trainer does between two steps.
-            max_connections: Connections that are open at once; beyond them, whoever holds most
-                loses one. None for half the files that the process may open, at most 4,096.
-            host: Where to listen.
-            port: Where to listen; 0 for any free port.
+            limits: Limits of one session; `SessionLimits` by default.
+            ignored_parameters: Parameters of requests that are ignored; the policy's own settings
+                apply. All others are honoured or refused by name.
+            in_thread: Whether the policy generates in a thread of the gateway, from ``with`` to its
+                end, with constant weights. False: it generates in the thread that calls `generate`,
+                as a trainer does between two steps.
+            max_connections: Open connections; beyond them, the session with the most loses one.
+                None for half of the process's file descriptors, at most 4,096.
+            host: The address to listen on.
+            port: The port to listen on; 0 for any free port.
 
         Raises:
             MissingExtraError: If the libraries of the extra ``gateway`` are not installed.
             UnknownNameError: If there is no such tool format.
-            ConfigurationError: If there may be no connection.
+            ConfigurationError: If `max_connections` is less than 1.
         """
         require_extra("gateway", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):
@@ -90,8 +80,8 @@ class Gateway:
         self._limits = limits or SessionLimits()
         self._ignored = frozenset(ignored_parameters)
         self._in_thread = in_thread
-        most, self._max_waiting = default_limits()
-        self._connections = Connections(most if max_connections is None else max_connections)
+        most, self._backlog = default_limits()
+        self._connections = ConnectionLimit(most if max_connections is None else max_connections)
         self._host, self._port = host, port
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
@@ -102,7 +92,7 @@ class Gateway:
         self._is_closing = False
 
     def __enter__(self) -> Self:
-        """Start to serve."""
+        """Start serving."""
         import uvicorn
 
         from agent_trainers.gateway.application import Application
@@ -114,23 +104,23 @@ class Gateway:
             connections=self._connections,
             tool_format=self._format,
             ignored_parameters=self._ignored,
-            shows_tools=self._format.is_native and self._policy.shows_tools([_SOME_TOOL]),
+            shows_tools=self._format.is_native and self._policy.shows_tools([_PROBE_TOOL]),
         )
         config = uvicorn.Config(
             application.asgi(),
             access_log=False,
-            backlog=self._max_waiting,
-            http=counted_protocol(self._connections),
+            backlog=self._backlog,
+            http=limited_protocol(self._connections),
             lifespan="off",
             log_config=None,
             log_level="warning",
-            proxy_headers=False,  # who connects is not for them to say
+            proxy_headers=False,  # clients must not choose their address
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
             timeout_keep_alive=60,
             ws="none",
         )
-        listening = socket.create_server((self._host, self._port), backlog=self._max_waiting)
+        listening = socket.create_server((self._host, self._port), backlog=self._backlog)
         self._port = listening.getsockname()[1]
         self._server = uvicorn.Server(config)
         self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
@@ -140,26 +130,18 @@ class Gateway:
                 raise RuntimeError("The gateway's server did not start; see its log above.")
             time.sleep(0.001)
         if self._in_thread:
-            release_worker_threads()  # those of the thread that computed until now
-            self._start("gateway-policy", self._work)
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))
+            release_worker_threads()  # of the thread that computed until now
+            self._start("gateway-policy", self._generate_until_closed)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop to serve; what is under way is refused."""
+    def __exit__(self, *_: object) -> None:
+        """Stop serving and refuse running calls."""
         self._is_closing = True
         self._server.should_exit = True
         for thread in self._threads[1:]:
             thread.join()
         self._loop.refuse_all(SessionClosedError("the gateway is closed"))
         self._threads[0].join()
-        sys.setswitchinterval(self._switch_seconds)
 
     def open(
         self,
@@ -169,13 +151,13 @@ class Gateway:
         seed: int | Sequence[int] = 0,
         limits: SessionLimits | None = None,
     ) -> Session:
-        """Open a session: an episode.
+        """Open a session, which is one episode.
 
         Args:
-            task_id: What the program is to do.
+            task_id: The program's task.
             group_id: Episodes with the same id are compared with each other; `task_id` if None.
-            seed: Of all that is sampled in it, as for ``np.random.default_rng``; another one for
-                each member of a group.
+            seed: Seed of its sampling, as for ``np.random.default_rng``; a different one for each
+                member of a group.
             limits: Its limits; the gateway's if None.
         """
         if self._server is None or self._is_closing:
@@ -190,7 +172,7 @@ class Gateway:
             decode=self._policy.decode,
             new_key=lambda: next(self._keys),
             drop=self._loop.drop,
-            on_close=self._forget,
+            on_close=self._remove,
             address=f"http://{self._host}:{self._port}",
         )
         with self._lock:
@@ -200,17 +182,17 @@ class Gateway:
     def generate(
         self, is_active: Callable[[], bool], is_any_active: Callable[[bool], bool] = bool
     ) -> None:
-        """Let the policy work for the sessions in this thread, while `is_active`.
+        """Generate for the sessions in this thread, while `is_active`.
 
-        For ``in_thread=False``: the policy's stream, and with it a trainer's model, is held from
-        here until it returns. `is_any_active` as in `Rollout`, where generation is collective.
+        For ``in_thread=False``: the policy's stream, and with it a trainer's model, is in use until
+        this returns. `is_any_active` as in `Rollout`, where generation is collective.
 
         Raises:
-            Exception: What the policy raised; all calls under way have failed with it.
+            Exception: An error of the policy, with which all running calls have failed.
         """
         self._loop.run(is_active, is_any_active)
 
-    def _forget(self, session: Session) -> None:
+    def _remove(self, session: Session) -> None:
         with self._lock:
             self._sessions.pop(session.id, None)
 
@@ -219,10 +201,10 @@ class Gateway:
         self._threads.append(thread)
         thread.start()
 
-    def _work(self) -> None:
+    def _generate_until_closed(self) -> None:
         while not self._is_closing:
             try:
                 self._loop.run(lambda: not self._is_closing)
-            except Exception as error:  # noqa: BLE001 - foreign code; its callers are told
+            except Exception as error:  # noqa: BLE001 - foreign code; its callers get the error
                 self._loop.refuse_all(error)
                 time.sleep(IDLE_SECONDS)

@@ -1,29 +1,43 @@
 """A session: one episode of a program, from its calls to a trajectory."""
 
 import functools
+import json
+import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final
 
 import numpy as np
 
-from agent_envs.errors import AgentEnvsError
-from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.core.tool import Tool
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.formats.openai_format import read_message
 from agent_envs.formats.tool_formats import ToolFormat
-from agent_trainers.gateway.api_error import ApiError, refusal
-from agent_trainers.gateway.ask import Ask
-from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, State, Turn
-from agent_trainers.gateway.limits import SessionLimits
-from agent_trainers.gateway.record import Record, Reward
-from agent_trainers.gateway.token_budget import TokenBudget
-from agent_trainers.gateway.tool_calls import read_calls
-from agent_trainers.gateway.turn_end import Decode, TurnEnd
+from agent_trainers.gateway.api_error import ApiError
+from agent_trainers.gateway.conversation import (
+    ApiCall,
+    ApiMessage,
+    Conversations,
+    ModelCall,
+    State,
+    Turn,
+)
+from agent_trainers.gateway.turn_end import Decode, TokenBudget, TurnEnd
 from agent_trainers.policies.control_tokens import clean
-from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+Reward = float | Mapping[str, float]
+_LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
+_FIRST_MARKS: Final[Mapping[str, Sequence[str]]] = {
+    "hermes": ("<tool_call>",),
+    "json": ("{",),
+    "react": ("Action:",),
+}
+"""The beginning of a turn's first call, by tool format; the text before it is the content."""
 
 
 class SessionClosedError(AgentEnvsError, RuntimeError):
@@ -31,18 +45,49 @@ class SessionClosedError(AgentEnvsError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Limits of one session. Calls beyond them are refused; other sessions are not affected."""
+
+    max_calls: int = 256
+    """Number of calls; each of a call's ``n`` choices counts."""
+    max_tokens: int = 1_000_000
+    """Sampled tokens of all calls; the last turn is cut off there."""
+    max_concurrent_calls: int = 16
+    """Concurrent calls; client libraries retry those beyond it."""
+    max_body_bytes: int = 8_000_000
+    """Size of one request."""
+    call_timeout_seconds: float = 600.0
+    """Duration of one call."""
+    timeout_seconds: float = 3_600.0
+    """Duration of the session: then its calls are refused, and it counts as failed."""
+
+    def __post_init__(self) -> None:
+        """Check that all are positive."""
+        for limit in fields(self):
+            if (value := getattr(self, limit.name)) <= 0:
+                raise ConfigurationError(f"{limit.name} ({value}) must be positive.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """A turn that is being sampled."""
 
     key: int
-    """Whose turn it is in the policy's stream."""
+    """Its key in the policy's stream."""
     state: State
     request: GenerationRequest
     end: TurnEnd
 
 
+@dataclass(slots=True)
+class _Step:
+    transition: Transition
+    reply_id: str
+    reward_terms: dict[str, float] = field(default_factory=dict)
+
+
 class Session:
-    """One episode. Its owner opens, rewards and closes it; its program knows `base_url` and `key`.
+    """One episode. Its owner opens, rewards and closes it; its program gets `base_url` and `key`.
 
     Any thread may use it.
     """
@@ -62,13 +107,13 @@ class Session:
         on_close: Callable[["Session"], None],
         address: str,
     ) -> None:
-        """Begin an episode; `Gateway.open` does."""
+        """Begin an episode; called by `Gateway.open`."""
         self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(32)
         self.base_url = f"{address}/{self.id}/v1"
-        """Where the API begins, for this session alone."""
+        """The URL of the API for this session."""
         self.task_id, self.group_id, self.limits = task_id, group_id, limits
         self.responses: dict[str, list[ApiMessage]] = {}
-        """The conversations that ``previous_response_id`` may go on from, by the reply's id."""
+        """Conversations that ``previous_response_id`` can continue, by reply id."""
         self._number = number
         self._entropy = np.atleast_1d(seed).tolist()
         self._rng = np.random.default_rng(seed)
@@ -76,48 +121,49 @@ class Session:
         self._new_key, self._drop, self._on_close = new_key, drop, on_close
         self._lock = threading.Lock()
         self._conversations = Conversations(tool_format)
-        self._record = Record()
+        self._steps: list[_Step] = []  # in the order in which they ended
+        self._usage, self._generate_seconds = Usage(), 0.0
         self._budget = TokenBudget(limits.max_tokens)
-        self._free_keys: dict[int, Turn] = {}  # with the turn sampled there last
+        self._free_keys: dict[int, Turn] = {}  # with the last turn of each
         self._busy_keys: set[int] = set()
         self._num_calls = self._num_replies = 0
-        self._trouble: ApiError | None = None  # of the newest call, if it failed
+        self._last_error: ApiError | None = None  # of the newest call
         self._started = self._last_used = time.monotonic()
         self._trajectory: Trajectory | None = None
 
     @property
     def seconds_left(self) -> float:
-        """How long the session may still last."""
+        """Seconds until the session's timeout."""
         return self._started + self.limits.timeout_seconds - time.monotonic()
 
     @property
     def idle_seconds(self) -> float:
-        """For how long no call has been under way."""
+        """Seconds since the last call ended; 0 while one is running."""
         with self._lock:
             return 0.0 if self._busy_keys else time.monotonic() - self._last_used
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the newest turn was cut off before the model ended it."""
+        """Whether the newest turn was cut off."""
         with self._lock:
-            steps = self._record.steps
+            steps = self._steps
             return bool(steps) and steps[-1].transition.info["finish_reason"] == "length"
 
     def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
-        """Reward the newest turn, beside what it has been rewarded with.
+        """Add to the reward of the newest turn.
 
         Args:
-            reward: A number, or one per reward term; a mere number is the term ``process``.
-            reply_id: The ``id`` of the reply whose turn is meant; of several choices the last.
+            reward: A number, or one per reward term; a plain number is the term ``process``.
+            reply_id: The ``id`` of another reply to reward; of several choices the last.
 
         Raises:
-            ValueError: If there is no such turn, or a reward is no finite number.
+            ValueError: If there is no such turn, or a reward is not a finite number.
             SessionClosedError: If the session is closed.
         """
         with self._lock:
             if self._trajectory is not None:
-                raise SessionClosedError("The session is closed: rewards come before its end.")
-            self._record.reward(reward, "process", reply_id)
+                raise SessionClosedError("The session is closed: reward turns before closing it.")
+            self._add_reward(reward, "process", reply_id)
 
     def close(
         self,
@@ -128,84 +174,78 @@ class Session:
         error: str | None = None,
         default_reason: StopReason = StopReason.ANSWERED,
     ) -> Trajectory:
-        """End the episode; calls under way are refused. Closing it again gives the same.
+        """End the episode and refuse running calls. Closing again returns the same trajectory.
 
         Args:
-            reward: For the newest turn, as in `reward`; a mere number is the term ``outcome``. None
-                where `reward` has said all.
-            metrics: What was measured; ``success`` among them where it is known.
-            stop_reason: Why it ended. If not given: `default_reason`, or, where the program's
-                newest call failed for a limit, for the time or for the policy, that.
-            error: What went wrong, where it failed.
-            default_reason: Why it ended, unless its newest call failed.
+            reward: For the newest turn, as in `reward`; a plain number is the term ``outcome``.
+            metrics: Metrics of the episode, with ``success`` where it is known.
+            stop_reason: Why it ended. If not given: `default_reason`, unless the newest call failed
+                because of a limit, a timeout or the policy.
+            error: The error of a failed episode.
+            default_reason: The stop reason if the newest call succeeded.
 
         Raises:
-            ValueError: If a reward is no finite number, or there is no such reason; the session
-                stays open.
+            ValueError: If a reward is not a finite number, or the stop reason is unknown; the
+                session stays open.
         """
         with self._lock:
             if self._trajectory is None:
-                reason, why = self._end(default_reason)
+                reason, message = self._outcome(default_reason)
                 reason = StopReason(stop_reason or reason)
-                if self._record.steps and reward is not None:
-                    self._record.reward(reward, "outcome")
-                self._trajectory = self._record.trajectory(
-                    task_id=self.task_id,
-                    group_id=self.group_id,
-                    metrics=dict(metrics or {}),
-                    seconds=time.monotonic() - self._started,
-                    stop_reason=reason,
-                    error=error or (why if stop_reason is None else None),
-                )
+                if self._steps and reward is not None:
+                    self._add_reward(reward, "outcome")
+                error = error or (message if stop_reason is None else None)
+                self._trajectory = self._make_trajectory(dict(metrics or {}), reason, error)
                 for key in (*self._free_keys, *self._busy_keys):
                     self._drop(key)
         self._on_close(self)
         return self._trajectory
 
-    def admit(self, ask: Ask) -> list[Sampling]:
-        """Begin a call; return what is to be sampled, one for each choice. Then `release` it.
+    def admit(self, call: ModelCall) -> list[Sampling]:
+        """Begin a call; return one sampling per choice. `release` them afterwards.
 
         Raises:
             ApiError: If the call is refused.
         """
         with self._lock:
-            self._check(ask)
-            state = self._conversations.read(ask.messages, ask.shown_tools)
-            rng = self._rng if ask.seed is None else self._seeded(ask.seed)
-            previous = state.previous.transition if state.previous else None
+            self._check_limits(call)
+            state = self._conversations.read(call.messages, call.shown_tools)
+            rng = self._rng
+            if call.seed is not None:
+                rng = np.random.default_rng([*self._entropy, call.seed % 2**64])
             samplings = []
-            for _ in range(ask.num_choices):
+            for _ in range(call.num_choices):
                 key = self._take_key(state.previous)
                 self._budget.begin(key)
-                affords = functools.partial(self._budget.affords, key)
-                end = TurnEnd(self._decode, ask.max_tokens, affords, ask.stops)
+                reserve = functools.partial(self._budget.reserve, key)
+                end = TurnEnd(self._decode, call.max_tokens, reserve, call.stops)
                 request = GenerationRequest(
                     episode_id=self._number,
                     messages=state.messages,
-                    tools=ask.shown_tools,
-                    previous=previous,
+                    tools=call.shown_tools,
+                    previous=state.previous.transition if state.previous else None,
                     rng=rng,
                     is_over=end,
                 )
                 samplings.append(Sampling(key=key, state=state, request=request, end=end))
-            self._num_calls += ask.num_choices
+            self._num_calls += call.num_choices
             return samplings
 
-    def note(
+    def record(
         self,
-        ask: Ask,
+        call: ModelCall,
         samplings: Sequence[Sampling],
         generations: Sequence[Generation],
         seconds: float,
     ) -> tuple[str, list[Turn]]:
-        """Note what a call brought; return the id of its reply, and its turns.
+        """Record the turns of a call; return the reply's id and the turns.
 
         Raises:
-            ApiError: If the state did not fit, or the session has ended.
+            ApiError: If the state was too long, or the session is closed.
         """
         with self._lock:
             self._check_open()
-            self._record.generate_seconds += seconds
+            self._generate_seconds += seconds
             if any(generation.finish_reason == "overflow" for generation in generations):
                 raise ApiError(
                     400,
@@ -214,86 +254,81 @@ class Session:
                     code="context_length_exceeded",
                     stop_reason=StopReason.CONTEXT_OVERFLOW,
                 )
-            reply_id = f"{ask.reply_kind}-{self._num_replies}"
+            reply_id = f"{call.reply_kind}-{self._num_replies}"
             self._num_replies += 1
             turns = []
             for sampling, generation in zip(samplings, generations, strict=True):
-                self._record.usage += generation.spent
-                turn = self._turn(ask, sampling, generation)
-                self._conversations.note(sampling.state, turn)
-                self._record.add(turn.transition, reply_id)
-                self._free(sampling.key, turn)
+                self._usage += generation.spent
+                turn = self._make_turn(call, sampling, generation)
+                self._conversations.add(sampling.state, turn)
+                self._steps.append(_Step(turn.transition, reply_id))
+                self._busy_keys.discard(sampling.key)
+                self._free_keys[sampling.key] = turn
                 turns.append(turn)
-            self._trouble = None
+            self._last_error = None
             return reply_id, turns
 
     def release(self, samplings: Sequence[Sampling]) -> None:
-        """End a call; what is still being sampled for it is given up."""
+        """End a call and cancel its unfinished turns."""
         with self._lock:
             self._last_used = time.monotonic()
             for sampling in samplings:
                 if sampling.key in self._busy_keys:
                     self._budget.end(sampling.key, 0)
-                    self._busy_keys.discard(sampling.key)  # for good: a late answer may be its own
+                    self._busy_keys.discard(sampling.key)  # not reused: its turn may still arrive
                     self._drop(sampling.key)
 
-    def note_trouble(self, error: ApiError) -> None:
-        """Note why a call failed: if no later one succeeds, the episode ended with it."""
+    def record_error(self, error: ApiError) -> None:
+        """Record why a call failed: the episode's stop reason if no later call succeeds."""
         with self._lock:
             if error.stop_reason is not None:
-                self._trouble = error
-
-    def _check(self, ask: Ask) -> None:
-        self._check_open()
-        limits = self.limits
-        if self.seconds_left <= 0:
-            raise _over("timeout_seconds", limits.timeout_seconds, StopReason.TIMEOUT)
-        if self._num_calls + ask.num_choices > limits.max_calls:
-            raise _over("max_calls", limits.max_calls, StopReason.TURN_LIMIT)
-        if self._budget.left < ask.num_choices:
-            raise _over("max_tokens", limits.max_tokens, StopReason.TOKEN_LIMIT)
-        if ask.num_choices > limits.max_concurrent_calls:
-            raise refusal(
-                "n", f"n can be {limits.max_concurrent_calls} at most (max_concurrent_calls)."
-            )
-        if len(self._busy_keys) + ask.num_choices > limits.max_concurrent_calls:
-            raise ApiError(
-                429,
-                f"{limits.max_concurrent_calls} calls of this session may be under way at once "
-                "(max_concurrent_calls). Wait for one of them.",
-                code="rate_limit_exceeded",
-            )
+                self._last_error = error
 
     def _check_open(self) -> None:
         if self._trajectory is not None:
             raise ApiError(403, "The session is closed: its episode is over.", code="closed")
 
-    def _seeded(self, seed: int) -> np.random.Generator:
-        return np.random.default_rng([*self._entropy, seed % 2**64])
+    def _check_limits(self, call: ModelCall) -> None:
+        self._check_open()
+        limits, reached = self.limits, None
+        if self.seconds_left <= 0:
+            reached = "timeout_seconds", StopReason.TIMEOUT
+        elif self._num_calls + call.num_choices > limits.max_calls:
+            reached = "max_calls", StopReason.TURN_LIMIT
+        elif self._budget.left < call.num_choices:
+            reached = "max_tokens", StopReason.TOKEN_LIMIT
+        if reached is not None:
+            name, reason = reached
+            text = f"The session has reached its limit {name}={getattr(limits, name):g}."
+            raise ApiError(403, f"{text} The episode is over.", code=name, stop_reason=reason)
+        most = limits.max_concurrent_calls
+        if call.num_choices > most:
+            text = f"n can be {most} at most (max_concurrent_calls)."
+            raise ApiError(400, text, param="n", code="unsupported_parameter")
+        if len(self._busy_keys) + call.num_choices > most:
+            text = f"The session has {most} concurrent calls (max_concurrent_calls). Wait for one."
+            raise ApiError(429, text, code="rate_limit_exceeded")
 
     def _take_key(self, previous: Turn | None) -> int:
-        """Return a key of the stream: one that holds the tokens of `previous`, if it is free."""
-        holding = (k for k, turn in self._free_keys.items() if turn is previous)
-        key = next(holding, next(iter(self._free_keys), None))
+        """Return a free stream key, preferably the one that caches the tokens of `previous`."""
+        cached = (key for key, turn in self._free_keys.items() if turn is previous)
+        key = next(cached, next(iter(self._free_keys), None))
         if key is None:
             key = self._new_key()
         self._free_keys.pop(key, None)
         self._busy_keys.add(key)
         return key
 
-    def _free(self, key: int, turn: Turn) -> None:
-        self._busy_keys.discard(key)
-        self._free_keys[key] = turn
-
-    def _turn(self, ask: Ask, sampling: Sampling, generation: Generation) -> Turn:
+    def _make_turn(self, call: ModelCall, sampling: Sampling, generation: Generation) -> Turn:
         left = self._budget.end(sampling.key, generation.spent.completion_tokens)
         generation, cut_text = sampling.end.cut(generation, left)
         text = generation.text if cut_text is None else cut_text
-        content, calls = text, list[FunctionCall]()
+        content, calls = text, tuple[ApiCall, ...]()
         action: dict[str, Any] | None = None
-        if ask.tools and ask.reads_calls:
-            content, calls, action = read_calls(text, ask.tools, self._format, ask.is_parallel)
-        place = len(self._record.steps)
+        if call.tools and call.reads_calls:
+            prefix = f"call_{len(self._steps)}"
+            content, calls, action = _read_calls(text, call, self._format, prefix)
+        info = {"action": action, "finish_reason": generation.finish_reason}
         transition = Transition(
             messages=sampling.state.messages,
             prompt_ids=generation.prompt_ids,
@@ -304,31 +339,103 @@ class Session:
             reward_terms={},
             terminated=False,
             truncated=False,
-            info={
-                "action": action,
-                "finish_reason": generation.finish_reason,
-                **({"agent_role": ask.role} if ask.role else {}),
-            },
+            info={**info, "agent_role": call.role} if call.role else info,
         )
-        numbered = [ApiCall(id=f"call_{place}_{i}", function=call) for i, call in enumerate(calls)]
         return Turn(
             transition=transition,
-            tools=ask.shown_tools,
-            # Clients cannot send lone surrogates back, so they get none.
-            message=ApiMessage(role="assistant", content=clean(content), calls=tuple(numbered)),
+            tools=call.shown_tools,
+            # Without lone surrogates, which clients could not send back.
+            message=ApiMessage(role="assistant", content=clean(content), calls=calls),
             text=text,
             is_whole=cut_text is None and generation.finish_reason == "stop",
         )
 
-    def _end(self, default_reason: StopReason) -> tuple[StopReason, str | None]:
-        """Say why the episode ends now, and what went wrong."""
-        if self._trouble is not None and self._trouble.stop_reason is not None:
-            return self._trouble.stop_reason, self._trouble.message
-        if not self._record.steps:
-            return StopReason.ENVIRONMENT_ERROR, "The program never asked the model."
+    def _add_reward(self, reward: Reward, term: str, reply_id: str | None = None) -> None:
+        terms = reward if isinstance(reward, Mapping) else {term: reward}
+        for name, value in terms.items():
+            if not isinstance(value, bool | int | float) or not math.isfinite(value):
+                raise ValueError(f"The reward {name!r} is {value!r}; it must be a finite number.")
+        steps = [step for step in self._steps if reply_id in (None, step.reply_id)]
+        if not steps:
+            turn = "no turn yet" if reply_id is None else f"no turn of a reply {reply_id!r}"
+            raise ValueError(f"There is {turn} to reward.")
+        totals = steps[-1].reward_terms
+        for name, value in terms.items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+
+    def _outcome(self, default_reason: StopReason) -> tuple[StopReason, str | None]:
+        """Return the stop reason of an episode that ends now, and its error."""
+        if self._last_error is not None and self._last_error.stop_reason is not None:
+            return self._last_error.stop_reason, self._last_error.message
+        if not self._steps:
+            return StopReason.ENVIRONMENT_ERROR, "The program never called the model."
         return default_reason, None
 
+    def _make_trajectory(
+        self, metrics: dict[str, float], stop_reason: StopReason, error: str | None
+    ) -> Trajectory:
+        transitions = [
+            replace(
+                step.transition,
+                reward=math.fsum(step.reward_terms.values()),
+                reward_terms=dict(step.reward_terms),
+            )
+            for step in self._steps
+        ]
+        final_prompt_ids: list[int] = []
+        if transitions:
+            last, is_truncated = transitions[-1], stop_reason in _LIMITS
+            is_terminated = stop_reason is StopReason.ANSWERED
+            transitions[-1] = replace(last, terminated=is_terminated, truncated=is_truncated)
+            final_prompt_ids = [*last.prompt_ids, *last.completion_ids] if is_truncated else []
+        seconds = time.monotonic() - self._started
+        return Trajectory(
+            task_id=self.task_id,
+            group_id=self.group_id,
+            transitions=transitions,
+            metrics=metrics,
+            timings={
+                "generate_seconds": self._generate_seconds,
+                "environment_seconds": max(0.0, seconds - self._generate_seconds),
+            },
+            stop_reason=stop_reason,
+            error=error,
+            usage=asdict(self._usage),
+            final_prompt_ids=final_prompt_ids,
+        )
 
-def _over(limit: str, value: float, reason: StopReason) -> ApiError:
-    text = f"The session has reached its limit: {limit} is {value:g}. The episode is over."
-    return ApiError(403, text, code=limit, stop_reason=reason)
+
+def _read_calls(
+    text: str, call: ModelCall, tool_format: ToolFormat, prefix: str
+) -> tuple[str, tuple[ApiCall, ...], dict[str, Any]]:
+    """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
+
+    A turn with a mistake (bad JSON, an unknown function, an answer besides a call, a second call
+    that is not allowed) has no calls; its content is its whole text.
+    """
+    try:
+        action = tool_format.parse(text, call.tools)
+    except Exception as error:  # noqa: BLE001 - a custom format, or malformed schemas
+        return text, (), {"kind": "invalid", "error": "unreadable", "message": str(error)}
+    parsed, info = action.each_call, action.as_info()
+    if not parsed or not action.is_faultless or (len(parsed) > 1 and not call.is_parallel):
+        return text, (), info
+    calls = tuple(
+        ApiCall(id=f"{prefix}_{i}", name=each.name or "", arguments=_as_json(each.arguments or {}))
+        for i, each in enumerate(parsed)
+    )
+    return _text_before_calls(text, call.tools, tool_format), calls, info
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """Write arguments; escaped where a client could not send them back otherwise."""
+    written = json.dumps(dict(arguments), ensure_ascii=False)
+    return written if clean(written) == written else json.dumps(dict(arguments))
+
+
+def _text_before_calls(text: str, tools: Mapping[str, Tool], tool_format: ToolFormat) -> str:
+    if tool_format.is_structured:
+        return read_message(text)[0]
+    marks = _FIRST_MARKS.get(tool_format.name, [f"<{name}>" for name in tools])
+    places = [place for mark in marks if (place := text.find(mark)) >= 0]
+    return text[: min(places, default=0)].strip()

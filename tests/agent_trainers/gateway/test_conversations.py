@@ -8,7 +8,6 @@ import gymnasium as gym
 import openai
 import pytest
 
-from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import Gateway
 from agent_trainers.batching.rows import make_rows
@@ -153,7 +152,7 @@ def test_a_result_needs_its_call(episode):
 
 
 def test_many_results_in_a_row_are_read_in_time_that_grows_with_their_number():
-    call = ApiCall(id="a", function=FunctionCall(name="f", arguments="{}"))
+    call = ApiCall(id="a", name="f", arguments="{}")
     said = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=(call,))]
     said += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
     began = time.process_time()

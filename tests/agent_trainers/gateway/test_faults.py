@@ -65,7 +65,7 @@ def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
             doomed.append((processes[-1], group))
     for process, group in rng.sample(doomed, len(doomed)):
         num_calls = rng.randrange(NUM_CALLS)
-        wait_until(lambda: any(len(s._record.steps) >= num_calls for s in group))  # noqa: B023
+        wait_until(lambda: any(len(s._steps) >= num_calls for s in group))  # noqa: B023
         process.kill()
     ended = {word for p in processes for word in p.communicate(timeout=60)[0].split()}
     for group in groups:
@@ -82,7 +82,7 @@ def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
     assert all(process.returncode == 0 for process in processes[::2])
     # what was kept for them is gone
     assert not gateway._sessions
-    wait_until(lambda: not gateway._loop._under_way)
+    wait_until(lambda: not gateway._loop._running)
 
 
 def test_a_call_whose_client_went_away_is_given_up(scripted, caplog):
@@ -257,7 +257,7 @@ def test_a_call_under_way_when_its_owner_takes_the_policy_back_is_answered_the_n
         session, replies = gateway.open(task_id="0"), []
         program = threading.Thread(target=lambda: replies.append(ask(session)), daemon=True)
         program.start()
-        gateway.generate(lambda: session.idle_seconds > 0 or gateway._loop._under_way == {})
+        gateway.generate(lambda: session.idle_seconds > 0 or gateway._loop._running == {})
         assert not replies
         until = time.monotonic() + 60
         gateway.generate(lambda: program.is_alive() and time.monotonic() < until)
