@@ -20,7 +20,7 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.data.files import write_json
 from agent_envs.scoring import wilson_interval
 from agent_leaderboard.report.visible_text import markdown_table
-from agent_trainers.experimental.search.oracle import diagnose_by_oracle
+from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
 from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout

@@ -16,20 +16,12 @@ from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.played import ProgramArguments, check_program
 from agent_trainers.cli.policies import (
     PolicyArguments,
-    Venue,
     check_output,
     check_played,
     check_policy,
     open_policy,
     open_venue,
     take_turn_length,
-)
-from agent_trainers.experimental.search.command import (
-    SearchArguments,
-    as_json,
-    check_search,
-    compare,
-    print_comparison,
 )
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate
@@ -40,7 +32,7 @@ say = speaker(PROGRAM)
 
 
 @dataclass
-class EvaluateArguments(SearchArguments, ProgramArguments, PolicyArguments):
+class EvaluateArguments(ProgramArguments, PolicyArguments):
     """What to measure, and how."""
 
     num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
@@ -88,9 +80,6 @@ def run(arguments: Sequence[str]) -> None:
         is_synthetic = options.env == "AgentR1/SyntheticMultiHop-v0"
         defaults = {"split": "test"} if is_synthetic else {}
         venue = open_venue(options, say, **defaults)
-        if options.search:
-            _search(options, venue, ks)
-            return
         tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
         with open_policy(options, venue) as policy:
             evaluation = evaluate(Rollout(venue.make_env, policy), tasks, **settings)
@@ -103,24 +92,10 @@ def run(arguments: Sequence[str]) -> None:
     check_played(evaluation.trajectories)
 
 
-def _search(options: EvaluateArguments, venue: Venue, ks: Sequence[int]) -> None:
-    measured = compare(options, venue, ks, say)
-    if options.output:
-        played = {"env": options.env, "env_kwargs": venue.env_kwargs}
-        write_json(options.output, _settings(options, played) | as_json(options, measured))
-    trajectories = [t for evaluation in measured.values() for t in evaluation.trajectories]
-    if options.trajectories:
-        save_trajectories(options.trajectories, trajectories)
-    sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    print_comparison(measured, f"{options.model or EMBEDDED} on {options.env}, {sampling}")
-    check_played(trajectories)
-
-
 def _check(options: EvaluateArguments) -> None:
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task")
     check_policy(options)
     check_program(options)
-    check_search(options)
     for name in ("output", "trajectories"):
         if (path := getattr(options, name)) is not None:
             check_output(f"--{name}", path, is_trajectories=name == "trajectories")

@@ -44,9 +44,8 @@ class CriticModel(nn.Module):
     def __init__(self, name: str) -> None:
         """Load the body of a model on the hub, or in a folder.
 
-        A folder that holds a critic, as ``agent-r1-value`` and a run with a critic leave one, gives
-        that: the head with the body that stands beside it, or with a body of its own. Otherwise all
-        values are 0 at first.
+        A folder with a critic (of a trained value, or of a run with a critic) provides body and
+        head. Otherwise all values are 0 at first.
 
         Raises:
             ConfigurationError: If it cannot be loaded.
@@ -67,7 +66,7 @@ class CriticModel(nn.Module):
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise ConfigurationError(
                 f"critic_model={name}: could not be loaded ({error}). Pass a name on the hub, a "
-                "folder that save_pretrained wrote, or one of agent-r1-value."
+                "folder that save_pretrained wrote, or that of a trained value."
             ) from error
 
     def forward(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:

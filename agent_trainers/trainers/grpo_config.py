@@ -197,7 +197,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     skills: str = HfArg(
         default=GROUP,
         help="Where skills come from: 'group', what the best other episode of the group did, if it "
-        "succeeded; or a file of rows with 'skill' and 'task_id', as agent-r1-skills writes it. "
+        "succeeded; or a file of rows with 'skill' and 'task_id', as the skills command writes it. "
         "Rows without task_id are for every task that has none of its own.",
     )
     skill_teacher: str = HfArg(

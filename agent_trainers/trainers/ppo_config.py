@@ -28,7 +28,7 @@ class StepPPOConfig(StepGRPOConfig):
     critic_model: str | None = HfArg(
         default=None,
         help="Name or folder of the critic's model; a folder that holds a critic, of "
-        "agent-r1-value or of a run with one, begins with that. Default: a value head on the "
+        "a trained value or of a run with one, begins with that. Default: a value head on the "
         "policy.",
     )
     critic_learning_rate: float | None = HfArg(

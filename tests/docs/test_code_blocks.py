@@ -23,8 +23,9 @@ from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.train_options import make_parser
 from agent_trainers.experimental.diagnose.__main__ import DiagnoseArguments, name_file
-from agent_trainers.experimental.skills.command import SkillArguments
-from agent_trainers.experimental.values.command import ValueArguments
+from agent_trainers.experimental.search.__main__ import SearchArguments
+from agent_trainers.experimental.skills.__main__ import SkillArguments
+from agent_trainers.experimental.values.__main__ import ValueArguments
 from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments
 from benchmarks.papers_table import PapersTableArguments
@@ -137,9 +138,10 @@ def test_a_command_that_does_not_exist_is_found(command):
 OPTIONS_OF = {
     "agent-r1-eval": EvaluateArguments,
     "agent-r1-collect": CollectArguments,
-    "agent-r1-skills": SkillArguments,
-    "agent-r1-value": ValueArguments,
     "agent_trainers.experimental.diagnose": DiagnoseArguments,
+    "agent_trainers.experimental.search": SearchArguments,
+    "agent_trainers.experimental.skills": SkillArguments,
+    "agent_trainers.experimental.values": ValueArguments,
     "benchmarks.credit": CreditArguments,
     "benchmarks.papers_real": PapersRealArguments,
     "benchmarks.papers_table": PapersTableArguments,

@@ -16,7 +16,7 @@ from agent_leaderboard.agents.agent import AGENTS
 from agent_trainers import StepGRPOConfig
 from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from agent_trainers.cli.train import main
-from agent_trainers.experimental.search.searches import SEARCHES
+from agent_trainers.experimental.search.strategies import SEARCHES
 from agent_trainers.trainers.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]

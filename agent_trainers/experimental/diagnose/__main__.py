@@ -36,7 +36,7 @@ from agent_trainers.experimental.diagnose.diagnosis import (
     diagnose_by_policy,
     find_start,
 )
-from agent_trainers.experimental.search.oracle import diagnose_by_oracle
+from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample
 from agent_trainers.trajectory import Trajectory, load_trajectories

@@ -1,7 +1,7 @@
 """Which step lost an episode? Every state is gone back to, and somebody goes on from there.
 
 Who goes on is the *oracle*, which has the task's reference actions
-(`agent_trainers.experimental.search.oracle`), or a policy. The chance that
+(`agent_trainers.experimental.diagnose.oracle`), or a policy. The chance that
 the outcome flips, state by state, says where the episode was lost: a step is named if the chance
 before it was at least half of that at the beginning, and after it stays below.
 """

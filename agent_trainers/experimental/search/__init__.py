@@ -1,1 +1,1 @@
-"""search."""
+"""Search for good episodes within a budget of environment steps."""

@@ -1,50 +1,285 @@
-"""Play episodes by search: many at once, each with a budget, against one policy.
+"""Tree of states reached by a search, and the rollout that runs many searches against one policy.
 
-What searches want is gathered in waves: all actions that any of them wants proposed, then all that
-any wants carried out, then all values. A fault of the policy or of an environment ends the search
-of its episode, which is then not scored, as without a search.
+A strategy (`agent_trainers.experimental.search.strategies`) is a generator: it yields requests for
+actions, so that the requests of all running searches are generated in one batch, and takes
+environment steps directly. An error of the policy or of an environment fails only its own episode.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
+from agent_envs.core.async_bridge import call_with_deadline
+from agent_envs.core.replay import replay
 from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import RolloutError
-from agent_trainers.experimental.branching.saved_states import can_be_saved
-from agent_trainers.experimental.search.search_run import SearchRun, Try, value_of
-from agent_trainers.experimental.search.search_tree import (
-    Ask,
-    Budget,
-    Candidate,
-    Plan,
-    Reading,
-    Tree,
-    ValueReader,
-    readings_of,
-    score,
-)
-from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.experimental.branching.saved_states import restore_environment
+from agent_trainers.experimental.values.process_value import Reading
+from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collection import IDLE_SECONDS
 from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
 from agent_trainers.rollout.env_pool import EnvPool
-from agent_trainers.rollout.episode import Episode, is_immediate
+from agent_trainers.rollout.episode import Episode, is_immediate, lend_tokenizer, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory
 
-MAX_ENVS: Final = 16
-"""So many environments are kept at most, where steps take their time: each may be a process."""
+MAX_CONCURRENCY: Final = 16
+"""Searches, each with its own environment, that run at once."""
+T = TypeVar("T")
+Generated = Generation | BaseException
+Steps = Generator[list[GenerationRequest], list[Generated], T]
+
+
+class Value(Protocol):
+    """Learned value of states and actions, as `ProcessValue`."""
+
+    def read(self, readings: Sequence[Reading]) -> tuple[list[float], list[int]]:
+        """Return the value and the number of tokens of each reading."""
+
+
+class SearchFailure(Exception):
+    """Failure of the policy or environment within a search."""
+
+    def __init__(
+        self, episode: Episode, error: BaseException, reason: StopReason | None = None
+    ) -> None:
+        """Record `error` in a copy of the episode."""
+        self.episode = dataclasses.replace(episode)
+        self.episode.fail(error, reason)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A state reached by a search."""
+
+    episode: Episode
+    """Steps from the start of the episode to this state."""
+    score: float = 0.0
+    """Higher is better; the unit depends on the search."""
+    offset: float = 0.0
+    """Part of `score` that is not the value of this state; see `score_node`."""
+    children: dict[str, "Node"] = field(default_factory=dict)
+    """States reached from here by action; equal actions lead to equal states."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the episode has ended."""
+        return self.episode.stop_reason is not None
+
+    @property
+    def depth(self) -> int:
+        """Number of steps from the start."""
+        return len(self.episode.transitions)
+
+    @property
+    def return_(self) -> float:
+        """Sum of rewards up to this state; for oracle searches only."""
+        return sum(transition.reward for transition in self.episode.transitions)
+
+    def reading(self, action: str | None = None) -> Reading:
+        """Return the state, or an action in it, as input of a learned value."""
+        info = self.episode.info
+        return Reading(info["messages"], template_tools(info), action)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A proposed action."""
+
+    node: Node
+    generation: Generation
+    score: float = 0.0
+    """Score of the episode if it ended after the action, by the learned value."""
+
+    @property
+    def result(self) -> Node | None:
+        """State it led to, if it was executed."""
+        return self.node.children.get(self.generation.text)
+
+
+class Search:
+    """Search for one episode: the environment, the budget and what was spent of it."""
+
+    def __init__(
+        self,
+        env: TextEnv,
+        policy: Policy,
+        spec: EpisodeSpec,
+        budget: int,
+        *,
+        value: Value | None,
+        timeout: float,
+    ) -> None:
+        """Reset the environment.
+
+        Raises:
+            SearchFailure: If the reset fails.
+        """
+        self.env, self.budget = env, budget
+        self.steps, self.usage, self.value_tokens = 0, Usage(), 0
+        self._policy, self._value, self._timeout, self._rng = policy, value, timeout, spec.rng
+        self._root = self._position = self._new_episode(Episode(0, spec))
+        try:
+            self._root.begin(self._call(lambda: self._root.reset(timeout)))
+        except (Exception, SystemExit) as error:
+            raise SearchFailure(self._root, error) from error
+        self._turn_limit = turn_limit_of(env)
+        self._first_score = 0.0
+        if value is not None:
+            (self._first_score,) = self._read([Node(self._root).reading()])
+
+    def start(self) -> Node:
+        """Return the first state, without children."""
+        return Node(self._root, self._first_score)
+
+    def affords(self, steps: int) -> bool:
+        """Return whether the budget has `steps` left."""
+        return self.steps + steps <= self.budget
+
+    def step_cost(self, node: Node) -> int:
+        """Return the environment steps of one step from a state: with a replay if not saved."""
+        return 1 if node.episode.saved is not None else 1 + node.depth
+
+    def next_cost(self, node: Node) -> int:
+        """Return `step_cost`, or 1 if the environment is in the state already."""
+        return 1 if self._position is node.episode else self.step_cost(node)
+
+    def steps_to_end(self, node: Node) -> int:
+        """Return the most steps to the end of an episode; 0 without a turn limit."""
+        depths = range(node.depth, self._turn_limit or 0)
+        return len(depths) if node.episode.saved is not None else sum(depths) + len(depths)
+
+    def propose(
+        self, nodes: Iterable[Node], count: int, *, score: bool = False
+    ) -> Steps[list[Candidate]]:
+        """Sample `count` actions in each state; `score` them by the learned value."""
+        sources = [node for node in nodes for _ in range(count)]
+        generations = yield [
+            dataclasses.replace(
+                node.episode.request(),
+                rng=np.random.default_rng(self._rng.integers(2**32, size=4)),
+            )
+            for node in sources
+        ]
+        candidates = []
+        for node, generation in zip(sources, generations, strict=True):
+            if isinstance(generation, BaseException):
+                raise SearchFailure(node.episode, generation, StopReason.POLICY_ERROR)
+            self.usage += generation.spent
+            candidates.append(Candidate(node=node, generation=generation))
+        if score:
+            values = self._read([c.node.reading(c.generation.text) for c in candidates])
+            candidates = [
+                dataclasses.replace(c, score=c.node.offset + value)
+                for c, value in zip(candidates, values, strict=True)
+            ]
+        return candidates
+
+    def execute(self, candidates: Iterable[Candidate]) -> list[Node]:
+        """Execute actions that are new in their state, as far as the budget goes.
+
+        Returns:
+            The distinct states that all `candidates` lead to.
+        """
+        candidates = list(candidates)
+        new: list[tuple[Node, Node]] = []
+        for candidate in candidates:
+            if candidate.result is None and self.affords(self.next_cost(candidate.node)):
+                new.append((candidate.node, self._step(candidate.node, candidate.generation)))
+        if self._value is not None:
+            readings = [readings_of(parent, child) for parent, child in new]
+            values = iter(self._read([reading for several in readings for reading in several]))
+            for (parent, child), several in zip(new, readings, strict=True):
+                score_node(parent, child, [next(values) for _ in several])
+        return list(dict.fromkeys(c.result for c in candidates if c.result is not None))
+
+    def expand(self, nodes: Iterable[Node], count: int) -> Steps[list[Node]]:
+        """Sample and execute `count` actions in each state; return the states they lead to."""
+        return self.execute((yield from self.propose(nodes, count)))
+
+    def trajectory(self, node: Node) -> Trajectory:
+        """Return the episode up to a state, truncated if it has not ended."""
+        if not node.is_over:
+            node.episode.cut_off(StopReason.TURN_LIMIT)
+        return node.episode.trajectory()
+
+    def _step(self, node: Node, generation: Generation) -> Node:
+        before, episode = node.episode, self._new_episode(node.episode)
+        episode.generation = generation
+        if generation.finish_reason == "overflow":
+            episode.overflow()
+        else:
+
+            def step() -> Any:
+                self._go_to(before)
+                lend_tokenizer(self._policy, self.env, before.info)
+                self.steps += 1
+                return episode.step(self._timeout)
+
+            calls = 1 if self.next_cost(node) == 1 else 2 + node.depth
+            try:
+                episode.advance(self._call(step, calls))
+            except (Exception, SystemExit) as error:
+                raise SearchFailure(episode, error) from error
+            self._position = episode
+        child = Node(episode)
+        node.children[generation.text] = child
+        return child
+
+    def _go_to(self, episode: Episode) -> None:
+        """Bring the environment into a state, by snapshot or by replay, which counts."""
+        if self._position is episode:
+            return
+        if episode.saved is not None:
+            restore_environment(self.env, episode.saved)
+            return
+        steps = replay(
+            self.env,
+            episode.spec.seed,
+            episode.spec.task,
+            [transition.action for transition in episode.transitions],
+            messages=[*(tr.messages for tr in episode.transitions), episode.info["messages"]],
+            timeout=self._timeout,
+        )
+        for number, step in enumerate(steps):
+            self.steps += number > 0
+            lend_tokenizer(self._policy, self.env, step.info)
+
+    def _new_episode(self, start: Episode) -> Episode:
+        episode = Episode(start.number, start.spec, keeps_states=True)
+        episode.env, episode.info = self.env, start.info
+        episode.transitions = list(start.transitions)
+        return episode
+
+    def _call(self, function: Callable[[], Any], calls: int = 1) -> Any:
+        """Call a function that makes so many calls of the environment, within their timeouts."""
+        seconds = None if is_immediate(self.env) else calls * self._timeout
+        return call_with_deadline(function, seconds)
+
+    def _read(self, readings: Sequence[Reading]) -> list[float]:
+        assert self._value is not None
+        values, counts = self._value.read(readings)
+        if any(math.isnan(value) for value in values):
+            raise RolloutError(
+                "The learned value is NaN in some state, so it cannot guide a search. Check its "
+                "training (value.json) and train it with a lower learning rate."
+            )
+        self.value_tokens += sum(counts)
+        return values
+
+
+Plan = Callable[[Search], Steps[Node]]
+"""A strategy: returns the last state of the chosen episode."""
 
 
 class SearchRollout:
-    """Plays episodes by a search; a `Collector`.
+    """Collects episodes by search; a `Collector`.
 
-    The episodes' metrics say what each search cost: ``search_steps`` in the environment, and
-    ``search_tokens`` of states, actions and values. ``usage`` is that of the whole search.
+    Metrics of an episode include the cost of its search: ``search_steps`` in the environment and
+    ``search_tokens`` of states, actions and values. Its ``usage`` is that of the whole search.
     """
 
     def __init__(
@@ -52,19 +287,19 @@ class SearchRollout:
         make_env: Callable[[], TextEnv],
         policy: Policy,
         plan: Plan,
-        budget: Budget,
+        budget: int,
         *,
-        value: ValueReader | None = None,
+        value: Value | None = None,
         step_timeout: float = 300.0,
     ) -> None:
         """Search by `plan` in environments that `make_env` makes.
 
         Args:
             make_env: Makes one environment.
-            policy: Who proposes actions.
-            plan: How to search; see `agent_trainers.experimental.search.searches`.
-            budget: What the search for one episode may cost.
-            value: What scores states for the plans that go by a learned value.
+            policy: Proposes actions.
+            plan: Search strategy.
+            budget: Environment steps of the search for one episode, replayed ones included.
+            value: Scores states for plans that use a learned value.
             step_timeout: Seconds that a reset or a step may take.
         """
         self._envs = EnvPool(make_env)
@@ -76,221 +311,99 @@ class SearchRollout:
         specs: Sequence[EpisodeSpec],
         on_end: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Search for one episode per spec; return them in order, also those that failed."""
-        size = max(1, self._num_at_once(len(specs)))
-        return [
-            trajectory
-            for i in range(0, len(specs), size)
-            for trajectory in self._search(specs[i : i + size], on_end)
-        ]
-
-    def _num_at_once(self, count: int) -> int:
-        """Return how many of `count` searches go on at once.
-
-        Without snapshots each keeps an environment to itself, which may be a process.
-        """
-        env = self._envs.take()
-        self._envs.give_back(env)
-        return count if is_immediate(env) or can_be_saved(env) else MAX_ENVS
-
-    def _search(
-        self, specs: Sequence[EpisodeSpec], on_end: Callable[[Trajectory], None] | None
-    ) -> list[Trajectory]:
-        """Search for one episode per spec, all at once."""
+        """Search for one episode per spec; return them in order, failed ones included."""
         ended: dict[int, Trajectory] = {}
-
-        def end(key: int, trajectory: Trajectory) -> None:
-            ended[key] = trajectory
-            if on_end is not None:
-                on_end(trajectory)
-
-        trees = self._begin(specs, end)
-        under_way = {key: SearchRun(tree, self._plan) for key, tree in trees.items()}
-        while under_way:
-            self._propose([s for s in under_way.values() if s.error is None])
-            self._carry_out([s for s in under_way.values() if s.error is None])
-            for key, search in list(under_way.items()):
-                if search.advance():
-                    end(key, search.trajectory())
-                    self._free(search.tree)
-                    del under_way[key]
+        waiting = list(enumerate(specs))[::-1]
+        active: dict[int, Steps[Trajectory]] = {}
+        requests: dict[int, list[GenerationRequest]] = {}
+        replies: dict[int, list[Generated] | None] = {}
+        while waiting or active:
+            while waiting and len(active) < MAX_CONCURRENCY:
+                key, spec = waiting.pop()
+                active[key], replies[key] = self._search(spec), None
+            for key, reply in replies.items():
+                try:
+                    requests[key] = active[key].send(reply)  # type: ignore[arg-type]
+                except StopIteration as stop:
+                    del active[key]
+                    ended[key] = stop.value
+                    if on_end is not None:
+                        on_end(stop.value)
+            replies, requests = self._generate(requests), {}
         return [ended[key] for key in range(len(specs))]
 
     def close(self) -> None:
         """Close the environments."""
         self._envs.close()
 
-    def _begin(
-        self, specs: Sequence[EpisodeSpec], end: Callable[[int, Trajectory], None]
-    ) -> dict[int, Tree]:
-        """Reset an environment for each spec; `end` those that fail."""
-        trees: dict[int, Tree] = {}
-        episodes = [Episode(i, spec, keeps_states=True) for i, spec in enumerate(specs)]
-        limits: dict[int, int | None] = {}
-
-        def reset(env: TextEnv, key: int) -> Any:
-            episodes[key].env = env
-            limits[key] = turn_limit_of(env)
-            return episodes[key].reset(self._step_timeout)
-
-        for outcome, env in self._in_environments(reset, [1] * len(specs)):
-            episode = episodes[outcome.key]
-            try:
-                episode.begin(value_of(outcome))
-            except Exception as error:  # noqa: BLE001 - foreign code; it is recorded
-                episode.fail(error)
-                end(outcome.key, episode.trajectory())
-            else:
-                tree = Tree(episode, self._budget, episode.spec.rng, limits.get(outcome.key))
-                trees[outcome.key] = tree
-                self._keep(tree, episode, env)
-        if self._value is not None and trees:
-            roots = [tree.begin() for tree in trees.values()]
-            values, counts = self._read([root.reading() for root in roots])
-            for tree, first, count in zip(trees.values(), values, counts, strict=True):
-                tree.first_score = first
-                tree.spent.note_value(count)
-        return trees
-
-    def _propose(self, searches: Sequence[SearchRun]) -> None:
-        """Serve the wishes for actions."""
-        asks = [(search, ask) for search in searches for ask in search.wish if isinstance(ask, Ask)]
-        asked = [(search, ask) for search, ask in asks for _ in range(ask.count)]
-        requests = [
-            dataclasses.replace(
-                ask.node.episode.request(),
-                episode_id=i,
-                rng=np.random.default_rng(search.tree.rng.integers(2**32, size=4)),
-            )
-            for i, (search, ask) in enumerate(asked)
-        ]
-        candidates: list[tuple[SearchRun, Ask, Candidate]] = []
-        for (search, ask), result in zip(asked, self._generate(requests), strict=True):
-            if isinstance(result, BaseException):
-                search.fail(ask.node.episode, result, StopReason.POLICY_ERROR)
-            else:
-                search.tree.spent.note_turn(result)
-                candidates.append((search, ask, Candidate(node=ask.node, generation=result)))
-        for search, candidate in self._valued(candidates):
-            search.reply.append(candidate)
-
-    def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation | BaseException]:
-        stream = self._policy.open_stream()
-        results: dict[int, Generation | BaseException] = {}
+    def _search(self, spec: EpisodeSpec) -> Steps[Trajectory]:
+        env = self._envs.take()
+        search: Search | None = None
         try:
-            for key, request in enumerate(requests):
-                stream.add(key, request)
+            search = Search(
+                env, self._policy, spec, self._budget, value=self._value,
+                timeout=self._step_timeout,
+            )  # fmt: skip
+            node = yield from self._plan(search)
+            trajectory = search.trajectory(node)
+            self._envs.give_back(env)
+        except SearchFailure as failure:  # the environment may be in any state and is dropped
+            trajectory = failure.episode.trajectory()
+        if search is None:
+            return trajectory
+        usage = search.usage
+        tokens = usage.prompt_tokens + usage.completion_tokens + search.value_tokens
+        cost = {"search_steps": float(search.steps), "search_tokens": float(tokens)}
+        return dataclasses.replace(
+            trajectory, metrics=trajectory.metrics | cost, usage=dataclasses.asdict(usage)
+        )
+
+    def _generate(
+        self, requests: dict[int, list[GenerationRequest]]
+    ) -> dict[int, list[Generated] | None]:
+        """Generate all requests in one batch."""
+        numbered = [(key, request) for key, several in requests.items() for request in several]
+        results: dict[int, Generated] = {}
+        stream = self._policy.open_stream()
+        try:
+            for i, (_, request) in enumerate(numbered):
+                stream.add(i, dataclasses.replace(request, episode_id=i))
             while stream.has_requests:
-                for key, result in stream.advance():
-                    results[key] = result
-                    stream.drop(key)
+                for i, result in stream.advance():
+                    results[i] = result
+                    stream.drop(i)
         finally:
             stream.close()
-        return [results[key] for key in range(len(requests))]
+        replies: dict[int, list[Generated] | None] = {}
+        for i, (key, _) in enumerate(numbered):
+            replies.setdefault(key, []).append(results[i])  # type: ignore[union-attr]
+        return replies
 
-    def _valued(
-        self, candidates: Sequence[tuple[SearchRun, Ask, Candidate]]
-    ) -> Iterator[tuple[SearchRun, Candidate]]:
-        """Yield candidates, those with a value whose plan asks for it."""
-        wanted = [(s, c) for s, ask, c in candidates if ask.is_valued]
-        values: Iterator[float] = iter(())
-        if wanted:
-            readings = [c.node.reading(c.generation.text) for _, c in wanted]
-            read, counts = self._read(readings)
-            values = iter(read)
-            for (search, _), count in zip(wanted, counts, strict=True):
-                search.tree.spent.note_value(count)
-        for search, ask, candidate in candidates:
-            if ask.is_valued:
-                at_end = candidate.node.offset + next(values)
-                candidate = dataclasses.replace(candidate, score=at_end)
-            yield search, candidate
 
-    def _carry_out(self, searches: Sequence[SearchRun]) -> None:
-        """Serve the wishes for steps: one for each action that is new in its state."""
-        tries: list[Try] = []
-        for search in searches:
-            tries += search.tries(self._policy)
-        timeout = self._step_timeout
-        for outcome, env in self._in_environments(
-            lambda env, i: tries[i].step(env, timeout),
-            [each.num_calls for each in tries],
-            [each.env for each in tries],
-        ):
-            each = tries[outcome.key]
-            each.note(outcome)
-            if each.is_new:
-                self._keep(each.search.tree, each.node.episode, env)
-            elif outcome.error is None:
-                self._envs.give_back(env)
-        new = [each for each in tries if each.is_new]
-        readings = [readings_of(each.parent, each.node) for each in new] if self._value else []
-        if readings:
-            values, counts = self._read([r for several in readings for r in several])
-            place = 0
-            for each, several in zip(new, readings, strict=True):
-                here = slice(place, place := place + len(several))
-                score(each.parent, each.node, values[here])
-                each.search.tree.spent.note_value(sum(counts[here]))
+def readings_of(parent: Node, child: Node) -> list[Reading]:
+    """Return the inputs of a learned value that score a state; see `score_node`."""
+    before, now = parent.episode, child.episode
+    if now.stop_reason is StopReason.CONTEXT_OVERFLOW:  # no step was taken
+        return []
+    action = parent.reading(now.transitions[-1].action)
+    if child.is_over:
+        return [action]
+    continues = _continues_conversation(before.info, now.info)
+    return [child.reading()] if continues else [action, child.reading()]
 
-    def _read(self, readings: Sequence[Reading]) -> tuple[list[float], list[int]]:
-        """Ask the learned value.
 
-        Raises:
-            RolloutError: If it says what is no number, by which nothing can be chosen.
-        """
-        assert self._value is not None
-        values, counts = self._value.read(readings)
-        if any(math.isnan(value) for value in values):
-            raise RolloutError(
-                "The learned value says NaN of a state, so no search can go by it. Look at how it "
-                "was trained (value.json), and train it anew with a lower learning rate."
-            )
-        return values, counts
+def score_node(parent: Node, child: Node, values: Sequence[float]) -> None:
+    """Score a state by the values of `readings_of`.
 
-    def _keep(self, tree: Tree, episode: Episode, env: TextEnv) -> None:
-        """Leave an environment in the state that it has come to, if no snapshot holds that."""
-        if episode.saved is not None or episode.stop_reason is not None:
-            self._envs.give_back(env)
-            return
-        self._free(tree)
-        tree.live = (episode, env)
+    Where the environment starts another conversation, as with the next of several questions, the
+    new state does not show the past: its score adds the gain within the new conversation to the
+    score at the end of the one before.
+    """
+    child.score = parent.offset + values[0] if values else parent.score
+    child.offset = child.score - values[1] if len(values) > 1 else parent.offset
 
-    def _free(self, tree: Tree) -> None:
-        """Use the environment that is in a state of a search for others."""
-        if (env := tree.take_live()) is not None:
-            self._envs.give_back(env)
 
-    def _in_environments(
-        self,
-        function: Callable[[TextEnv, int], Any],
-        num_calls: Sequence[int],
-        given: Sequence[TextEnv | None] = (),
-    ) -> Iterator[tuple[Outcome, TextEnv]]:
-        """Call a function with an environment and a key, from 0; yield what came of it, and where.
-
-        `num_calls` says how many resets and steps it takes for each, which have so much time, and
-        `given` which environment some are called with. Others take any that is given back; in those
-        that only compute one after the other, else several side by side, each in a thread. One that
-        failed may be in any state, and is not to be used again.
-        """
-        given, session = given or [None] * len(num_calls), CallSession()
-        # from the end; given environments first, so that none is held while others are made
-        waiting = sorted(range(len(num_calls)), key=lambda key: (given[key] is not None, -key))
-        lent: dict[int, TextEnv] = {}
-        while waiting or lent:
-            while waiting and len(lent) < MAX_ENVS:
-                key = waiting.pop()
-                there = given[key]
-                env = self._envs.take() if there is None else there
-                if is_immediate(env):
-                    # Ctrl-C is the user's; whatever else foreign code raises is recorded
-                    caught = (Exception, SystemExit)
-                    outcome = outcome_of(key, lambda: function(env, key), caught=caught)  # noqa: B023
-                    yield outcome, env
-                    continue
-                lent[key] = env
-                seconds = self._step_timeout * num_calls[key]
-                session.submit(key, lambda k=key, e=env: function(e, k), seconds)  # type: ignore[misc]
-            for outcome in session.wait(IDLE_SECONDS):
-                yield outcome, lent.pop(outcome.key)
+def _continues_conversation(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    length = len(before["messages"])
+    extends = list(now["messages"][:length]) == list(before["messages"])
+    return extends or bool((now.get("context") or {}).get("reason"))

@@ -143,7 +143,7 @@ def test_planted_mistakes_are_named(name):
 
     import numpy as np
 
-    from agent_trainers.experimental.search.oracle import diagnose_by_oracle
+    from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
 
     case = CASES[name]
     planted = plant_all(case, 3, np.random.default_rng(1))

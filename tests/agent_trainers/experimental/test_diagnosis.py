@@ -13,7 +13,7 @@ from agent_trainers.experimental.diagnose.diagnosis import (
     find_start,
     name_lost_step,
 )
-from agent_trainers.experimental.search.oracle import diagnose_by_oracle
+from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 

@@ -61,7 +61,7 @@ def critic(tiny_policy):
 
 @pytest.fixture
 def folder(critic, tokenizer, tmp_path):
-    """The critic as ``agent-r1-value`` leaves it."""
+    """The critic as ``python -m agent_trainers.experimental.values`` leaves it."""
     critic.body.config.save_pretrained(tmp_path / "value")
     tokenizer.save_pretrained(tmp_path / "value")
     save_critic(critic, tmp_path / "value")

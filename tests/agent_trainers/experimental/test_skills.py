@@ -4,7 +4,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, DataError, RolloutError
 from agent_trainers.cli import collect, train
-from agent_trainers.experimental.skills import command as skills
+from agent_trainers.experimental.skills import __main__ as skills
 from agent_trainers.trajectory import load_trajectories
 from tests.agent_trainers.chat_server import chat_server, refuses, says
 

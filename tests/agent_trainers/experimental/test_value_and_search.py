@@ -5,10 +5,10 @@ import json
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_trainers.cli import evaluate
-from agent_trainers.experimental.search.command import doubts_of
-from agent_trainers.experimental.search.searches import SEARCHES
-from agent_trainers.experimental.values import command as value
+from agent_trainers.experimental.search import __main__ as search
+from agent_trainers.experimental.search.__main__ import value_warnings
+from agent_trainers.experimental.search.strategies import SEARCHES
+from agent_trainers.experimental.values import __main__ as value
 from agent_trainers.trajectory import load_trajectories
 
 SHORT = ["--num_tasks", "5", "--tasks_at_once", "3", "--samples_per_task", "1",
@@ -56,13 +56,13 @@ def test_a_value_that_was_stopped_goes_on_and_a_finished_one_is_kept(folder, tmp
     whole = json.loads((folder / "value.json").read_text(encoding="utf-8"))
     again = json.loads((begun / "value.json").read_text(encoding="utf-8"))
     assert again["reliability"] == whole["reliability"]
-    with pytest.raises(ConfigurationError, match="holds a critic already"):
+    with pytest.raises(ConfigurationError, match="contains a trained value"):
         value.run([*SHORT, "--output_dir", str(begun)])
 
 
 def test_every_search_is_compared_on_the_same_tasks(folder, tmp_path, capsys):
     output = tmp_path / "search.json"
-    evaluate.run([*SEARCH, "--search", "all", "--value", str(folder), "--output", str(output)])
+    search.run([*SEARCH, "--strategies", "all", "--value", str(folder), "--output", str(output)])
     measured = json.loads(output.read_text(encoding="utf-8"))
     assert list(measured["searches"]) == list(SEARCHES)
     for name, found in measured["searches"].items():
@@ -79,19 +79,19 @@ def test_a_value_by_which_nothing_can_be_found_is_said_to_be_one(tmp_path):
         found = {"mean_squared_error": 0.2, "mean_squared_error_of_mean": 0.21} | errors
         record = {"env": env, "reliability": {"states": found, "actions": found}}
         (tmp_path / "value.json").write_text(json.dumps(record))
-        return doubts_of(tmp_path, "a")
+        return value_warnings(tmp_path, "a")
 
-    assert doubts_of(tmp_path, "a") == doubts() == []
+    assert value_warnings(tmp_path, "a") == doubts() == []
     assert "trained in b, not in a" in doubts("b")[0]
     (weak,) = doubts(mean_squared_error=0.22)
-    assert "for states and actions than always saying the mean" in weak
+    assert "states and actions no better than their mean" in weak
     (tmp_path / "value.json").write_text("[]")
-    assert doubts_of(tmp_path, "a") == []
+    assert value_warnings(tmp_path, "a") == []
 
 
 def test_the_episodes_of_one_search_can_be_kept(tmp_path):
     episodes = tmp_path / "episodes.jsonl"
-    evaluate.run([*SEARCH, "--search", "oracle_beam", "--trajectories", str(episodes)])
+    search.run([*SEARCH, "--strategies", "oracle_beam", "--trajectories", str(episodes)])
     (first, _) = load_trajectories(episodes)
     assert first.metrics["search_steps"] <= 9
     assert first.usage["calls"] >= len(first.transitions)
@@ -100,18 +100,20 @@ def test_the_episodes_of_one_search_can_be_kept(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (["--search", "beem"], UnknownNameError, "beam"),
-        (["--search", "best_first"], ConfigurationError, "agent-r1-value"),
-        (["--beam_width", "3"], ConfigurationError, "--search"),
-        (["--search", "vote", "--budget_steps", "0"], ConfigurationError, "budget_steps"),
-        (["--search", "vote", "sample", "--trajectories", "x.jsonl"], ConfigurationError, "one"),
-        (["--search", "vote", "--program", "m:f", "--tasks", "x"], ConfigurationError, "--program"),
-        (["--search", "beam", "--value", "nowhere"], ConfigurationError, "critic.safetensors"),
+        (["--strategies", "beem"], UnknownNameError, "beam"),
+        (["--strategies", "best_first"], ConfigurationError, r"experimental\.values"),
+        (["--strategies", "vote", "--budget_steps", "0"], ConfigurationError, "budget_steps"),
+        (
+            ["--strategies", "vote", "sample", "--trajectories", "x.jsonl"],
+            ConfigurationError,
+            "one",
+        ),
+        (["--strategies", "beam", "--value", "nowhere"], ConfigurationError, "critic.safetensors"),
     ],
 )
 def test_a_search_that_cannot_be_made_says_why(arguments, error, words):
     with pytest.raises(error, match=words):
-        evaluate.run(["--num_tasks", "1", *arguments])
+        search.run(["--num_tasks", "1", *arguments])
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
-"""``agent-r1-value``: train a process value, a critic that says what a state is worth.
+"""``python -m agent_trainers.experimental.values``: train a process value.
 
-Tasks are played, and from states on the way other endings (`Rollout.branch`): how these end on
-average is what the critic learns to say. It begins as a copy of the policy's model with a value
-head. Tasks are played in portions, each kept as a file of its own as soon as it is done; the same
-command goes on after the last.
+Collects episodes and, from states on the way, continuations (`Rollout.branch`); the critic, a copy
+of the policy's model with a value head, learns their mean outcome. Tasks are collected in portions,
+one file each, so that the same command resumes after an interruption.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import atomic_path, write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, parse, run_command
+from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
 from agent_trainers.cli.policies import (
@@ -39,59 +37,49 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
-PROGRAM: Final = "agent-r1-value"
+PROGRAM: Final = "python -m agent_trainers.experimental.values"
 RESULTS_FILE: Final = "value.json"
 PLOT_FILE: Final = "reliability.png"
 _TINY_VOCABULARY: Final = 1000
+say = speaker(PROGRAM)
 _TARGETS: Final = {
     "success": "the chance that the episode succeeds",
-    "return": "the discounted return from the state on, which is what PPO's critic says",
+    "return": "the discounted return from the state on, as PPO's critic",
 }
 
 
 @dataclass
 class ValueArguments(PolicyArguments):
-    """What to play, and how to learn from it."""
+    """Options of the command."""
 
     num_tasks: int = HfArg(
         default=1500,
-        help="How many tasks, from the first. What it says of others depends on this most: spend "
-        "on tasks before episodes and branches of the same.",
+        help="Number of tasks, from the first. Generalisation depends on it more than on the "
+        "number of episodes and branches per task.",
     )
-    samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
-    states_per_episode: int = HfArg(
-        default=1, help="States of an episode from which other endings are played, drawn at random."
-    )
-    branches: int = HfArg(default=1, help="Other endings that are played from each of them.")
+    samples_per_task: int = HfArg(default=1, help="Episodes per task.")
+    states_per_episode: int = HfArg(default=1, help="Random states of an episode to branch from.")
+    branches: int = HfArg(default=1, help="Continuations from each of these states.")
     target: str = HfArg(
         default="success",
-        help="What a value is. "
+        help="Meaning of a value. "
         + "; ".join(f"{name}: {meaning}" for name, meaning in _TARGETS.items())
         + ".",
     )
-    gamma: float = HfArg(
-        default=1.0, help="Discount of the return per step; that of the training it is meant for."
-    )
-    epochs: int = HfArg(default=6, help="Passes over what was played; the best one is kept.")
+    gamma: float = HfArg(default=1.0, help="Discount per step of the return target.")
+    epochs: int = HfArg(default=6, help="Passes over the examples; the best epoch is kept.")
     learning_rate: float | None = HfArg(
         default=None,
-        help="1e-3 for a head alone and for models as small as the embedded policy, else 1e-5.",
+        help="By default 1e-3 with --head_only and for tiny models, else 1e-5.",
     )
-    head_only: bool = HfArg(
-        default=False, help="Train the value head alone, on the model as it is."
-    )
-    tasks_at_once: int = HfArg(default=64, help="Tasks of a portion.")
-    seed: int = HfArg(default=0, help="Seed of every draw.")
+    head_only: bool = HfArg(default=False, help="Freeze the model below the value head.")
+    tasks_at_once: int = HfArg(default=64, help="Tasks per saved portion.")
+    seed: int = HfArg(default=0, help="Seed of all draws.")
     output_dir: str = HfArg(default="runs/value", help="Folder for the critic.")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_command(PROGRAM, run, arguments)
-
-
 def run(arguments: Sequence[str]) -> None:
-    """Play, train, calibrate, and say how reliable the values are."""
+    """Collect, train, calibrate and measure."""
     options = parse(
         arguments,
         ValueArguments,
@@ -103,26 +91,26 @@ def run(arguments: Sequence[str]) -> None:
     with hold(folder, "--output_dir"):
         if (folder / RESULTS_FILE).exists():
             raise ConfigurationError(
-                f"--output_dir {folder} holds a critic already. Choose another folder."
+                f"--output_dir {folder} contains a trained value. Choose another folder."
             )
         env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
         settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
         if differing := differences(folder, settings):
             raise ConfigurationError(
-                f"{folder} was begun with other settings ({'; '.join(differing.values())}). Give "
-                "the same again, or choose another --output_dir."
+                f"{folder} was started with other settings ({'; '.join(differing.values())}). Pass "
+                "the same settings, or choose another --output_dir."
             )
         venue = open_venue(options, say)
         write_settings(folder, settings)
         with open_policy(options, venue) as policy:
-            played = _play(options, venue, policy, folder / "branches")
+            played = _collect(options, venue, policy, folder / "branches")
         _train(options, venue, played, folder)
 
 
 def _check(options: ValueArguments) -> None:
     check_range(options, "at least 1", lambda value: value >= 1, "samples_per_task", "epochs",
                 "states_per_episode", "branches", "tasks_at_once")  # fmt: skip
-    check_range(options, "at least 3: some to train on, some to calibrate on, some to measure on",
+    check_range(options, "at least 3 (training, calibration and test)",
                 lambda value: value >= 3, "num_tasks")  # fmt: skip
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
     check_range(options, "positive", lambda value: value > 0, "learning_rate")
@@ -130,20 +118,22 @@ def _check(options: ValueArguments) -> None:
     check_policy(options)
     if options.base_url is not None:
         raise ConfigurationError(
-            "--base_url: the critic begins with the weights of the policy's model, which a server "
-            "does not give. Name the model with --model alone."
+            "--base_url: the critic starts from the weights of the policy's model, which a server "
+            "does not provide. Pass a local --model."
         )
 
 
-def _play(options: ValueArguments, venue: Venue, policy: Policy, parts: Path) -> list[Trajectory]:
-    """Play what is not played yet, a portion after the other; return episodes and branches."""
+def _collect(
+    options: ValueArguments, venue: Venue, policy: Policy, parts: Path
+) -> list[Trajectory]:
+    """Collect missing portions and return all episodes and branches."""
     tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
     portions = [
         tasks[i : i + options.tasks_at_once] for i in range(0, len(tasks), options.tasks_at_once)
     ]
     parts.mkdir(exist_ok=True)
     played: list[Trajectory] = []
-    with tqdm(total=len(tasks), desc="playing", unit="task") as bar:
+    with tqdm(total=len(tasks), desc="collecting", unit="task") as bar:
         for number, portion in enumerate(portions):
             part = parts / f"{number:06d}.jsonl.gz"
             if not part.exists():
@@ -160,7 +150,7 @@ def _play(options: ValueArguments, venue: Venue, policy: Policy, parts: Path) ->
 def _branch_out(
     options: ValueArguments, rollout: Rollout, tasks: Sequence[int]
 ) -> list[Trajectory]:
-    """Play tasks, and other endings of the episodes."""
+    """Collect episodes and continuations from some of their states."""
     episodes = rollout.collect(plan_samples(tasks, options.samples_per_task, options.seed))
     rng = np.random.default_rng([options.seed, *tasks, len(tasks)])
     states = []
@@ -221,12 +211,12 @@ def _train(
     }
     write_json(folder / RESULTS_FILE, results)
     _print_table(options, results)
-    say(f"Search with it: agent-r1-eval --search best_first --value {folder}")
-    say(f"Begin PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
+    say(f"Search with it: python -m agent_trainers.experimental.search --value {folder}")
+    say(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
 
 
 def _num_steps(venue: Venue, played: Sequence[Trajectory]) -> int:
-    """Return what was played in environment steps, those included that were taken again."""
+    """Return the number of environment steps, replayed ones included."""
     env = venue.make_env()
     replays = not can_be_saved(env)
     env.close()
@@ -235,9 +225,9 @@ def _num_steps(venue: Venue, played: Sequence[Trajectory]) -> int:
 
 def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:
     columns = [Column(name, justify="right") for name in
-               ("squared error", "of the mean", "at best", "correlation", "at best",
+               ("squared error", "of the mean", "noise", "correlation", "ceiling",
                 "calibration error")]  # fmt: skip
-    table = Table("value of", *columns, title=f"{options.target}, on tasks held out")
+    table = Table("value of", *columns, title=f"{options.target}, on held-out tasks")
     for kind, found in results["reliability"].items():
         table.add_row(
             kind, *(f"{found[name]:.3f}" for name in ("mean_squared_error",
@@ -252,10 +242,5 @@ def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def say(text: str) -> None:
-    """Tell the user something in a line of its own."""
-    sys.stderr.write(f"{PROGRAM}: {text}\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(PROGRAM, run, None)

@@ -1,4 +1,4 @@
-"""``agent-r1-skills``: mine skills from episodes that succeeded, for `agent-r1-train --skills`.
+"""Mine skills from successful episodes, for ``agent-r1-train --skills``.
 
 With ``--model`` the model that played sums each success up in its own words, and makes one general
 skill of them at the end; without it a skill is the actions of the episode. A task's best episode
@@ -26,7 +26,7 @@ from agent_trainers.experimental.skills.skill_mining import mine_skills
 from agent_trainers.experimental.skills.skills import Success, TaskSkills, read_skills, tell_success
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
-PROGRAM: Final = "agent-r1-skills"
+PROGRAM: Final = "python -m agent_trainers.experimental.skills"
 say = speaker(PROGRAM)
 
 
@@ -46,11 +46,6 @@ class SkillArguments(PolicyArguments):
     )
     seed: int = HfArg(default=0, help="Seed of every draw.")
     output: str = HfArg(default="skills.jsonl", help="File of skills, a row each: .jsonl.")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_command(PROGRAM, run, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -101,4 +96,4 @@ def _write(output: Path, skills: TaskSkills) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(PROGRAM, run, None)
