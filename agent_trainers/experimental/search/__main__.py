@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent_envs.scoring.intervals import wilson_interval
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
@@ -18,6 +17,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
+from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import (
