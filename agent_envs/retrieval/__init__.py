@@ -1,4 +1,4 @@
-"""Passages and how to find them."""
+"""Passages and search engines over them."""
 
 from agent_envs.retrieval.bm25 import RETRIEVERS, STOP_WORDS, build_retriever, query_words
 from agent_envs.retrieval.client import RetrievalClient

@@ -1,8 +1,15 @@
-"""Index passages, embed them, and serve what was made; see `main`."""
+"""Command line: index passages, embed them, and serve an index.
+
+::
+
+    python -m agent_envs.retrieval passages.jsonl.gz index       # BM25
+    python -m agent_envs.retrieval embed index vectors --model sentence-transformers/...
+    python -m agent_envs.retrieval serve index --dense vectors
+"""
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -13,26 +20,20 @@ from agent_envs.retrieval.fusion import FusedRetriever
 from agent_envs.retrieval.index import SavedIndex, save_index
 
 PROGRAM: Final = "python -m agent_envs.retrieval"
-_DEFAULT: Final = "default: %(default)s"
 ENGINES: Final = ("bm25", "dense", "fused")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command.
-
-    ::
-
-        python -m agent_envs.retrieval passages.jsonl.gz index       # BM25
-        python -m agent_envs.retrieval embed index vectors --model sentence-transformers/...
-        python -m agent_envs.retrieval serve index --dense vectors
-    """
+    """Run a command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = COMMANDS.get(words[0]) if words else None
     try:
-        if command is None:
-            _index(words)
-        else:
-            command(words[1:])
+        match words:
+            case ["embed", *rest]:
+                _embed(rest)
+            case ["serve", *rest]:
+                _serve(rest)
+            case _:
+                _index(words)
     except AgentEnvsError as error:
         sys.exit(f"retrieval: {error}")
 
@@ -41,7 +42,7 @@ def _index(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Index passages into a folder.",
-        epilog=f"`{PROGRAM} embed --help` and `{PROGRAM} serve --help` say what to do with it.",
+        epilog=f"See also `{PROGRAM} embed --help` and `{PROGRAM} serve --help`.",
     )
     parser.add_argument("corpus", nargs="+", help="files with rows of 'title' and 'text'")
     parser.add_argument("folder", help="where to write the index; must be new")
@@ -60,8 +61,8 @@ def _embed(arguments: Sequence[str]) -> None:
     parser.add_argument("index", help="folder of the index")
     parser.add_argument("folder", help="where to write the embeddings; must be new")
     parser.add_argument("--model", required=True, help="for sentence-transformers: folder or name")
-    parser.add_argument("--query_prefix", default="", help="before a query, as 'query: ' for E5")
-    parser.add_argument("--passage_prefix", default="", help="before a passage")
+    parser.add_argument("--query_prefix", default="", help="such as 'query: ' for E5")
+    parser.add_argument("--passage_prefix", default="", help="such as 'passage: ' for E5")
     parser.add_argument("--kind", default="Flat", help="of faiss (default: Flat, exact)")
     options = vars(parser.parse_args(arguments))
     index, folder = SavedIndex(options.pop("index")), options.pop("folder")
@@ -74,15 +75,17 @@ def _serve(arguments: Sequence[str]) -> None:
     from agent_envs.retrieval.service import Service, ServiceLimits, serve
 
     parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} serve", description="Serve an index by Search-R1's protocol."
+        prog=f"{PROGRAM} serve",
+        description="Serve an index by Search-R1's protocol.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("index", help="folder of the index")
     parser.add_argument("--dense", help="folder of its embeddings")
-    parser.add_argument("--engine", choices=ENGINES, help="default: fused with --dense, else bm25")
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; nobody is asked")
-    parser.add_argument("--port", type=int, default=8000, help="0 for a free one (default: 8000)")
+    parser.add_argument("--engine", choices=ENGINES, help="fused with --dense, otherwise bm25")
+    parser.add_argument("--host", default="127.0.0.1", help="there is no authentication")
+    parser.add_argument("--port", type=int, default=8000, help="0 for a free one")
     for limit in fields(ServiceLimits):
-        parser.add_argument(f"--{limit.name}", type=int, default=limit.default, help=_DEFAULT)
+        parser.add_argument(f"--{limit.name}", type=int, default=limit.default, help="limit")
     options = vars(parser.parse_args(arguments))
     host, port = options.pop("host"), options.pop("port")
     index, dense = SavedIndex(options.pop("index")), options.pop("dense")
@@ -101,11 +104,8 @@ def _open(engine: str, index: SavedIndex, dense: str | None) -> Retriever:
         return index
     from agent_envs.retrieval.dense import DenseIndex
 
-    by_meaning = DenseIndex(index, dense)
-    return by_meaning if engine == "dense" else FusedRetriever(index, by_meaning)
-
-
-COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"embed": _embed, "serve": _serve}
+    embedded = DenseIndex(index, dense)
+    return embedded if engine == "dense" else FusedRetriever(index, embedded)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
-"""BM25 over passages.
+"""BM25 over passages, with an inverted index or with the library ``rank-bm25``.
 
-The engine is our own inverted index (`agent_envs.retrieval.postings`). ``rank-bm25`` and ``bm25s``
-can take its place, for comparisons: all three score by the same formula over the same words, so
-they find the same passages.
+``w(word, passage) = idf * f * (k1 + 1) / (f + k1 * (1 - b + b * length / mean length))`` with
+``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` (Robertson and Zaragoza, 2009; the inverse document
+frequency is Lucene's), f the word's frequency in the passage, n the number of N passages that
+contain it. The index stores all weights, so a query only adds up a few slices.
 """
 
-import functools
-import logging
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import ConfigurationError
-from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever
-from agent_envs.retrieval.postings import K1, B, build_postings
+from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Passages, Retriever, check_top_k
 
+K1: Final = 1.5
+B: Final = 0.75
 STOP_WORDS: Final = frozenset(
     """
     a an and are as at be been but by did do does for from had has have he her his how in is
@@ -28,31 +30,33 @@ STOP_WORDS: Final = frozenset(
     whom whose why will with
     """.split()
 )
-"""Words that say nothing about what is looked for: left out of queries that hold others."""
+"""Words without information, removed from queries that contain others."""
 
 _WORD = re.compile(r"\w+")
+Scores = Callable[[list[str]], npt.NDArray[np.float64]]
+"""Takes the words of a query; returns the score of each passage."""
 
 
 def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
     """Index a corpus.
 
     Args:
-        corpus: What to search.
-        backend: ``"bm25"``, our own engine, which ``"auto"`` means, too; ``"rank_bm25"`` or
-            ``"bm25s"``: the same through the library of that name.
+        corpus: Passages to search.
+        backend: ``"bm25"`` (the default, also ``"auto"``) for the inverted index of this module,
+            or ``"rank_bm25"`` for the library of that name, which finds the same passages.
 
     Raises:
         UnknownNameError: If there is no such backend.
     """
     index = lookup(RETRIEVERS, "bm25" if backend == "auto" else backend, kind="retriever")
     documents = list(map(words_of, corpus.passages))
-    if not any(documents):  # which the libraries cannot index
+    if not any(documents):  # rank-bm25 cannot index an empty corpus
         index = build_postings
     return BM25Retriever(corpus.passages, index(documents))
 
 
 def words_of(passage: Passage) -> list[str]:
-    """Return the words by which a passage is found: those of its title and of its text."""
+    """Return the indexed words of a passage: those of its title and text."""
     return tokenize(f"{passage.title} {passage.text}")
 
 
@@ -62,26 +66,22 @@ def tokenize(text: str) -> list[str]:
 
 
 def query_words(query: str) -> list[str]:
-    """Return the words that a query is looked up by: those that say something, else all."""
+    """Return the words of a query without stop words; all words if there are no others."""
     words = tokenize(query)
     return [word for word in words if word not in STOP_WORDS] or words
-
-
-Scores = Callable[[list[str]], npt.NDArray[np.float64]]
 
 
 class BM25Retriever:
     """Finds the passages with the highest scores."""
 
-    def __init__(self, passages: Sequence[Passage], score: Scores) -> None:
-        """Search `passages` by `score`, which gives one score for each of them."""
+    def __init__(self, passages: Passages, score: Scores) -> None:
+        """Search `passages` by `score`."""
         self._passages = passages
         self._score = score
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """Return at most `top_k` passages, best first; see `Retriever.search`."""
-        if top_k < 1:
-            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
+        check_top_k(top_k)
         words = query_words(query)
         if not words or not len(self._passages):
             return []
@@ -89,9 +89,9 @@ class BM25Retriever:
 
 
 def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[tuple[int, float]]:
-    """Return number and score of the highest scores above 0; equal ones in order of number."""
+    """Return number and score of the highest scores above 0; ties by number."""
     found = np.flatnonzero(scores)
-    # Rounded, so that the last bits, which differ between the engines, decide no order.
+    # Rounded: the last bits differ between engines and must not decide the order.
     values = np.round(scores[found], 4)
     threshold = np.partition(values, -top_k)[-top_k] if len(found) > top_k else 0.0
     chosen = np.flatnonzero((values >= threshold) & (values > 0))
@@ -99,12 +99,81 @@ def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[tuple[int, float]
     return list(zip(found[order].tolist(), values[order].tolist(), strict=True))
 
 
+class Numbering(Protocol):
+    """The distinct words in order of their code points, with their numbers from 0."""
+
+    def get(self, word: str, /) -> int | None:
+        """Return the number of `word`; None if no passage contains it."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postings:
+    """An inverted index, read only; the arrays may be memory-mapped."""
+
+    words: Numbering
+    """The number of each word."""
+    starts: npt.NDArray[np.int64]
+    """Start of the postings of each word, and the end; shape (number of words + 1,)."""
+    passages: npt.NDArray[np.int32]
+    """The passage of each posting, ascending within a word."""
+    weights: npt.NDArray[np.float64]
+    """The score that each posting adds; above 0."""
+    num_passages: int
+    """Number of indexed passages."""
+
+    def __call__(self, words: list[str]) -> npt.NDArray[np.float64]:
+        """Return the score of each passage for the words of a query; repetitions count."""
+        scores = np.zeros(self.num_passages)
+        for word, count in Counter(words).items():  # 100 kB of one word cost no more than one
+            if (number := self.words.get(word)) is not None:
+                postings = slice(self.starts[number], self.starts[number + 1])
+                scores[self.passages[postings]] += count * self.weights[postings]
+        return scores
+
+
+def build_postings(documents: Iterable[list[str]]) -> Postings:
+    """Index passages, given as lists of words, which are read once and not kept."""
+    numbers: dict[str, int] = {}
+    words, frequencies = array("i"), array("i")
+    lengths, sizes = array("q"), array("q")
+    for document in documents:
+        counts = Counter(document)
+        words.extend([numbers.setdefault(word, len(numbers)) for word in counts])
+        frequencies.extend(counts.values())
+        lengths.append(len(document))
+        sizes.append(len(counts))
+    ordered = sorted(numbers)
+    renumber = np.empty(len(ordered), np.int32)
+    first_seen = np.array([numbers[word] for word in ordered], np.int64)
+    renumber[first_seen] = np.arange(len(ordered), dtype=np.int32)
+    columns = renumber[np.asarray(words)]
+    by_word = np.argsort(columns, kind="stable")
+    rows = np.repeat(np.arange(len(lengths), dtype=np.int32), np.asarray(sizes))
+    num_containing = np.bincount(columns, minlength=len(ordered))  # passages of each word
+    passages, weights = rows[by_word], np.zeros(0)
+    if len(passages):
+        size = np.asarray(lengths).astype(np.float64)
+        idf = np.log(1 + (len(size) - num_containing + 0.5) / (num_containing + 0.5))
+        dampened = K1 * (1 - B + B * size / size.mean())
+        frequency = np.asarray(frequencies)[by_word].astype(np.float64)
+        saturated = frequency * (K1 + 1) / (frequency + dampened[passages])
+        weights = np.asarray(np.repeat(idf, num_containing) * saturated)
+    return Postings(
+        words=dict(zip(ordered, range(len(ordered)), strict=True)),
+        starts=np.concatenate([[0], np.cumsum(num_containing)]).astype(np.int64),
+        passages=passages, weights=weights, num_passages=len(lengths),
+    )  # fmt: skip
+
+
 def _rank_bm25(documents: list[list[str]]) -> Scores:
     from rank_bm25 import BM25Okapi
 
     class Engine(BM25Okapi):  # type: ignore[misc] # rank-bm25 is untyped
-        # Okapi's weight of a word that is in half of the passages or more is not above 0, so in a
-        # small corpus nothing would be found. Lucene's is, and both engines can have it.
+        # Okapi's weight of a word in half of the passages is 0, so a small corpus would find
+        # nothing: Lucene's replaces it.
         def _calc_idf(self, counts: Mapping[str, int]) -> None:
             self.idf = {
                 word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
@@ -112,42 +181,10 @@ def _rank_bm25(documents: list[list[str]]) -> Scores:
             }
 
     engine = Engine(documents, k1=K1, b=B)
-
-    # A score is a sum over the words of the query; those of a group of episodes ask for the same
-    # words again and again, and rank-bm25 looks at every passage for each.
-    @functools.cache
-    def score_word(word: str) -> npt.NDArray[np.float64]:
-        return np.asarray(engine.get_scores([word]), np.float64)
-
-    def score(words: list[str]) -> npt.NDArray[np.float64]:
-        total = np.zeros(len(documents))
-        for word in words:
-            if word in engine.idf:
-                total += score_word(word)
-        return total
-
-    return score
-
-
-def _bm25s(documents: list[list[str]]) -> Scores:
-    import bm25s
-
-    # Its import sets DEBUG, and so logs each index even where the application asked for INFO.
-    logging.getLogger("bm25s").setLevel(logging.NOTSET)
-    engine = bm25s.BM25(method="lucene", k1=K1, b=B, dtype="float64")
-    engine.index(documents, show_progress=False, create_empty_token=False)
-
-    def score(words: list[str]) -> npt.NDArray[np.float64]:
-        if not (known := [word for word in words if word in engine.vocab_dict]):
-            return np.zeros(len(documents))
-        # Lucene's form leaves out the factor k1 + 1, which changes no order.
-        return np.asarray(engine.get_scores(known), np.float64) * (K1 + 1)
-
-    return score
+    return lambda words: np.asarray(engine.get_scores(words), np.float64)
 
 
 RETRIEVERS: Final[Mapping[str, Callable[[list[list[str]]], Scores]]] = {
     "bm25": build_postings,
     "rank_bm25": _rank_bm25,
-    "bm25s": _bm25s,
 }

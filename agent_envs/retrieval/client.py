@@ -1,9 +1,10 @@
-r"""A retriever that asks a server, by Search-R1's protocol.
+r"""A retriever behind a server that speaks Search-R1's protocol.
 
 ``POST /retrieve {"queries": [str], "topk": int, "return_scores": true}`` gives ``{"result":
 [[{"document": {"contents": "title\ntext"}, "score": float}]]}`` (Search-R1, arXiv 2503.09516).
 """
 
+import functools
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.extras import require_extra
 from agent_envs.core.tool import ToolError
 from agent_envs.errors import ConfigurationError, DataError
-from agent_envs.retrieval.corpus import Hit, Passage
+from agent_envs.retrieval.corpus import Hit, Passage, check_top_k
 
 if TYPE_CHECKING:
     import httpx
@@ -27,31 +28,30 @@ UNAVAILABLE_TEXT: Final = (
 REFUSED_TEXT: Final = "The search does not take this query. Search for something shorter."
 TIMEOUT_SECONDS: Final = 20.0
 MAX_ANSWER_BYTES: Final = 32 * 2**20
-_PAUSES: Final = (0.05, 2.0)
-"""Seconds before the first repetition, and at most; they double."""
-_REFUSALS: Final = frozenset({400, 413, 422})
-"""What a repetition would not change."""
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_MAX_PAUSE_SECONDS: Final = 2.0
+_FINAL_STATUSES: Final = frozenset({400, 413, 422})
+"""Refusals that a retry would not change."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 class RetrievalClient:
-    """A `Retriever` behind a URL; safe to use from many threads, and copied by its URL.
+    """A `Retriever` behind a URL; thread-safe, and pickled by its URL.
 
-    What fails (no connection, an answer that is none, a server that is busy or restarts) is asked
-    again until the time is up; then the model is told that there is no search.
+    A failed request (no connection, an invalid answer, a busy server) is retried until the timeout;
+    then the model reads that the search is not available.
     """
 
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Ask the server at `url`, which nothing is sent to yet.
+        """Use the server at `url`; nothing is sent yet.
 
         Args:
             url: Such as ``http://127.0.0.1:8000``, with or without ``/retrieve``.
-            timeout_seconds: How long a search may take, with all its repetitions; one attempt takes
-                at most half of it.
+            timeout_seconds: Limit of a search with all retries; one attempt has half of it.
 
         Raises:
             MissingExtraError: If the library ``httpx`` is not installed.
-            ConfigurationError: If `url` is no http address, or the time not positive.
+            ConfigurationError: If `url` is not an http address, or the timeout is not positive.
         """
         require_extra("serve", "A retrieval server", "httpx")
         if not url.startswith(("http://", "https://")):
@@ -63,14 +63,14 @@ class RetrievalClient:
         self._client: tuple[int, httpx.Client] | None = None
 
     def __reduce__(self) -> Any:
-        """Pickle, and copy, by URL."""
+        """Pickle and copy by URL."""
         return _remake, (self.url, self._timeout_seconds)
 
     def check(self) -> None:
-        """Ask something, to be told early of a server that is not there.
+        """Send a request, so that a wrong URL is an error now.
 
         Raises:
-            DataError: If it gives no answer; names the URL.
+            DataError: If there is no valid answer; names the URL.
         """
         try:
             self.search("", 1)
@@ -84,38 +84,29 @@ class RetrievalClient:
         """Return at most `top_k` passages, best first; see `Retriever.search`.
 
         Raises:
-            ToolError: If the server gives no answer in time, or refuses the query; the message is
-                for the model, its cause says what happened.
+            ToolError: If the server gives no answer in time, or refuses the query. The message is
+                for the model; its cause has the reason.
         """
-        if top_k < 1:
-            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        said = query.encode("utf-8", "replace").decode()  # JSON has no half of a surrogate pair
-        body = json.dumps({"queries": [said], "topk": top_k, "return_scores": True}).encode()
+        check_top_k(top_k)
+        text = query.encode("utf-8", "replace").decode()  # JSON has no half of a surrogate pair
+        body = json.dumps({"queries": [text], "topk": top_k, "return_scores": True}).encode()
         deadline = time.monotonic() + self._timeout_seconds
-        pause, longest = _PAUSES
+        pause = _FIRST_PAUSE_SECONDS
         while True:
+            seconds = min(self._timeout_seconds / 2, max(deadline - time.monotonic(), 0.001))
             try:
-                return self._ask(body, top_k, deadline)
-            except _FailedError as error:
-                wait = max(pause, error.retry_after)
-                if not error.is_final and time.monotonic() + wait < deadline:
-                    time.sleep(wait)
-                    pause = min(2 * pause, longest)
-                    continue
-                _LOGGER.warning("%s: %s", self.url, error)
-                text = REFUSED_TEXT if error.is_final else UNAVAILABLE_TEXT
-                raise ToolError(text) from error
+                # httpx limits the wait for each piece only, and a server may send many
+                found = call_with_deadline(functools.partial(self._post, body, seconds), seconds)
+                return _read_hits(found, top_k)
+            except (_FailedError, TimeoutError) as error:
+                is_final = isinstance(error, _FailedError) and error.is_final
+                if is_final or time.monotonic() + pause >= deadline:
+                    _LOGGER.warning("%s: %s", self.url, error)
+                    raise ToolError(REFUSED_TEXT if is_final else UNAVAILABLE_TEXT) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    def _ask(self, body: bytes, top_k: int, deadline: float) -> list[Hit]:
-        seconds = min(self._timeout_seconds / 2, max(deadline - time.monotonic(), 0.001))
-        try:  # httpx limits the wait for each piece only, and a server may send many
-            hits: list[Hit]
-            hits = call_with_deadline(lambda: self._post(body, top_k, seconds), seconds)
-        except TimeoutError as error:
-            raise _FailedError(str(error)) from error
-        return hits
-
-    def _post(self, body: bytes, top_k: int, seconds: float) -> list[Hit]:
+    def _post(self, body: bytes, seconds: float) -> bytes:
         import httpx
 
         until, data = time.monotonic() + seconds, bytearray()
@@ -124,23 +115,20 @@ class RetrievalClient:
             with self._http.stream(
                 "POST", f"{self.url}/retrieve", content=body, headers=headers, timeout=seconds
             ) as response:
-                for piece in response.iter_raw():  # unpacked, a short one could become endless
+                for piece in response.iter_raw():  # not unpacked: it could grow to any size
                     data += piece
                     if len(data) > MAX_ANSWER_BYTES or time.monotonic() > until:
-                        raise _FailedError(f"the answer is too long: {len(data)} bytes and more")
+                        raise _FailedError(f"the answer is too long: over {len(data)} bytes")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _FailedError(f"{type(error).__name__}: {error}") from error
-        if response.status_code != 200:
-            raise _FailedError(
-                f"status {response.status_code}: {bytes(data[:200])!r}",
-                is_final=response.status_code in _REFUSALS,
-                retry_after=_seconds(response.headers.get("Retry-After", "")),
-            )
-        return _read_hits(bytes(data), top_k)
+        if (status := response.status_code) != 200:
+            is_final = status in _FINAL_STATUSES
+            raise _FailedError(f"status {status}: {bytes(data[:200])!r}", is_final=is_final)
+        return bytes(data)
 
     @property
     def _http(self) -> "httpx.Client":
-        """The connections of this process: a forked one must not write to those of its parent."""
+        """The connections of this process; a forked one must not use those of its parent."""
         import httpx
 
         if self._client is None or self._client[0] != os.getpid():
@@ -152,33 +140,26 @@ class RetrievalClient:
 
 
 class _FailedError(Exception):
-    """An attempt without an answer."""
+    """A failed attempt."""
 
-    def __init__(self, reason: str, *, is_final: bool = False, retry_after: float = 0.0) -> None:
+    def __init__(self, reason: str, *, is_final: bool = False) -> None:
         super().__init__(reason)
-        self.is_final, self.retry_after = is_final, retry_after
+        self.is_final = is_final
 
 
 def _remake(url: str, timeout_seconds: float) -> RetrievalClient:
     return RetrievalClient(url, timeout_seconds=timeout_seconds)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return min(max(float(text), 0.0), _PAUSES[1])
-    except ValueError:  # a date, or nothing
-        return 0.0
-
-
 def _read_hits(data: bytes, top_k: int) -> list[Hit]:
     try:
         (found,) = json.loads(data)["result"]
         if not isinstance(found, list):
-            raise TypeError("a search finds a list")
+            raise TypeError("the result of a query must be a list")
         return [_read_hit(each, rank) for rank, each in enumerate(found[:top_k])]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
         reason = f"{type(e).__name__}: {e}"
-        raise _FailedError(f"no answer to a search: {data[:200]!r} ({reason})") from e
+        raise _FailedError(f"invalid answer: {data[:200]!r} ({reason})") from e
 
 
 def _read_hit(hit: Any, rank: int) -> Hit:
@@ -187,6 +168,6 @@ def _read_hit(hit: Any, rank: int) -> Hit:
     if not math.isfinite(score):
         raise ValueError(f"the score is {score}")
     title, _, text = contents.partition("\n")
-    # Servers may name passages by anything, or not at all.
+    # Servers may use any ids, or none.
     index = int(number) if number.isascii() and number.isdigit() and len(number) < 19 else rank
     return Hit(Passage(title, text), index, score)

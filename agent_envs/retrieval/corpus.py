@@ -1,4 +1,4 @@
-"""Passages, collections of them, and what every search engine over them offers."""
+"""Passages, corpora, and the interface of search engines over them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_envs.data.records import read_records
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,26 +14,36 @@ class Passage:
     """A piece of text with a title."""
 
     title: str
-    """Names the passage; not unique."""
+    """Title; not unique."""
     text: str
-    """What it says."""
+    """Content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A passage with its sentences told apart."""
+    """A passage as separate sentences."""
 
     title: str
-    """Names the page; not unique."""
+    """Title; not unique."""
     sentences: tuple[str, ...]
-    """In order; supporting facts name them by number, from 0."""
+    """Sentences in order; supporting facts refer to their numbers, from 0."""
     separator: str = " "
-    """What stands between sentences."""
+    """Text between sentences."""
 
     @property
     def passage(self) -> Passage:
-        """The page as it is searched."""
+        """The page as one text."""
         return Passage(self.title, self.separator.join(self.sentences).strip())
+
+
+class Passages(Protocol):
+    """A sequence of passages, in memory or in a file."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def __getitem__(self, index: int, /) -> Passage:
+        """Return passage `index`, from 0."""
 
 
 class Corpus:
@@ -50,32 +60,37 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that was found."""
+    """A search result."""
 
     passage: Passage
-    """What was found."""
+    """The passage."""
     index: int
     """Its number in the corpus."""
     score: float
-    """How well it fits the query; above 0, higher is better."""
+    """Relevance to the query; above 0, higher is better."""
 
 
 class Retriever(Protocol):
     """Finds passages for a query."""
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Return at most `top_k` passages, best first, ties by number; none that do not fit.
+        """Return at most `top_k` matching passages, best first, ties by number.
 
         Raises:
             ConfigurationError: If `top_k` is less than 1.
         """
 
 
+def check_top_k(top_k: int) -> None:
+    """Raise `ConfigurationError` unless `top_k` is at least 1."""
+    if top_k < 1:
+        raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
+
+
 def search_many(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-    """Search for each of `queries`; at once where `retriever` has a ``search_many`` of its own."""
-    together = getattr(retriever, "search_many", None)
-    if together is not None:
-        found: list[list[Hit]] = together(queries, top_k)
+    """Search for each of `queries`, in one batch if `retriever` has a method ``search_many``."""
+    if (batched := getattr(retriever, "search_many", None)) is not None:
+        found: list[list[Hit]] = batched(queries, top_k)
         return found
     return [retriever.search(query, top_k) for query in queries]
 

@@ -1,7 +1,7 @@
-"""Dense retrieval: passages by the likeness of their embeddings to the query's.
+"""Dense retrieval: passages by the cosine of their embeddings and the query's.
 
-Embeddings are made by sentence-transformers and searched by faiss. Both are loaded where they are
-used, which is in the commands ``embed`` and ``serve``: environments ask the server.
+sentence-transformers makes the embeddings, faiss searches them. Both are imported only here, for
+the commands ``embed`` and ``serve``; environments use the server.
 """
 
 import hashlib
@@ -16,16 +16,16 @@ import numpy.typing as npt
 from agent_envs.core.extras import require_extra
 from agent_envs.data.files import atomic_path, settle, write_json
 from agent_envs.errors import ConfigurationError, DataError
-from agent_envs.retrieval.corpus import Hit, Passage
+from agent_envs.retrieval.corpus import Hit, Passage, check_top_k
 from agent_envs.retrieval.index import SavedIndex
 
 SHARD: Final = 16_384
-"""How many passages are embedded between two files; what is written is not embedded again."""
+"""Passages per file of embeddings; an interrupted `embed_index` resumes after the last file."""
 _KIND: Final = {"format": "agent-envs dense index", "version": 1}
 _DESCRIPTION: Final = "dense.json"
 _VECTORS: Final = "vectors.faiss"
-_SPARE: Final = 16
-"""So many more are looked at than asked for, to order equal ones by number at the last rank."""
+_NUM_SPARE: Final = 16
+"""Additional candidates, so that ties at the last rank are ordered by number."""
 
 
 def embed_index(
@@ -37,21 +37,21 @@ def embed_index(
     passage_prefix: str = "",
     kind: str = "Flat",
 ) -> None:
-    """Embed the passages of an index; write a new folder, whole or not at all.
+    """Embed the passages of an index into a new folder, atomically.
 
-    What was embedded before an interruption waits beside it, and the next call goes on from there.
+    An interrupted call leaves its embeddings in a hidden folder, from which the next call resumes.
 
     Args:
-        index: What to embed.
+        index: The passages.
         folder: Where to write; must be new.
         model: For sentence-transformers: a folder, or a name on the hub.
-        query_prefix: Stands before each query, such as ``"query: "`` for E5.
-        passage_prefix: Stands before each passage, such as ``"passage: "``.
-        kind: For ``faiss.index_factory``: ``"Flat"`` is exact, ``"HNSW64"`` quick and approximate.
+        query_prefix: Text before each query, such as ``"query: "`` for E5.
+        passage_prefix: Text before each passage, such as ``"passage: "``.
+        kind: For ``faiss.index_factory``: ``"Flat"`` is exact, ``"HNSW64"`` fast and approximate.
 
     Raises:
         MissingExtraError: Without the extra ``dense``.
-        ConfigurationError: If something is at `folder` already, or faiss knows no such kind.
+        ConfigurationError: If `folder` exists, or faiss has no such kind.
     """
     folder = Path(folder)
     if folder.exists():
@@ -60,20 +60,21 @@ def embed_index(
         **_KIND, "model": model, "query_prefix": query_prefix, "passage_prefix": passage_prefix,
         "kind": kind, "passages": len(index.passages), "corpus": index.fingerprint,
     }  # fmt: skip
-    name = hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
-    partial = folder.with_name(f".{folder.name}.{name}")
+    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
+    partial = folder.with_name(f".{folder.name}.{digest}")
     partial.mkdir(parents=True, exist_ok=True)
     encoder, faiss = _Encoder(description), _faiss()
-    shards = [partial / f"{start}.npy" for start in range(0, len(index.passages), SHARD)]
-    for number, path in enumerate(shards):
+    total = len(index.passages)
+    shards = {partial / f"{start}.npy": start for start in range(0, total, SHARD)}
+    for path, start in shards.items():
         if not path.exists():
-            part = index.passages[number * SHARD : (number + 1) * SHARD]
+            part = [index.passages[i] for i in range(start, min(start + SHARD, total))]
             with atomic_path(path) as temporary:
                 np.save(temporary, encoder.encode_passages(part))
     try:
         vectors = faiss.index_factory(encoder.size, kind, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        raise ConfigurationError(f"faiss makes no index of the kind {kind!r}: {error}") from error
+        raise ConfigurationError(f"faiss has no index of the kind {kind!r}: {error}") from error
     for path in shards:
         shard = np.load(path)
         if not vectors.is_trained:
@@ -91,24 +92,25 @@ class DenseIndex:
     """Searches a folder that `embed_index` wrote; the score is the cosine, above 0."""
 
     def __init__(self, index: SavedIndex, folder: str | Path) -> None:
-        """Open the folder over the same passages as it was made of.
+        """Open the embeddings of `index`.
 
         Raises:
             MissingExtraError: Without the extra ``dense``.
-            DataError: If it is missing, damaged, or of other passages; names the file.
+            DataError: If the folder is missing, damaged, or made from other passages; names the
+                file.
         """
         faiss, path = _faiss(), Path(folder) / _DESCRIPTION
         try:
             description = json.loads(path.read_text(encoding="utf-8"))
             is_known = {name: description.get(name) for name in _KIND} == _KIND
-            # Mapped into memory, as the passages are.
+            # Memory-mapped like the passages.
             vectors = faiss.read_index(str(path.parent / _VECTORS), faiss.IO_FLAG_MMAP_IFC)
         except (OSError, ValueError, AttributeError, RuntimeError) as error:
-            raise DataError(f"{folder} is no dense index: {error}") from error
+            raise DataError(f"{folder} is not a dense index: {error}") from error
         if not is_known or description.get("corpus") != index.fingerprint:
             raise DataError(
-                f"{path} describes embeddings of other passages than those of the index. Make them "
-                "with `python -m agent_envs.retrieval embed INDEX FOLDER`."
+                f"{path} has embeddings of other passages than those of the index. Make them with "
+                "`python -m agent_envs.retrieval embed INDEX FOLDER`."
             )
         self._passages, self._vectors = index.passages, vectors
         self._encoder = _Encoder(description)
@@ -118,52 +120,44 @@ class DenseIndex:
         return self.search_many([query], top_k)[0]
 
     def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """Search for each of `queries`, all at once."""
-        if top_k < 1:
-            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        if not queries:
-            return []
-        num_candidates = min(top_k + _SPARE, len(self._passages))
-        if not num_candidates:
+        """Search for all `queries` in one batch."""
+        check_top_k(top_k)
+        num_candidates = min(top_k + _NUM_SPARE, len(self._passages))
+        if not queries or not num_candidates:
             return [[] for _ in queries]
-        scores, numbers = self._vectors.search(
-            self._encoder.encode_queries(queries), num_candidates
-        )
-        # Rounded, as BM25's are: the last bits depend on what else is in a batch.
-        found = zip(np.round(scores.astype(float), 4).tolist(), numbers.tolist(), strict=True)
+        vectors = self._encoder.encode_queries(queries)
+        scores, numbers = self._vectors.search(vectors, num_candidates)
+        # Rounded as in BM25: the last bits depend on the other queries of a batch.
+        rounded = np.round(scores.astype(float), 4).tolist()
         return [
-            self._hits(query, values, indices, top_k)
-            for query, (values, indices) in zip(queries, found, strict=True)
+            self._hits(values, indices, top_k) if query.strip() else []
+            for query, values, indices in zip(queries, rounded, numbers.tolist(), strict=True)
         ]
 
-    def _hits(
-        self, query: str, scores: Sequence[float], numbers: Sequence[int], top_k: int
-    ) -> list[Hit]:
-        if not query.strip():
-            return []
+    def _hits(self, scores: Sequence[float], numbers: Sequence[int], top_k: int) -> list[Hit]:
         pairs = zip(scores, numbers, strict=True)
-        # faiss fills up with -1 where it finds less
+        # faiss fills up with -1 if it finds fewer
         best = sorted((-score, i) for score, i in pairs if score > 0 and i >= 0)[:top_k]
         return [Hit(self._passages[i], i, -value) for value, i in best]
 
 
 class _Encoder:
-    """A model of sentence-transformers, and what stands before its texts."""
+    """A model of sentence-transformers with its prefixes."""
 
     def __init__(self, description: dict[str, Any]) -> None:
         require_extra("dense", "Dense retrieval", "sentence_transformers")
         from sentence_transformers import SentenceTransformer
 
         self._model = SentenceTransformer(description["model"])
-        self._before_query: str = description["query_prefix"]
-        self._before_passage: str = description["passage_prefix"]
+        self._query_prefix: str = description["query_prefix"]
+        self._passage_prefix: str = description["passage_prefix"]
         self.size: int = self._model.encode("").shape[-1]
 
     def encode_queries(self, queries: Sequence[str]) -> npt.NDArray[np.float32]:
-        return self._encode([self._before_query + text for text in queries])
+        return self._encode([self._query_prefix + text for text in queries])
 
     def encode_passages(self, passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
-        return self._encode([f"{self._before_passage}{p.title}\n{p.text}" for p in passages])
+        return self._encode([f"{self._passage_prefix}{p.title}\n{p.text}" for p in passages])
 
     def _encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return vectors of length 1, shape (len(texts), size)."""

@@ -1,20 +1,19 @@
-"""Several engines over the same passages as one, by reciprocal rank fusion."""
+"""Reciprocal rank fusion of several retrievers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from agent_envs.errors import ConfigurationError
-from agent_envs.retrieval.corpus import Hit, Retriever, search_many
+from agent_envs.retrieval.corpus import Hit, Retriever, check_top_k, search_many
 
 K: Final = 60
-"""The paper's; it keeps the first ranks of one engine from deciding alone."""
+"""The paper's constant: the first ranks of one engine do not decide alone."""
 DEPTH: Final = 100
-"""How far down an engine's ranks are looked at."""
+"""Ranks that are read of each engine."""
 
 
 class FusedRetriever:
-    """Finds what its engines find, best first by the sum of their reciprocal ranks.
+    """Ranks the results of several engines by the sum of their reciprocal ranks.
 
     ``score(passage) = sum over engines of 1 / (K + rank)``, ranks from 1 (Cormack, Clarke and
     Büttcher, "Reciprocal rank fusion outperforms Condorcet and individual rank learning methods",
@@ -22,7 +21,7 @@ class FusedRetriever:
     """
 
     def __init__(self, *engines: Retriever) -> None:
-        """Ask `engines`, which number the same passages in the same way."""
+        """Search with `engines`, which number the same passages in the same way."""
         self._engines = engines
 
     def search(self, query: str, top_k: int) -> list[Hit]:
@@ -31,10 +30,8 @@ class FusedRetriever:
 
     def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """Search for each of `queries`."""
-        if top_k < 1:
-            raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        depth = max(DEPTH, top_k)
-        found = [search_many(engine, queries, depth) for engine in self._engines]
+        check_top_k(top_k)
+        found = [search_many(each, queries, max(DEPTH, top_k)) for each in self._engines]
         return [_fuse(rankings)[:top_k] for rankings in zip(*found, strict=True)]
 
 

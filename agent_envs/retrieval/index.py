@@ -1,12 +1,11 @@
-"""A BM25 index in a folder: built once, opened in milliseconds, shared by every process.
+"""A BM25 index in a folder: built once, opened in milliseconds, shared by all processes.
 
 ::
 
     python -m agent_envs.retrieval passages.jsonl.gz index
 
-Everything is memory-mapped, the passages too: a process reads what its queries touch, and the
-operating system holds that once for all of them. A search finds what it would find with
-`build_retriever` over the same passages.
+Index and passages are memory-mapped, so the operating system keeps one copy of what is read. A
+search finds the same passages as `build_retriever`.
 """
 
 import bisect
@@ -14,37 +13,37 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_envs.data.files import settle
 from agent_envs.errors import ConfigurationError, DataError
-from agent_envs.retrieval.bm25 import BM25Retriever, words_of
-from agent_envs.retrieval.corpus import Corpus, Passage
-from agent_envs.retrieval.postings import K1, B, Postings, build_postings
+from agent_envs.retrieval.bm25 import K1, B, BM25Retriever, Postings, build_postings, words_of
+from agent_envs.retrieval.corpus import Corpus, Passage, Passages
 
 _DESCRIPTION: Final = "index.json"
 _KIND: Final = {"format": "agent-envs BM25 index", "version": 1, "k1": K1, "b": B}
 _ARRAYS: Final = ("starts", "passages", "weights")
-_CODEC: Final = ("utf-8", "surrogatepass")  # which keeps half a surrogate pair, as JSON may hold
+_FILES: Final = (
+    *(f"{name}.npy" for name in (*_ARRAYS, "words", "texts")), "words.bin", "texts.bin",
+)  # fmt: skip
+_CODEC: Final = ("utf-8", "surrogatepass")  # JSON may contain half of a surrogate pair
+_ADVICE: Final = "Write it with `python -m agent_envs.retrieval CORPUS FOLDER`."
 
 
 def save_index(corpus: Corpus, folder: str | Path) -> None:
-    """Index a corpus; write index and passages to a new folder, whole or not at all.
+    """Write index and passages to a new folder, atomically.
 
     Raises:
-        ConfigurationError: If something is there already.
+        ConfigurationError: If the folder exists and is not empty.
     """
     folder = Path(folder)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigurationError(
-            f"{folder} exists already, and an index is written to a new folder: name another one, "
-            "or delete this one first."
-        )
+        raise ConfigurationError(f"{folder} exists already: name another folder, or delete it.")
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
@@ -55,18 +54,18 @@ def save_index(corpus: Corpus, folder: str | Path) -> None:
 
 
 class SavedIndex(BM25Retriever):
-    """Searches a folder that `save_index` wrote. A pickle of it holds no more than the path."""
+    """Searches a folder that `save_index` wrote; pickled by its path."""
 
     def __init__(self, folder: str | Path) -> None:
         """Open the folder.
 
         Raises:
-            DataError: If it is missing, holds something else, or is damaged; names the file.
+            DataError: If it is missing, damaged, or not an index; names the file.
         """
         self._folder = Path(folder).absolute()
         _check(self._folder)
         starts, passages, weights = (_array(self._folder / f"{name}.npy") for name in _ARRAYS)
-        self.passages = _SavedPassages(_Strings(self._folder, "texts"))
+        self.passages: Passages = _SavedPassages(_Strings(self._folder, "texts"))
         postings = Postings(
             words=_SortedWords(_Strings(self._folder, "words")),
             starts=starts, passages=passages, weights=weights, num_passages=len(self.passages),
@@ -75,15 +74,15 @@ class SavedIndex(BM25Retriever):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these passages from others: a digest of how long each is."""
+        """Digest of the lengths of all passages, which identifies the corpus."""
         return hashlib.sha256((self._folder / "texts.npy").read_bytes()).hexdigest()
 
     def __reduce__(self) -> tuple[type["SavedIndex"], tuple[Path]]:
-        """Pickle, and copy, by path."""
+        """Pickle and copy by path."""
         return SavedIndex, (self._folder,)
 
 
-def _write(passages: Sequence[Passage], folder: Path) -> None:
+def _write(passages: tuple[Passage, ...], folder: Path) -> None:
     postings = build_postings(map(words_of, passages))
     for name in _ARRAYS:
         np.save(folder / f"{name}.npy", getattr(postings, name))
@@ -97,36 +96,32 @@ def _write(passages: Sequence[Passage], folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raise `DataError` unless the folder is a whole index of this version."""
-    advice = "Write it with `python -m agent_envs.retrieval CORPUS FOLDER`."
+    """Raise `DataError` unless the folder is a complete index of this version."""
     try:
         description: Any = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         kind = {name: description[name] for name in _KIND}
         sizes = dict(description["bytes"])
     except OSError as error:
-        raise DataError(
-            f"{folder} is no index: {error.strerror}, {_DESCRIPTION}. {advice}"
-        ) from None
+        reason = f"{error.strerror}: {_DESCRIPTION}"
+        raise DataError(f"{folder} is not an index: {reason}. {_ADVICE}") from None
     except (ValueError, TypeError, KeyError):
-        raise DataError(f"{folder / _DESCRIPTION} describes no index. {advice}") from None
+        raise DataError(f"{folder / _DESCRIPTION} is not valid. {_ADVICE}") from None
     if kind != _KIND:
-        raise DataError(f"{folder} holds an index of another kind: {kind}, not {_KIND}. {advice}")
-    expected = {f"{name}.npy" for name in (*_ARRAYS, "words", "texts")} | {"words.bin", "texts.bin"}
-    for name in sorted(expected):
+        raise DataError(f"{folder} is an index of another kind: {kind}, not {_KIND}. {_ADVICE}")
+    for name in _FILES:
         path = folder / name
         size = path.stat().st_size if path.is_file() else "no"
         if size != sizes.get(name):
-            raise DataError(
-                f"{path} is damaged: {size} bytes instead of {sizes.get(name)}. {advice}"
-            )
+            expected = sizes.get(name)
+            raise DataError(f"{path} is damaged: {size} bytes instead of {expected}. {_ADVICE}")
 
 
 def _array(path: Path) -> npt.NDArray[Any]:
-    """Map an array; a plain one, since each slice of a ``memmap`` object costs microseconds."""
+    """Map an array; not as ``memmap``, whose slices cost microseconds."""
     try:
         return np.asarray(np.load(path, mmap_mode="r"))
     except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+        raise DataError(f"{path} is damaged: {error}. {_ADVICE}") from error
 
 
 def _write_strings(folder: Path, name: str, strings: Iterable[str]) -> None:
@@ -137,43 +132,39 @@ def _write_strings(folder: Path, name: str, strings: Iterable[str]) -> None:
     np.save(folder / f"{name}.npy", np.array(starts, np.int64))
 
 
-class _Strings(Sequence[bytes]):
-    """Encoded strings, one after the other in a file."""
+class _Strings:
+    """Encoded strings, concatenated in a file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         path = folder / f"{name}.bin"
         data: Any = np.memmap(path, mode="r") if path.stat().st_size else b""
         starts: Any = _array(folder / f"{name}.npy")
-        self._data, self._starts = memoryview(data), memoryview(starts)  # quick to slice
+        self._data, self._starts = memoryview(data), memoryview(starts)  # fast to slice
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> bytes:
         return bytes(self._data[self._starts[index] : self._starts[index + 1]])
 
 
 class _SortedWords:
+    """The `Numbering` of a saved index, searched by bisection."""
+
     def __init__(self, words: _Strings) -> None:
         self._words = words
 
     def __iter__(self) -> Iterator[str]:
-        return (word.decode(*_CODEC) for word in self._words)
+        return (self._words[i].decode(*_CODEC) for i in range(len(self._words)))
 
     def get(self, word: str, /) -> int | None:
-        encoded = word.encode(*_CODEC)  # UTF-8 sorts as its code points do
+        encoded = word.encode(*_CODEC)  # UTF-8 sorts by code points
         number = bisect.bisect_left(self._words, encoded)
         return number if number < len(self._words) and self._words[number] == encoded else None
 
 
-class _SavedPassages(Sequence[Passage]):
-    """Passages, decoded as they are asked for."""
+class _SavedPassages:
+    """Passages, decoded on access."""
 
     def __init__(self, parts: _Strings) -> None:
         self._parts = parts
@@ -181,13 +172,7 @@ class _SavedPassages(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._parts) // 2
 
-    @overload
-    def __getitem__(self, index: int) -> Passage: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Passage]: ...
-    def __getitem__(self, index: int | slice) -> Passage | list[Passage]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        title, text = self._parts[2 * number : 2 * number + 2]
+    def __getitem__(self, index: int) -> Passage:
+        number = 2 * range(len(self))[index]  # IndexError ends an iteration
+        title, text = self._parts[number], self._parts[number + 1]
         return Passage(title.decode(*_CODEC), text.decode(*_CODEC))

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "trl", "pandas", "sklearn", "datasets", "bm25s", "pyarrow")
+HEAVY = ("torch", "transformers", "trl", "pandas", "sklearn", "datasets", "pyarrow")
 PROGRAM = """
 import sys, gymnasium as gym, agent_envs
 env = gym.make("AgentR1/SyntheticMultiHop-v0")

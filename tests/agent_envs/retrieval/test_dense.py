@@ -106,7 +106,7 @@ def test_embeddings_of_other_passages_are_refused(folders, tmp_path):
     save_index(Corpus(PASSAGES[:2]), tmp_path / "other")
     with pytest.raises(DataError, match="other passages"):
         module.DenseIndex(SavedIndex(tmp_path / "other"), folders[1])
-    with pytest.raises(DataError, match="is no dense index"):
+    with pytest.raises(DataError, match="is not a dense index"):
         module.DenseIndex(SavedIndex(folders[0]), tmp_path)
     with pytest.raises(ConfigurationError, match="exists already"):
         module.embed_index(SavedIndex(folders[0]), folders[1], model=MODEL)

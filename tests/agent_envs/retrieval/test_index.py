@@ -94,7 +94,7 @@ def test_an_index_of_another_kind_is_refused(folder, change):
 
 def test_a_folder_that_is_no_index_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(DataError, match="is no index"):
+        with pytest.raises(DataError, match="is not an index"):
             SavedIndex(path)
 
 

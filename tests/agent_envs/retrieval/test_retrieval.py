@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.data.records import read_records
 from agent_envs.retrieval import RETRIEVERS, Corpus, Passage, build_retriever, load_passages
-from agent_envs.retrieval.bm25 import BM25Retriever
-from agent_envs.retrieval.postings import build_postings
+from agent_envs.retrieval.bm25 import BM25Retriever, build_postings
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway."),
@@ -132,7 +131,7 @@ def test_results_do_not_depend_on_the_hash_seed():
     assert outputs[0] == outputs[1]
     one, *others = outputs[0].splitlines()
     assert one != "[]"
-    assert others == [one] * (len(RETRIEVERS) - 1)
+    assert others == [one]
 
 
 def test_a_query_of_one_word_many_times_looks_at_the_word_once():
@@ -150,16 +149,9 @@ def test_a_query_of_one_word_many_times_looks_at_the_word_once():
     assert scores == pytest.approx(1000 * postings(["a"]))
 
 
-def test_building_an_index_says_nothing(caplog, capfd):
-    # No caplog.set_level: it would also hide what the engine logs past the level of the root.
-    build_retriever(Corpus(PASSAGES), "bm25s").search("norway", 2)
-    assert caplog.records == []
-    assert capfd.readouterr() == ("", "")
-
-
 def test_an_unknown_engine_gets_the_nearest_name():
-    with pytest.raises(UnknownNameError, match="Did you mean 'bm25s'"):
-        build_retriever(Corpus(PASSAGES), "bm25ss")
+    with pytest.raises(UnknownNameError, match="Did you mean 'rank_bm25'"):
+        build_retriever(Corpus(PASSAGES), "rank_bm24")
 
 
 def test_a_passage_is_kept_once():

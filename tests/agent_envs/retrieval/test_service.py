@@ -1,4 +1,4 @@
-"""A retrieval server on loopback, its client, and what goes wrong between them."""
+"""A retrieval server on loopback, its client, and failures between them."""
 
 import contextlib
 import gzip
@@ -75,14 +75,20 @@ def url():
         yield url
 
 
+@pytest.fixture(scope="module")
+def limited_url():
+    limits = {"max_queries": 5, "max_query_chars": 100, "max_topk": 10, "max_passages": 40}
+    with running(max_body_bytes=1_000, max_body_seconds=1, **limits) as url:
+        yield url
+
+
 def ask(url, **body):
     return httpx.post(f"{url}/retrieve", json=body)
 
 
 def metric(url, name):
     lines = httpx.get(f"{url}/metrics").text.splitlines()
-    (value,) = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
-    return float(value)
+    return sum(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def wait_for_pending(url, number):
@@ -90,18 +96,17 @@ def wait_for_pending(url, number):
         time.sleep(0.005)
 
 
-class Recorder:
-    """Keeps what was searched for together; waits for `go` before it searches."""
+class Gate:
+    """A retriever that waits for `go` before it searches."""
 
     def __init__(self):
-        self.go, self.batches = threading.Event(), []
+        self.go = threading.Event()
 
     def search_many(self, queries, top_k):
-        self.batches.append(list(queries))
         assert self.go.wait(60)
         if "bad" in queries:
             raise RuntimeError("a secret path")
-        return [[Hit(Passage(query, "text"), 0, 1.0)] for query in queries]
+        return [[Hit(Passage(query, "text"), i, 1.0) for i in range(top_k)] for query in queries]
 
 
 def test_the_protocol_is_search_r1s(url):
@@ -112,6 +117,7 @@ def test_the_protocol_is_search_r1s(url):
     assert answer == {"result": [[{"document": document, "score": hit.score}], []]}
     assert ask(url, queries=["norway"], topk=1).json() == {"result": [[document]]}
     assert len(ask(url, queries=["norway"]).json()["result"][0]) == 2  # three by default, two fit
+    assert httpx.get(f"{url}/health").json() == {"status": "ok", "engine": "bm25", "passages": 3}
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,8 @@ def test_the_longest_query_of_the_search_tool_is_taken():
         ({"queries": ["oslo"], "return_scores": "yes"}, ["return_scores"]),
     ],
 )
-def test_what_exceeds_a_limit_is_refused_by_name(body, field):
-    limits = {"max_queries": 5, "max_query_chars": 100, "max_topk": 10, "max_passages": 40}
-    with running(**limits) as url:
-        answer = ask(url, **body)
+def test_a_request_beyond_a_limit_is_refused_by_field(limited_url, body, field):
+    answer = ask(limited_url, **body)
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"] == ["body", *field]
 
@@ -153,90 +157,69 @@ def test_a_body_that_is_no_request_is_refused(url, body):
     assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_read():
-    with running(max_body_bytes=1_000) as url:
-        answer = ask(url, queries=["x" * 2_000])
-    assert answer.status_code == 413
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(limited_url):
+    assert ask(limited_url, queries=["x" * 2_000]).status_code == 413
 
 
-def test_a_body_that_never_arrives_whole_is_given_up():
-    with running(max_body_seconds=1) as url:
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as asking:
-            asking.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-            answer = b"".join(iter(lambda: asking.recv(4096), b""))  # it closes the connection
-        assert answer.startswith(b"HTTP/1.1 408")
-        assert b"did not arrive within 1 seconds" in answer
-        assert metric(url, 'retrieval_requests_total{status="408"}') == 1
+def test_a_body_that_does_not_arrive_completely_is_refused(limited_url):
+    host, port = limited_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as asking:
+        asking.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        answer = b"".join(iter(lambda: asking.recv(4096), b""))  # it closes the connection
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not arrive within 1 seconds" in answer
 
 
-def test_limits_that_cannot_be_kept_are_refused():
+def test_contradicting_limits_are_errors():
     with pytest.raises(ConfigurationError, match="max_pending"):
         ServiceLimits(max_queries=10, max_pending=9)
-    with pytest.raises(ConfigurationError, match="max_batch"):
-        ServiceLimits(max_batch=0)
+    with pytest.raises(ConfigurationError, match="max_topk"):
+        ServiceLimits(max_topk=0)
     with pytest.raises(ConfigurationError, match="max_topk"):
         ServiceLimits(topk=5, max_topk=4)
 
 
-def test_queries_of_concurrent_requests_are_searched_for_together_and_once():
-    engine, words = Recorder(), ["first", "a", "b", "c", "a", "b", "c"]
-    with running(engine) as url, ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(ask, url, queries=[words[0]])]
-        wait_for_pending(url, 1)
-        answers += [pool.submit(ask, url, queries=[word]) for word in words[1:]]
-        while metric(url, "retrieval_queries_total") < len(words):
-            time.sleep(0.005)
+def test_concurrent_requests_get_their_own_number_of_passages():
+    engine = Gate()
+    with running(engine) as url, ThreadPoolExecutor(3) as pool:
+        answers = {k: pool.submit(ask, url, queries=["a", "b"], topk=k) for k in (1, 2, 3)}
+        wait_for_pending(url, 6)
         engine.go.set()
-        found = [answer.result().json()["result"] for answer in answers]
-        assert ask(url, queries=["a"]).json() == {"result": found[1]}  # remembered
-        metrics = httpx.get(f"{url}/metrics").text
-    assert found == [[[{"id": "0", "contents": f"{word}\ntext"}]] for word in words]
-    assert [sorted(batch) for batch in engine.batches] == [["first"], ["a", "b", "c"]]
-    assert "retrieval_queries_total 8\n" in metrics
-    assert "retrieval_cache_hits_total 4\n" in metrics
-    assert "retrieval_batches_total 2\n" in metrics
-    assert 'retrieval_requests_total{status="200"} 8\n' in metrics
+        for top_k, answer in answers.items():
+            assert [len(found) for found in answer.result().json()["result"]] == [top_k] * 2
+        assert metric(url, "retrieval_queries_total") == 6
+        assert metric(url, "retrieval_pending_queries") == 0
+        assert metric(url, 'retrieval_requests_total{status="200"}') == 3
 
 
-def test_who_comes_while_too_much_waits_is_told_to_come_again():
-    engine = Recorder()
-    with running(engine, max_queries=2, max_pending=2) as url, ThreadPoolExecutor(4) as pool:
-        taken = [pool.submit(ask, url, queries=["a"])]
-        wait_for_pending(url, 1)
-        taken += [pool.submit(ask, url, queries=["b", "c"])]
+def test_requests_beyond_the_pending_limit_are_refused_and_retried():
+    engine = Gate()
+    with running(engine, max_queries=2, max_pending=3) as url, ThreadPoolExecutor(3) as pool:
+        accepted = [pool.submit(ask, url, queries=queries) for queries in (["a"], ["b", "c"])]
         wait_for_pending(url, 3)
         refused = ask(url, queries=["d"])
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        joined = pool.submit(ask, url, queries=["c"])  # asks for nothing new
-        again = pool.submit(RetrievalClient(url).search, "d", 1)
+        retried = pool.submit(RetrievalClient(url).search, "d", 1)
         while metric(url, 'retrieval_requests_total{status="503"}') < 2:
             time.sleep(0.005)
         engine.go.set()
-        assert [hit.passage.title for hit in again.result()] == ["d"]
-        assert {answer.result().status_code for answer in [*taken, joined]} == {200}
+        assert [hit.passage.title for hit in retried.result()] == ["d"]
+        assert {answer.result().status_code for answer in accepted} == {200}
 
 
-def test_a_search_that_fails_fails_alone_and_tells_nothing(caplog):
-    engine = Recorder()
-    with running(engine) as url, ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(ask, url, queries=["first"])]
-        wait_for_pending(url, 1)
-        answers += [pool.submit(ask, url, queries=[word]) for word in ("bad", "good")]
-        wait_for_pending(url, 3)
-        engine.go.set()
-        first, bad, good = [answer.result() for answer in answers]
-    assert (first.status_code, bad.status_code, good.status_code) == (200, 500, 200)
+def test_a_failed_search_fails_alone_and_reveals_nothing(caplog):
+    engine = Gate()
+    engine.go.set()
+    with running(engine) as url:
+        bad, good = ask(url, queries=["bad"]), ask(url, queries=["good"])
+    assert (bad.status_code, good.status_code) == (500, 200)
     assert "secret" not in bad.text
     assert "a secret path" in caplog.text
 
 
-def test_what_was_taken_is_answered_before_the_server_ends():
-    engine = Recorder()
-    with (
-        ThreadPoolExecutor(1) as pool,
-        serving(service(engine).app) as (url, server),
-    ):
+def test_accepted_requests_are_answered_before_the_server_ends():
+    engine = Gate()
+    with ThreadPoolExecutor(1) as pool, serving(service(engine).app) as (url, server):
         answer = pool.submit(ask, url, queries=["a"])
         wait_for_pending(url, 1)
         server.should_exit = True
@@ -250,20 +233,6 @@ def takes_connections(url):
     with contextlib.suppress(httpx.ConnectError):
         return httpx.get(f"{url}/health").status_code == 200
     return False
-
-
-def test_the_cache_stays_within_its_bytes():
-    engine = Recorder()
-    engine.go.set()
-    with running(engine, cache_bytes=300) as url:  # an answer and its query: about 60
-        for i in [*range(10), 0, 9]:
-            ask(url, queries=[f"q{i}"])
-    assert engine.batches[10:] == [["q0"]]
-
-
-def test_health_says_what_is_served(url):
-    answer = httpx.get(f"{url}/health").json()
-    assert answer == {"status": "ok", "engine": "bm25", "passages": 3}
 
 
 def test_a_server_that_is_not_there_is_named_when_an_environment_is_made(data_files):
@@ -302,7 +271,7 @@ def test_an_environment_searches_a_server_by_its_url(url, questions):
     assert twin.unwrapped.is_immediate
 
 
-def test_searches_of_one_turn_are_made_side_by_side(questions):
+def test_searches_of_one_turn_run_concurrently(questions):
     class Both:
         """Answers when two ask at once."""
 
@@ -351,31 +320,31 @@ REFUSAL = (422, b"")
 
 
 @pytest.mark.parametrize("answer", [*((200, body) for body in GARBAGE), (500, b""), (404, b"[]")])
-def test_an_answer_that_is_none_is_asked_for_again(answer):
+def test_an_invalid_answer_is_retried(answer):
     with answering(answer, answer, REFUSAL) as (url, asked):
         with pytest.raises(ToolError, match="does not take this query"):
             RetrievalClient(url).search("oslo", 1)
         assert asked == ["/retrieve"] * 3
 
 
-def test_an_answer_that_is_too_long_is_not_read_on(monkeypatch):
+@pytest.mark.parametrize(
+    ("answer", "headers"),
+    [
+        pytest.param(b'{"result": [[]]}' + b" " * 1_000, {}, id="too long"),
+        pytest.param(
+            gzip.compress(b'{"result": [[]]}'), {"content-encoding": "gzip"}, id="compressed"
+        ),
+    ],
+)
+def test_an_answer_is_neither_read_without_limit_nor_decompressed(monkeypatch, answer, headers):
     monkeypatch.setattr("agent_envs.retrieval.client.MAX_ANSWER_BYTES", 100)
-    whole = b'{"result": [[]]}' + b" " * 1_000
-    with answering((200, whole), REFUSAL) as (url, asked):
+    with answering((200, answer), REFUSAL, **headers) as (url, asked):
         with pytest.raises(ToolError, match="does not take this query"):
             RetrievalClient(url).search("oslo", 1)
         assert len(asked) == 2
 
 
-def test_an_answer_is_not_unpacked():
-    packed = gzip.compress(b'{"result": [[]]}')  # nobody asked for that; it could grow to any size
-    with answering((200, packed), REFUSAL, **{"content-encoding": "gzip"}) as (url, asked):
-        with pytest.raises(ToolError, match="does not take this query"):
-            RetrievalClient(url).search("oslo", 1)
-        assert len(asked) == 2
-
-
-def test_a_server_whose_head_never_ends_is_given_up():
+def test_a_server_whose_head_never_ends_times_out():
     ended = threading.Event()
 
     def go_on(listening):
@@ -446,10 +415,10 @@ def test_fusion_ranks_by_reciprocal_ranks():
         fused.search("q", 0)
 
 
-def test_the_command_says_what_fits_together(tmp_path, capsys):
+def test_the_command_checks_its_options(tmp_path, capsys):
     make_index(tmp_path / "index", 20)
     with pytest.raises(SystemExit):
         main(["serve", str(tmp_path / "index"), "--engine", "dense"])
     assert "need --dense" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="is no index"):
+    with pytest.raises(SystemExit, match="is not an index"):
         main(["serve", str(tmp_path / "none")])
