@@ -1,7 +1,6 @@
-"""Agents that are programs: what they are given, what they return, and how a batch of them runs.
+"""Agents that are programs: their interface, and how a batch of them is run.
 
-The public names are imported when they are first used: a program that runs as a process of its own
-needs few of them.
+The public names are imported on first use: a program in its own process needs few of them.
 """
 
 import importlib
@@ -26,7 +25,3 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Our environments for programs: their tools to call, their tasks to solve, their rewards to earn.
+"""Our environments for programs: their tools, tasks and rewards.
 
 ::
 
@@ -22,22 +22,23 @@ from agent_trainers.programs.program import Outcome
 
 
 class EnvironmentTools:
-    """One episode of an environment, played by calling its tools; calls may come from any thread.
+    """One episode of an environment as tools that any thread can call.
 
     Every call is a step of the environment, and so is the answer: its turn limit counts both.
     """
 
     def __init__(self, env_id: str, *, task: int, seed: int = 0, **kwargs: Any) -> None:
-        """Make the environment `env_id` with `kwargs`, and begin task number `task`."""
+        """Make the environment `env_id` with `kwargs` and reset it to a task index."""
         self._env: Any = gym.make(env_id, **kwargs)
+        self._inner: Any = self._env.unwrapped
         self._lock = threading.Lock()
         self.question, info = self._env.reset(seed=seed, options={"task": task})
         self.messages: list[dict[str, Any]] = list(info["messages"])
         """The system prompt and the question."""
         self.schemas: list[dict[str, Any]] = list(info["tools"])
-        """The tools as OpenAI's API takes them."""
+        """The tools' schemas in the OpenAI format."""
         self.actions: list[str] = []
-        """The turns taken so far, as the environment's tool format writes them."""
+        """The actions so far, in the environment's tool format."""
         self._reward = 0.0
         self._metrics: dict[str, float] = {}
         self._is_over = self._is_truncated = False
@@ -45,31 +46,30 @@ class EnvironmentTools:
     @property
     def tools(self) -> Sequence[Tool]:
         """The environment's tools: name, description and parameters of each."""
-        return list(self._env.unwrapped.tools.values())
+        return list(self._inner.tools.values())
 
     def call(self, name: str, /, **arguments: Any) -> str:
-        """Call a tool; return what it says, also where the call was wrong."""
-        return self._step(self._env.unwrapped.write_call(name, **arguments))
+        """Call a tool; return its result, or the message for a wrong call."""
+        return self._step(self._inner.write_call(name, **arguments))
 
     def function(self, name: str) -> Callable[..., str]:
         """Return a tool as a function of its arguments."""
         return lambda **arguments: self.call(name, **arguments)
 
     def reference_actions(self) -> list[str]:
-        """Return the turns that solve the task, where the environment knows them; for oracles."""
-        return list(self._env.unwrapped.reference_actions())
+        """Return actions that solve the task, where the environment knows them."""
+        return list(self._inner.reference_actions())
 
     def read(self, turn: str) -> ParsedAction:
-        """Return what the environment understands of a turn: a call, an answer, or a mistake."""
-        inner = self._env.unwrapped
-        action: ParsedAction = inner.action_format.parse(turn, inner.tools)
+        """Parse a turn as the environment does: a call, an answer, or a mistake."""
+        action: ParsedAction = self._inner.action_format.parse(turn, self._inner.tools)
         return action
 
     def outcome(self, answer: str | None) -> Outcome:
-        """Answer, and return what the whole episode earned; None leaves the question open."""
+        """Give an answer, unless it is None, and return the outcome of the episode."""
         if answer is not None:
-            self._step(self._env.unwrapped.write_answer(answer))
-        metrics = self._metrics or dict(self._env.unwrapped.metrics())
+            self._step(self._inner.write_answer(answer))
+        metrics = self._metrics or dict(self._inner.metrics())
         self.close()
         return Outcome(
             reward=self._reward,
@@ -83,7 +83,7 @@ class EnvironmentTools:
         self._env.close()
 
     def __enter__(self) -> Self:
-        """Begin a block at whose end the environment is closed."""
+        """Return this object, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:

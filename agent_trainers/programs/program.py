@@ -1,14 +1,14 @@
-"""What a program is given, what it returns, and how that becomes a reward.
+"""The interface of programs: their session, their outcome, and how it becomes a reward.
 
-A program is a function, ``run(session, task)``, plain or ``async``; it talks to the model at
-``session.base_url`` with ``session.key``, as to any OpenAI-compatible server, and returns a reward.
+A program is a function, ``run(session, task)``, plain or ``async``. It calls the model at
+``session.base_url`` with ``session.key``, like any OpenAI-compatible server, and returns a reward.
 """
 
 import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,53 +25,51 @@ ScoreAnswer = Callable[[dict[str, Any], Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of an episode."""
+    """The outcome of an episode."""
 
     reward: float | Mapping[str, float]
-    """The reward of the whole episode, which all roles share; or each role's own, by name."""
+    """The reward of the whole episode, shared by all roles; or one reward per role, by name."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was measured; ``success`` is whether the reward is above 0, unless it is given."""
+    """Metrics; ``success`` defaults to whether the reward is above 0."""
     actions: Sequence[str] = ()
-    """The turns that were taken in one of our environments, for whoever plays them again."""
+    """Actions taken in one of our environments, from which the episode can be replayed."""
     truncated: bool = False
-    """Whether a turn limit cut the episode off, and it might have gone on: with a critic, its last
-    state keeps its value."""
+    """Whether a turn limit cut the episode off: a critic then estimates the value of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSession:
-    """What a program knows of its episode: where its model is."""
+    """The endpoint of one episode's model."""
 
     base_url: str
     """The URL of the endpoint, as OpenAI's clients take it."""
     key: str
-    """The key of this episode; no other one opens it."""
+    """The key of this episode."""
     seed: int
-    """A number for draws of the program's own: the same whenever the episode is played again."""
+    """A seed for the program's own draws; the same whenever the episode is repeated."""
 
     def role(self, name: str) -> "ProgramSession":
-        """Return the endpoint of a role: what is asked there is the role's doing.
+        """Return the endpoint of a role, whose calls are attributed to it.
 
-        Its key is the session's with ``.name`` after it, so a program in any language can write it.
+        Its key is the session's followed by ``.name``, so programs in any language can write it.
 
         Raises:
-            ConfigurationError: If the name is more than letters, digits, ``_`` and ``-``.
+            ConfigurationError: If the name is not a letter, then letters, digits, ``_`` and ``-``.
         """
         check_role(name)
-        key = f"{self.key.partition('.')[0]}.{name}"
-        return ProgramSession(base_url=self.base_url, key=key, seed=self.seed)
+        return replace(self, key=f"{self.key.partition('.')[0]}.{name}")
 
 
 def check_role(name: str) -> None:
-    """Check that something can be the name of a role.
+    """Check the name of a role.
 
     Raises:
-        ConfigurationError: If it cannot.
+        ConfigurationError: If it is invalid.
     """
     if ROLE_NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            "A role's name is a letter, then at most 63 letters, digits, '_' and '-'; not "
-            f"{name!r}."
+            f"Invalid role name {name!r}: use a letter, then at most 63 letters, digits, '_' and "
+            "'-'."
         )
 
 
@@ -79,11 +77,11 @@ def find_program(name: str) -> Program:
     """Return the function of an import path, ``"my_agent:run"``.
 
     Raises:
-        UnknownNameError: If there is none.
+        UnknownNameError: If it cannot be imported.
         ConfigurationError: If it cannot be called with a session and a task.
     """
     program: Program = lookup_or_import({}, name, kind="program")
-    _check_takes(program, name, "(session, task)")
+    _check_signature(program, name, "(session, task)")
     return program
 
 
@@ -91,22 +89,22 @@ def find_reward(name: str) -> ScoreAnswer:
     """Return one of `REWARDS`, or the function of an import path.
 
     Raises:
-        UnknownNameError: If there is none.
+        UnknownNameError: If there is no such reward.
         ConfigurationError: If it cannot be called with a task and an answer.
     """
     reward = lookup_or_import(REWARDS, name, kind="reward")
-    _check_takes(reward, name, "(task, answer)")
+    _check_signature(reward, name, "(task, answer)")
     return reward
 
 
 def read_outcome(value: Any) -> Outcome:
-    """Return what a program, or a reward function, returned as an outcome with checked numbers.
+    """Validate the return value of a program or a reward function.
 
-    It is an `Outcome`, a number, or its members as JSON has them: ``{"reward": 1.0, "metrics":
-    {...}}``.
+    Args:
+        value: An `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``.
 
     Raises:
-        TypeError: If it is none; says what it is, and what it must be.
+        TypeError: If it is anything else, or a number in it is not finite.
     """
     if isinstance(value, Mapping) and "reward" in value and not set(value) - _FIELDS:
         members = {name: value[name] for name in ("reward", "truncated") if name in value}
@@ -150,16 +148,16 @@ def _number(value: Any, name: str) -> float:
             pass
     raise TypeError(
         f"{name} is {reprlib.repr(value)}; a program returns a finite number, or Outcome(reward, "
-        "metrics). Where it returns an answer, name the function that scores it: --reward."
+        "metrics). If it returns an answer, name the function that scores it with --reward."
     )
 
 
-def _check_takes(function: Any, name: str, parameters: str) -> None:
+def _check_signature(function: Any, name: str, parameters: str) -> None:
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{name} must be a function that is called with {parameters}: {error}."
+            f"{name} must be a function that takes {parameters}: {error}."
         ) from None
 
 
@@ -185,8 +183,8 @@ def _score_exact_match(task: Mapping[str, Any], answer: Any) -> float:
 def _score_f1(task: Mapping[str, Any], answer: Any) -> Outcome:
     golds = _golds(task)
     exact = exact_match(_text(answer), golds)
-    overlap = f1(_text(answer), golds)
-    return Outcome(reward=overlap, metrics={"success": exact, "exact_match": exact})
+    metrics = {"success": exact, "exact_match": exact}
+    return Outcome(reward=f1(_text(answer), golds), metrics=metrics)
 
 
 def _score_math(task: Mapping[str, Any], answer: Any) -> float:
@@ -198,4 +196,4 @@ REWARDS: Final[Mapping[str, ScoreAnswer]] = {
     "f1": _score_f1,
     "math": _score_math,
 }
-"""Rewards for programs that return an answer; the task holds ``answer``, or a list, ``answers``."""
+"""Rewards for programs that return an answer; the task holds ``answer`` or a list ``answers``."""

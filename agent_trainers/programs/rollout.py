@@ -1,61 +1,62 @@
 """Collect many episodes of a program at once against one policy, as `Rollout` does of environments.
 
-Each episode has a session at the gateway, which makes a trajectory of its calls. A program that
-raises, hangs or dies ends its own episode, with the error recorded, and the others go on.
+Each episode has a session at the gateway, which records its calls as a trajectory. A program that
+raises, hangs or dies ends its own episode, with the error recorded; the others continue.
 """
 
 import copy
 import math
+import traceback
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from agent_envs.core.async_bridge import CallSession, resolve
-from agent_envs.core.async_bridge import Outcome as CallOutcome
+from agent_envs.errors import RolloutError
 from agent_trainers.gateway import Gateway, Session, SessionLimits
 from agent_trainers.policies.policy import Policy
-from agent_trainers.programs.endings import failed, frozen, rewarded
 from agent_trainers.programs.program import Outcome, ProgramSession, ScoreAnswer, read_outcome
 from agent_trainers.programs.runners import Run
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.trajectory import StopReason, Trajectory
+from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 StartRun = Callable[[ProgramSession, dict[str, Any]], Run]
+OnEnd = Callable[[Trajectory], None]
 
 
 class ProgramRollout:
-    """Plays episodes by running a program for each; see `agent_trainers.rollout.collector`."""
+    """Runs a program once per episode; see `agent_trainers.rollout.collector`."""
 
     def __init__(
         self,
+        *,
         start_run: StartRun,
         tasks: Sequence[Mapping[str, Any]],
         policy: Policy,
-        *,
-        score: ScoreAnswer | None = None,
-        max_concurrency: int | None = None,
-        max_calls: int = 64,
-        frozen_roles: Collection[str] = (),
-        ignored_parameters: Collection[str] = (),
+        score: ScoreAnswer | None,
+        max_concurrency: int | None,
+        max_calls: int,
+        frozen_roles: Collection[str],
+        ignored_parameters: Collection[str],
         step_timeout: float = 300.0,
         episode_timeout: float | None = None,
         group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
-        """Play `policy` in programs.
+        """Prepare to run programs with `policy`.
 
         Args:
             start_run: Prepares an episode, given its session and task.
-            tasks: What `EpisodeSpec.task` counts.
-            policy: Who acts.
-            score: Makes a reward of a task and what the program returned; None where the program
-                returns a reward.
-            max_concurrency: Programs that run at once; None for all of a call.
-            max_calls: Calls to the model that an episode may make.
-            frozen_roles: Roles that nothing is learned from.
+            tasks: The rows that `EpisodeSpec.task` indexes.
+            policy: The policy that the programs call.
+            score: Scores a task and the program's result; None where the program returns a reward.
+            max_concurrency: Programs that run at once; None for a whole batch.
+            max_calls: Calls to the model per episode.
+            frozen_roles: Roles that are not trained.
             ignored_parameters: As in `Gateway`.
-            step_timeout: Seconds that a program may go without asking the model.
+            step_timeout: Seconds that a program may run without calling the model.
             episode_timeout: Seconds that an episode may take; None for no limit.
             group_quorum: As in `Rollout`.
             is_any_active: As in `Rollout`.
@@ -69,13 +70,11 @@ class ProgramRollout:
         self.limits = SessionLimits(max_calls=max_calls, timeout_seconds=episode_timeout or 2.0**31)
 
     def collect(
-        self,
-        specs: Sequence[EpisodeSpec],
-        on_end: Callable[[Trajectory], None] | None = None,
+        self, specs: Sequence[EpisodeSpec], on_end: OnEnd | None = None
     ) -> list[Trajectory]:
-        """Run the program once per spec; return the trajectories in order, also those that failed.
+        """Run the program once per spec; return all trajectories in order, failed ones too.
 
-        `on_end` is told of each as it ends, in no particular order.
+        `on_end` is called with each trajectory as it ends.
         """
         with Gateway(
             self.policy,
@@ -88,119 +87,178 @@ class ProgramRollout:
                 gateway.generate(collection.advance, self.is_any_active or bool)
             finally:
                 collection.stop()
-        return collection.trajectories()
+        return [collection.ended[key] for key in range(len(specs))]
 
     def close(self) -> None:
-        """Do nothing: nothing is kept."""
-
-
-@dataclass(slots=True)
-class _Episode:
-    """An episode under way."""
-
-    session: Session
-    run: Run | None
-    """None where it was never begun."""
+        """Do nothing."""
 
 
 class _Collection:
-    """The episodes of one call of `collect`."""
+    """The episodes of one call of `collect`, by their position among its specs."""
 
     def __init__(
         self,
         rollout: ProgramRollout,
         gateway: Gateway,
         specs: Sequence[EpisodeSpec],
-        on_end: Callable[[Trajectory], None] | None,
+        on_end: OnEnd | None,
     ) -> None:
         self._rollout, self._gateway, self._specs, self._on_end = rollout, gateway, specs, on_end
         self._calls = CallSession()
         self._waiting = deque(range(len(specs)))
-        self._running: dict[int, _Episode] = {}
-        self._ended: dict[int, Trajectory] = {}
+        self._running: dict[int, tuple[Session, Run]] = {}
+        self.ended: dict[int, Trajectory] = {}
         sizes = Counter(spec.group_id for spec in specs)
-        # How many episodes of each group still have to end well
+        # Scorable episodes that each group still needs
         self._missing = {g: math.ceil(n * rollout.group_quorum) for g, n in sizes.items()}
 
     def advance(self) -> bool:
-        """Begin episodes and end those that are over; return whether any is left."""
+        """Start episodes and end those that are over; return whether any is left."""
         while self._waiting and len(self._running) < self._rollout.max_concurrency:
-            self._begin(self._waiting.popleft())
-        for outcome in self._calls.wait(0.0):
-            self._note(outcome)
-        self._close_late_ones()
-        return len(self._ended) < len(self._specs)
+            self._start(self._waiting.popleft())
+        for ended in self._calls.wait(0.0):
+            session, _ = self._running[ended.key]
+            if ended.error is None:
+                self._end(ended.key, _reward_episode(session, ended.value))
+            else:
+                self._end(ended.key, _fail_episode(session, ended.error))
+        self._end_late_episodes()
+        if not any(missing > 0 for missing in self._missing.values()):
+            self._leave_out_rest()
+        return len(self.ended) < len(self._specs)
 
     def stop(self) -> None:
-        """End what still runs."""
-        for episode in self._running.values():
-            if episode.run is not None:
-                episode.run.stop()
+        """End all running programs."""
+        for _, run in self._running.values():
+            run.stop()
 
-    def trajectories(self) -> list[Trajectory]:
-        """Return what was played, in order."""
-        return [self._ended[key] for key in range(len(self._specs))]
+    def _open(self, key: int, seed: int = 0) -> Session:
+        spec = self._specs[key]
+        return self._gateway.open(task_id=str(spec.task), group_id=spec.group_id, seed=seed)
 
-    def _begin(self, key: int) -> None:
+    def _start(self, key: int) -> None:
         spec = self._specs[key]
         task = spec.task
         assert task is not None  # programs have no tasks of their own to draw
         seed = int(spec.rng.integers(2**63))
-        session = self._gateway.open(task_id=str(task), group_id=spec.group_id, seed=seed)
-        known = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
-        run = self._rollout.start_run(known, self._row(task))
-        self._running[key] = _Episode(session, run)
+        session = self._open(key, seed)
+        endpoint = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
+        run = self._rollout.start_run(endpoint, self._row(task))
+        self._running[key] = session, run
         self._calls.submit(key, lambda: self._outcome(run, task))
 
     def _row(self, task: int) -> dict[str, Any]:
-        """Return a task, for whoever may change what it is given."""
+        """Return a copy of a task, which programs may modify."""
         return copy.deepcopy(dict(self._rollout.tasks[task]))
 
     def _outcome(self, run: Run, task: int) -> Outcome:
-        """Run the program and score what it returns; in a thread of its own."""
+        """Run the program and score its result; called in its own thread."""
         value = run.result()
         if self._rollout.score is not None:
             value = resolve(self._rollout.score(self._row(task), value))
         return read_outcome(value)
 
-    def _note(self, ended: CallOutcome) -> None:
-        session = self._running[ended.key].session
-        if ended.error is None:
-            trajectory = rewarded(session, ended.value)
-        else:
-            trajectory = failed(session, ended.error)
-        self._end(ended.key, trajectory)
-
-    def _close_late_ones(self) -> None:
-        """End the episodes that took too long, and the rest once every group has its quorum."""
+    def _end_late_episodes(self) -> None:
         rollout = self._rollout
-        for key, episode in list(self._running.items()):
-            session = episode.session
+        for key, (session, _) in list(self._running.items()):
             if session.idle_seconds > rollout.step_timeout:
-                text = f"the program did not ask the model for {rollout.step_timeout:g} seconds"
+                text = f"the program did not call the model for {rollout.step_timeout:g} seconds"
             elif session.seconds_left <= 0:
                 text = f"the episode took longer than {rollout.episode_timeout:g} seconds"
             else:
                 continue
             self._end(key, session.close(stop_reason=StopReason.TIMEOUT, error=text))
-        if any(missing > 0 for missing in self._missing.values()):
-            return
-        text = "the other groups had their quorum"
-        while self._waiting:
-            key = self._waiting.popleft()
-            spec = self._specs[key]
-            session = self._gateway.open(task_id=str(spec.task), group_id=spec.group_id)
-            self._running[key] = _Episode(session, None)
-        for key, episode in list(self._running.items()):
-            self._end(key, episode.session.close(stop_reason=StopReason.LEFT_OUT, error=text))
+
+    def _leave_out_rest(self) -> None:
+        """End all other episodes, as every group has its quorum."""
+        sessions = {key: session for key, (session, _) in self._running.items()}
+        sessions |= {key: self._open(key) for key in self._waiting}
+        self._waiting.clear()
+        for key, session in sessions.items():
+            error = "all groups have their quorum"
+            self._end(key, session.close(stop_reason=StopReason.LEFT_OUT, error=error))
 
     def _end(self, key: int, trajectory: Trajectory) -> None:
-        trajectory = frozen(trajectory, self._rollout.frozen_roles)
-        episode = self._running.pop(key)
+        frozen = self._rollout.frozen_roles
+        steps = [
+            replace(step, info={**step.info, "is_frozen": True}) if step.role in frozen else step
+            for step in trajectory.transitions
+        ]
+        trajectory = self.ended[key] = replace(trajectory, transitions=steps)
         self._calls.abandon(key)
-        if episode.run is not None:
-            episode.run.stop()
-        self._ended[key] = trajectory
+        if key in self._running:
+            self._running.pop(key)[1].stop()
         self._missing[trajectory.group_id] -= trajectory.is_scorable
         if self._on_end is not None:
             self._on_end(trajectory)
+
+
+def _reward_episode(session: Session, outcome: Outcome) -> Trajectory:
+    """Close the session of a program that has returned."""
+    reason = StopReason.TURN_LIMIT if outcome.truncated else StopReason.ANSWERED
+    if not isinstance(outcome.reward, Mapping):
+        return session.close(outcome.reward, metrics=outcome.metrics, default_reason=reason)
+    rewards = outcome.reward
+    by_role = {f"reward/{role}": reward for role, reward in rewards.items()}
+    trajectory = session.close(metrics={**outcome.metrics, **by_role}, default_reason=reason)
+    steps = trajectory.transitions
+    if (error := _check_roles(steps, rewards)) is not None:
+        return _as_fault(trajectory, error)
+    last = {step.role: place for place, step in enumerate(steps)}
+    for role, place in last.items():
+        if role in rewards:  # at the role's last step, for this role alone
+            steps[place] = replace(
+                steps[place],
+                reward=rewards[role],
+                reward_terms={"outcome": rewards[role]},
+                info={**steps[place].info, "owns_reward": True},
+            )
+    return trajectory
+
+
+def _check_roles(steps: Sequence[Transition], rewards: Mapping[str, float]) -> RolloutError | None:
+    """Return an error if no rewarded role called the model; warn of single ones that did not."""
+    callers = {step.role for step in steps}
+    silent = [role for role in rewards if role not in callers]
+    if not steps or not silent:
+        return None
+    names = ", ".join(repr(role) for role in sorted(callers))
+    if len(silent) == len(rewards):
+        return RolloutError(
+            f"The program rewards the roles {', '.join(map(repr, silent))}, but none of them "
+            f"called the model in this episode. The callers were {names}."
+        )
+    for role in silent:
+        if rewards[role] != 0.0:
+            text = f"The reward of the role {role!r} is lost: it never called the model. The "
+            warnings.warn(f"{text}callers were {names}.", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def _fail_episode(session: Session, error: BaseException) -> Trajectory:
+    """Close the session of a program that has failed.
+
+    The stop reason is that of the model's last call if that failed: programs raise the endpoint's
+    errors. It is the token limit if the last turn was cut off: half a turn cannot be parsed, and
+    leaving such episodes out would make too long turns free of cost.
+    """
+    reason = StopReason.TOKEN_LIMIT if session.is_cut_off else StopReason.ANSWERED
+    trajectory = session.close(metrics={"success": 0.0}, default_reason=reason)
+    if trajectory.stop_reason in (StopReason.ANSWERED, StopReason.ENVIRONMENT_ERROR):
+        return _as_fault(trajectory, error)
+    return replace(trajectory, error=trajectory.error or _traceback(error))
+
+
+def _as_fault(trajectory: Trajectory, error: BaseException) -> Trajectory:
+    steps = [replace(step, terminated=False, truncated=False) for step in trajectory.transitions]
+    return replace(
+        trajectory,
+        transitions=steps,
+        stop_reason=StopReason.ENVIRONMENT_ERROR,
+        error=_traceback(error),
+        final_prompt_ids=[],
+    )
+
+
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

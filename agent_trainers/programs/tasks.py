@@ -14,11 +14,11 @@ from agent_trainers.programs.rollout import ProgramRollout
 from agent_trainers.programs.runners import make_runner
 
 PROCESSES_PER_CORE: Final = 4
-"""A program waits for the model most of the time."""
+"""Programs wait for the model most of the time."""
 
 
 class ProgramTasks:
-    """A program and its tasks; takes the place of an environment in `StepGRPOTrainer`."""
+    """A program and its tasks, in place of an environment in `StepGRPOTrainer`."""
 
     tools: Schemas = None
     reward_terms: Mapping[str, float] | None = None
@@ -37,23 +37,23 @@ class ProgramTasks:
         frozen_roles: Sequence[str] = (),
         ignored_parameters: Sequence[str] = (),
     ) -> None:
-        """Choose what is run on what.
+        """Choose the program and its tasks.
 
         Args:
             program: ``"my_module:my_function"``, a command line, or a function.
-            tasks: A file with a row for each task (see `read_records`), or the rows.
-            reward: What scores the program's answer: one of `REWARDS`, an import path, or a
-                function; None where the program returns a reward.
+            tasks: A file with one row per task (see `read_records`), or the rows.
+            reward: The function that scores the program's answer: one of `REWARDS`, an import path,
+                or a function; None where the program returns a reward.
             runner: One of `RUNNERS`.
             variables: Environment variables that a process gets besides the usual ones.
-            max_concurrency: Programs that run at once. If not given, all of a batch in threads, and
-                `PROCESSES_PER_CORE` for each core otherwise.
-            max_calls: Calls to the model that an episode may make; it is truncated there.
-            frozen_roles: Roles that the model plays, too, but does not learn.
-            ignored_parameters: Parameters of requests that count for nothing; see `Gateway`.
+            max_concurrency: Programs that run at once. If not given, a whole batch in threads, and
+                `PROCESSES_PER_CORE` per core otherwise.
+            max_calls: Calls to the model per episode; it is truncated there.
+            frozen_roles: Roles that the model acts in but is not trained on.
+            ignored_parameters: Parameters of requests that are ignored; see `Gateway`.
 
         Raises:
-            ConfigurationError: If something contradicts, or is out of range.
+            ConfigurationError: If arguments contradict each other or are out of range.
             DataError: If the file cannot be read or holds no task.
             UnknownNameError: If there is no such program, reward or runner.
         """
@@ -66,29 +66,22 @@ class ProgramTasks:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         for role in frozen_roles:
             check_role(role)
-        self._start_run = make_runner(runner, program, variables)
-        self._score = find_reward(reward) if isinstance(reward, str) else reward
         if max_concurrency is None and runner != "thread":
             max_concurrency = PROCESSES_PER_CORE * (os.cpu_count() or 1)
-        self._max_concurrency, self._max_calls = max_concurrency, max_calls
-        self._frozen_roles = frozenset(frozen_roles)
-        self._ignored_parameters = tuple(ignored_parameters)
+        self._settings: dict[str, Any] = {
+            "start_run": make_runner(runner, program, variables),
+            "score": find_reward(reward) if isinstance(reward, str) else reward,
+            "max_concurrency": max_concurrency,
+            "max_calls": max_calls,
+            "frozen_roles": frozen_roles,
+            "ignored_parameters": ignored_parameters,
+        }
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks there are."""
+        """Number of tasks."""
         return len(self.tasks)
 
     def make_rollout(self, policy: Policy, **settings: Any) -> ProgramRollout:
-        """Return what runs the program with `policy`; `settings` are those of `Rollout`."""
-        return ProgramRollout(
-            self._start_run,
-            self.tasks,
-            policy,
-            score=self._score,
-            max_concurrency=self._max_concurrency,
-            max_calls=self._max_calls,
-            frozen_roles=self._frozen_roles,
-            ignored_parameters=self._ignored_parameters,
-            **settings,
-        )
+        """Return a rollout of the program with `policy`; `settings` are those of `Rollout`."""
+        return ProgramRollout(tasks=self.tasks, policy=policy, **self._settings, **settings)

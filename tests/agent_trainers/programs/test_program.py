@@ -71,7 +71,7 @@ def test_a_role_has_a_key_of_its_own_at_the_same_endpoint():
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "ä", "-", "a\n"])
 def test_a_wrong_name_of_a_role_is_refused(name):
-    with pytest.raises(ConfigurationError, match="role's name"):
+    with pytest.raises(ConfigurationError, match="Invalid role name"):
         SESSION.role(name)
 
 

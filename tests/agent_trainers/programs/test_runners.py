@@ -9,7 +9,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_trainers.programs.program import ProgramSession
-from agent_trainers.programs.runners import apart, make_runner
+from agent_trainers.programs.runners import isolation_prefix, make_runner
 
 SESSION = ProgramSession(base_url="http://127.0.0.1:1/v1", key="k1", seed=3)
 TASK = {"question": "who ?", "n": 2}
@@ -73,7 +73,7 @@ def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_
             "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV", id="dies"
         ),
         pytest.param("pass", "wrote nothing", id="silent"),
-        pytest.param("print('done')", "no JSON: 'done'", id="no outcome"),
+        pytest.param("print('done')", "not JSON: 'done'", id="no outcome"),
         pytest.param("import os; os.close(0); os.close(1)", "wrote nothing", id="closes its pipes"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_process_gets_no_variables_but_those_it_is_given(script, monkeypatch):
     assert seen["SEARCH_KEY"] == "wanted"
 
 
-@pytest.mark.skipif(not apart(), reason="this machine gives no process namespaces")
+@pytest.mark.skipif(not isolation_prefix(), reason="this machine gives no process namespaces")
 def test_a_process_sees_no_other_process(script):
     program = script("import json, os\nprint(json.dumps([p for p in os.listdir('/proc')]))\n")
     seen = {int(name) for name in run("process", program).result() if name.isdigit()}
