@@ -1,9 +1,7 @@
-"""Find the step that lost each failed episode.
+"""Find the step that lost each failed episode of a file.
 
-``python -m agent_trainers.experimental.diagnose trajectories.jsonl``.
-
-Goes back to the state before each of its steps and lets somebody go on from there: the oracle, or a
-model. Prints a table, and writes all figures as JSON and the episodes as a page.
+``python -m agent_trainers.experimental.diagnose trajectories.jsonl`` continues from the state
+before each step, by the oracle or a model, and writes a table, figures (JSON) and a page (HTML).
 """
 
 import sys
@@ -21,7 +19,7 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.cli.arguments import check_range, parse, run_command
+from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import environment_maker, look_at
 from agent_trainers.cli.policies import (
     PolicyArguments,
@@ -43,43 +41,37 @@ from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.diagnose"
 ORACLE, MODEL = "oracle", "model"
-_WHO: Final = {
-    ORACLE: "the environment's reference actions, whichever of them are still to be done",
+_CONTINUED_BY: Final = {
+    ORACLE: "the environment's reference actions",
     MODEL: "a model, sampled --k times from each state",
 }
 _ACTION_CHARS: Final = 48
 _SUFFIX: Final = ".diagnosis"
+say = speaker(PROGRAM)
 
 
 @dataclass
 class DiagnoseArguments(PolicyArguments):
-    """What to look at, and who goes on."""
+    """Options of the command."""
 
     trajectories: str | None = HfArg(
         default=None, help="File of episodes, as agent-r1-eval --trajectories writes it."
     )
     by: str = HfArg(
         default=ORACLE,
-        help="Who goes on from each state. "
-        + "; ".join(f"{n}: {m}" for n, m in _WHO.items())
+        help="What continues from each state. "
+        + "; ".join(f"{n}: {m}" for n, m in _CONTINUED_BY.items())
         + ".",
     )
     k: int = HfArg(default=16, help="Continuations of each state, with --by model.")
     num_episodes: int | None = HfArg(
-        default=None, help="Failed episodes looked at, from the first; all if not given."
+        default=None, help="Number of failed episodes, from the first; by default all."
     )
-    seed: int = HfArg(default=0, help="Seed of every draw.")
+    seed: int = HfArg(default=0, help="Seed of all draws.")
     output: str | None = HfArg(
-        default=None, help="JSON file to write; beside the trajectories if not given."
+        default=None, help="JSON file for the figures; by default next to the trajectories."
     )
-    page: str | None = HfArg(
-        default=None, help="Page to write (HTML); beside the trajectories if not given."
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_command(PROGRAM, run, arguments)
+    page: str | None = HfArg(default=None, help="HTML page; by default next to the trajectories.")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -88,30 +80,30 @@ def run(arguments: Sequence[str]) -> None:
         name_file(arguments),
         DiagnoseArguments,
         program=PROGRAM,
-        description="Name the step that lost each failed episode: from the state before each step "
-        "somebody goes on, and it is counted how often the outcome flips.",
+        description="Name the step that lost each failed episode, by continuing from the state "
+        "before each step.",
     )
     path = _check(options)
     rows = _read_failed(path, options)
     found = _diagnose(options, path, rows)
-    beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + _SUFFIX)
-    output = Path(options.output or f"{beside}.json")
-    page = Path(options.page or f"{beside}.html")
+    stem = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + _SUFFIX)
+    output = Path(options.output or f"{stem}.json")
+    page = Path(options.page or f"{stem}.html")
     numbers = [number for number, _ in rows]
     write_json(output, as_json(options, numbers, found))
     _write_page(page, options, numbers, found.episodes)
     _print_table(options, numbers, found)
-    sys.stdout.write(f"Figures: {output}\nEvery step, to unfold: {page}\n")
+    sys.stdout.write(f"Figures: {output}\nPage of all steps: {page}\n")
 
 
 def name_file(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the file, where it stands first, as an option."""
+    """Turn a leading file name into the option ``--trajectories``."""
     is_file = arguments and not arguments[0].startswith("-")
     return ["--trajectories", *arguments] if is_file else list(arguments)
 
 
 def as_json(options: DiagnoseArguments, numbers: Sequence[int], found: Diagnoses) -> dict[str, Any]:
-    """Return all figures; `numbers` are the rows of the episodes in their file."""
+    """Return all figures; `numbers` are the rows of the episodes in the file."""
     return {
         "trajectories": options.trajectories,
         "env": options.env,
@@ -142,15 +134,14 @@ def as_json(options: DiagnoseArguments, numbers: Sequence[int], found: Diagnoses
 
 
 def _check(options: DiagnoseArguments) -> Path:
-    lookup(_WHO, options.by, kind="--by")
+    lookup(_CONTINUED_BY, options.by, kind="--by")
     if options.trajectories is None:
-        raise ConfigurationError(f"Name a file of episodes: {PROGRAM} trajectories.jsonl")
+        raise ConfigurationError(f"Pass a file of episodes: {PROGRAM} trajectories.jsonl")
     check_range(options, "at least 1", lambda value: value >= 1, "k", "num_episodes")
     check_policy(options)
     if options.by == ORACLE and (options.model or options.base_url):
         raise ConfigurationError(
-            "--model and --base_url go with --by model; the oracle needs no model. Add --by model, "
-            "or leave them out."
+            "--model and --base_url need --by model; the oracle uses no model."
         )
     for name in ("output", "page"):
         if (path := getattr(options, name)) is not None:
@@ -159,10 +150,10 @@ def _check(options: DiagnoseArguments) -> Path:
 
 
 def _read_failed(path: Path, options: DiagnoseArguments) -> list[tuple[int, Trajectory]]:
-    """Return the episodes that failed, with their rows in the file, from 1."""
+    """Return the failed episodes with their rows in the file, from 1."""
     rows = list(enumerate(load_trajectories(path), start=1))
     if not rows:
-        raise DataError(f"{path}: holds no episodes.")
+        raise DataError(f"{path}: contains no episodes.")
     for number, trajectory in rows:
         _check_fields(trajectory, f"{path}, row {number}")
     scored = [(number, t) for number, t in rows if t.is_scorable]
@@ -170,22 +161,21 @@ def _read_failed(path: Path, options: DiagnoseArguments) -> list[tuple[int, Traj
         if "success" not in trajectory.metrics:
             raise DataError(
                 f"{path}, row {number}: the episode's metrics have no 'success' (found: "
-                f"{', '.join(trajectory.metrics) or 'none'}), so nobody can say whether its "
-                "outcome flips. The environment has to measure it."
+                f"{', '.join(trajectory.metrics) or 'none'}). The environment must report it."
             )
     if unscored := [str(number) for number, t in rows if not t.is_scorable]:
-        say(f"Left out, as they could not be scored: rows {', '.join(unscored)}.")
+        say(f"Skipping rows that could not be scored: {', '.join(unscored)}.")
     failed = [(number, t) for number, t in scored if not t.success]
     if not failed:
         raise DataError(
-            f"{path}: none of its {len(rows)} episodes failed ({len(rows) - len(scored)} could not "
-            "be scored), so there is nothing to find out."
+            f"{path}: none of the {len(rows)} episodes failed ({len(rows) - len(scored)} could not "
+            "be scored)."
         )
     return failed[: options.num_episodes]
 
 
 def _check_fields(trajectory: Trajectory, place: str) -> None:
-    """Refuse an episode whose fields hold what nobody can go back to."""
+    """Check the types of the fields that a replay needs."""
     is_right: dict[str, bool] = {
         "metrics": isinstance(trajectory.metrics, dict),
         "task": isinstance(trajectory.task, int | None),
@@ -205,7 +195,7 @@ def _check_fields(trajectory: Trajectory, place: str) -> None:
             break
     if wrong := [name for name, each in is_right.items() if not each]:
         raise DataError(
-            f"{place}: field {wrong[0]!r} is not what agent-r1-eval --trajectories writes there."
+            f"{place}: field {wrong[0]!r} is not as agent-r1-eval --trajectories writes it."
         )
 
 
@@ -227,7 +217,7 @@ def _diagnose(
     if not located:
         number, reason = next(iter(unknown.items()))
         raise DataError(f"{path}, row {number}: {reason}")
-    found = _go_on(options, make_env, located)
+    found = _continue(options, make_env, located)
     each = iter(found.episodes)
     episodes = [
         Diagnosis(trajectory=trajectory, note=unknown[number]) if number in unknown else next(each)
@@ -236,7 +226,7 @@ def _diagnose(
     return replace(found, episodes=episodes)
 
 
-def _go_on(
+def _continue(
     options: DiagnoseArguments, make_env: Callable[[], Any], failed: Sequence[Trajectory]
 ) -> Diagnoses:
     if options.by == ORACLE:
@@ -248,25 +238,25 @@ def _go_on(
 
 
 def _find_environment(
-    options: DiagnoseArguments, played: Sequence[Trajectory]
+    options: DiagnoseArguments, recorded: Sequence[Trajectory]
 ) -> Callable[[], Any]:
-    """Return what makes the environment, in the tool format in which episodes were played."""
+    """Return a maker of the environment in the tool format of the recorded episodes."""
     kwargs = _defaults(options) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
         kwargs["tool_format"] = options.tool_format
     make_env = environment_maker(options.env, kwargs)
-    infos = [t.info for trajectory in played for t in trajectory.transitions[:1]]
+    infos = [t.info for trajectory in recorded for t in trajectory.transitions[:1]]
     then = infos[0].get("tool_format") if infos else None
     now = look_at(make_env, options.env).states[0].get("tool_format")
     if then in (None, now) or "tool_format" in kwargs:
         return make_env
-    say(f"The episodes were played with --tool_format {then}, so it is taken here, too.")
+    say(f"Using --tool_format {then}, as in the recorded episodes.")
     options.tool_format = str(then)
     return environment_maker(options.env, {**kwargs, "tool_format": then})
 
 
 def _defaults(options: DiagnoseArguments) -> dict[str, Any]:
-    """Return what ``agent-r1-eval`` plays where nothing is said."""
+    """Return the default keyword arguments of ``agent-r1-eval``."""
     return {"split": "test"} if options.env == "AgentR1/SyntheticMultiHop-v0" else {}
 
 
@@ -285,7 +275,7 @@ def _write_page(
         )
         for number, diagnosis in zip(numbers, diagnoses, strict=True)
     ]
-    title = f"Which step lost it? {options.env}, continued by {_who(options)}"
+    title = f"Which step lost it? {options.env}, continued by {_name(options)}"
     write_trajectory_page(path, samples, tokenizer=None, title=title)
 
 
@@ -294,20 +284,20 @@ def _print_table(options: DiagnoseArguments, numbers: Sequence[int], found: Diag
     table = Table(
         Column("row", justify="right"), "task", Column("lost at", no_wrap=True),
         Column("chance", no_wrap=True), Column("drop, 95 %", no_wrap=True), "action",
-        title=f"Chance that the outcome flips, continued by {_who(options)}",
+        title=f"Chance of success, continued by {_name(options)}",
     )  # fmt: skip
     for number, diagnosis in zip(numbers, diagnoses, strict=True):
         table.add_row(str(number), diagnosis.trajectory.task_id, *_cells(diagnosis))
     named = sum(diagnosis.lost_step is not None for diagnosis in diagnoses)
-    table.caption = f"{len(diagnoses)} failed episodes; a step is named in {named} of them"
+    table.caption = f"{len(diagnoses)} failed episodes, {named} with a named step"
     for note in sorted({diagnosis.note for diagnosis in diagnoses if diagnosis.note}):
         count = sum(diagnosis.note == note for diagnosis in diagnoses)
-        table.caption += f"\n{count} without: {note}"
-    table.caption += f"\nIt took {found.environment_steps:,} environment steps"
+        table.caption += f"\n{count} without a named step: {note}"
+    table.caption += f"\nCost: {found.environment_steps:,} environment steps"
     if options.by == MODEL:
         usage = found.usage
-        tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written"
-        table.caption += f", {usage.calls:,} turns of the model, {tokens}"
+        tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} completion tokens"
+        table.caption += f", {usage.calls:,} model turns, {tokens}"
     Console().print(table)
 
 
@@ -326,16 +316,11 @@ def _cells(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def _who(options: DiagnoseArguments) -> str:
+def _name(options: DiagnoseArguments) -> str:
     if options.by == ORACLE:
         return "the oracle"
     return options.model or "the embedded policy"
 
 
-def say(text: str) -> None:
-    """Tell the user something in a line of its own."""
-    sys.stderr.write(f"{PROGRAM}: {text}\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(PROGRAM, run, None)

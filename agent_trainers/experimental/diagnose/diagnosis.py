@@ -1,9 +1,8 @@
-"""Which step lost an episode? Every state is gone back to, and somebody goes on from there.
+"""Diagnosis of failed episodes: the step after which the task could hardly be solved any more.
 
-Who goes on is the *oracle*, which has the task's reference actions
-(`agent_trainers.experimental.diagnose.oracle`), or a policy. The chance that
-the outcome flips, state by state, says where the episode was lost: a step is named if the chance
-before it was at least half of that at the beginning, and after it stays below.
+From the state before each step, the oracle (`agent_trainers.experimental.diagnose.oracle`) or a
+policy continues. The lost step is the last one before which the chance of success is at least
+half of the initial chance.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,59 +21,58 @@ from agent_trainers.rollout.episode import TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_TASKS_SEARCHED: Final = 20_000
-"""Of an environment, where a file does not say which task an episode is of."""
+"""Largest task index compared with an episode whose file has no task index."""
 NEVER_SOLVED: Final = (
-    "no continuation succeeds, not even from the first state: whoever goes on cannot solve this "
-    "task, so no step can be said to have lost it"
+    "no continuation succeeds, not even from the first state, so no step can be named"
 )
-NO_STEPS: Final = "no step was taken, so none can have lost it"
-BROKE_OFF: Final = "going on from its states broke off: {reason}"
+NO_STEPS: Final = "the episode has no steps"
+BROKE_OFF: Final = "continuing from its states failed: {reason}"
 _ENDINGS: Final = (StopReason.ANSWERED, StopReason.TURN_LIMIT)
 
 
 class StateChance(NamedTuple):
-    """How often the outcome flips if somebody goes on from a state."""
+    """Outcomes of the continuations from a state."""
 
     num_tried: int
-    """Continuations that could be scored."""
+    """Scorable continuations."""
     num_flipped: int
-    """How many of them succeeded."""
+    """Successful ones."""
     chance: float
-    """The chance of success."""
+    """Estimated chance of success."""
     low: float
-    """Lower end of its 95 % interval; that of the oracle is exact."""
+    """Lower end of the 95 % interval; the oracle's chances are exact."""
     high: float
     """Upper end."""
     actions: tuple[str, ...] = ()
-    """What led to success from here, if anything did."""
+    """Actions of a successful continuation, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Where an episode was lost."""
+    """Diagnosis of one episode."""
 
     trajectory: Trajectory
-    """The episode."""
+    """The failed episode."""
     states: Sequence[StateChance] = ()
     """The state before each step, shape (S,)."""
     lost_step: int | None = None
-    """The step that lost it, from 0; None where none can be named, and `note` says why."""
+    """The lost step, from 0; None if none can be named (see `note`)."""
     drop: tuple[float, float, float] | None = None
-    """By how much that step lowered the chance, and the 95 % interval of it."""
+    """Drop of the chance at that step, with its 95 % interval."""
     note: str = ""
-    """What there is to say besides."""
+    """Reason why no step is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnoses:
-    """Where episodes were lost, and what it took to find out."""
+    """Diagnoses and their cost."""
 
     episodes: list[Diagnosis]
-    """One for each episode, in order."""
+    """One per episode, in order."""
     environment_steps: int
-    """Steps that were taken, those that only led to a state included."""
+    """Steps taken, replayed ones included."""
     usage: Usage = field(default_factory=Usage)
-    """What was asked of the policy that went on; nothing where the oracle did."""
+    """Usage of the continuing policy; zero for the oracle."""
 
 
 def diagnose_by_policy(
@@ -85,10 +83,10 @@ def diagnose_by_policy(
     k: int,
     rng: np.random.Generator,
 ) -> Diagnoses:
-    """Let a policy go on `k` times from every state of episodes that failed.
+    """Continue `k` times by a policy from every state of failed episodes.
 
-    The chances of an episode have Wilson's intervals. For naming a step they are smoothed to what
-    never rises (isotonic regression), so that the noise of single states names none.
+    Chances have Wilson intervals. To name a step they are smoothed by isotonic regression, so that
+    the noise of a single state names none.
 
     Raises:
         SnapshotError: If no state can be reached again.
@@ -99,10 +97,10 @@ def diagnose_by_policy(
         branches = rollout.branch_many(states, k, rng=rng)
     finally:
         rollout.close()
-    played = iter(branches.continuations)
+    continuations = iter(branches.continuations)
     return Diagnoses(
         episodes=[
-            _by_policy(episode, [next(played) for _ in episode.transitions])
+            _by_policy(episode, [next(continuations) for _ in episode.transitions])
             for episode in trajectories
         ],
         environment_steps=branches.num_steps,
@@ -111,25 +109,23 @@ def diagnose_by_policy(
 
 
 def name_lost_step(chances: Sequence[float], weights: Sequence[int]) -> int | None:
-    """Return the step after which success is rare, from 0; None if it never was possible.
-
-    The last step before which the chance is still at least half of that at the beginning, of
-    chances smoothed to never rise. After the last step it is 0: the episode has failed.
+    """Return the last step, from 0, before which the smoothed chance is half of the first or more.
 
     Args:
-        chances: That the outcome flips, from the state before each step, shape (S,).
-        weights: How many continuations each is of, shape (S,).
+        chances: Chance of success from the state before each step, shape (S,).
+        weights: Number of continuations of each, shape (S,).
+
+    Returns:
+        None if the first chance is 0.
     """
-    smooth = _never_rising(chances, weights)
+    smooth = _non_increasing(chances, weights)
     if not smooth or smooth[0] <= 0.0:
         return None
     return max(t for t, chance in enumerate(smooth) if chance >= smooth[0] / 2)
 
 
 def find_start(env: TextEnv, trajectory: Trajectory) -> Trajectory:
-    """Return an episode with its task's number and seed, where the file does not say them.
-
-    Looks for the task by its id, and compares the first state.
+    """Return an episode with task index and seed, found by task id and first state if missing.
 
     Raises:
         DataError: If the environment has no such task.
@@ -137,29 +133,28 @@ def find_start(env: TextEnv, trajectory: Trajectory) -> Trajectory:
     if trajectory.seed is not None or not trajectory.transitions:
         return trajectory
     first = list(trajectory.transitions[0].messages)
-    likely = (trajectory.group_id, trajectory.task_id.rpartition("-")[2])
+    candidates = (trajectory.group_id, trajectory.task_id.rpartition("-")[2])
     num_tasks = getattr(env.unwrapped, "num_tasks", None) or 0
-    numbers = [int(text) for text in likely if text.isascii() and text.isdigit()]
+    numbers = [int(text) for text in candidates if text.isascii() and text.isdigit()]
     for number in (*numbers, *range(min(num_tasks, MAX_TASKS_SEARCHED))):
         try:
             _, info = resolve(env.reset(seed=number, options={"task": number}))
-        except Exception:  # noqa: BLE001, S112 - no task's number, or of a task that breaks
+        except Exception:  # noqa: BLE001, S112 - no such task, or one that raises
             continue
         if str(info.get("task_id")) == trajectory.task_id and list(info["messages"]) == first:
             return replace(trajectory, task=number, seed=number)
     raise DataError(
-        f"task {trajectory.task_id!r}: the file does not say with which seed it was played, and "
-        "the environment has no task of that id that begins in the same way. Is it the "
-        "environment, with the arguments, in which the episodes were played?"
+        f"task {trajectory.task_id!r}: the file has no seed, and the environment has no task with "
+        "this id and first state. Pass the environment and arguments of the recorded episodes."
     )
 
 
-def _by_policy(trajectory: Trajectory, played: Sequence[Sequence[Trajectory]]) -> Diagnosis:
+def _by_policy(trajectory: Trajectory, continuations: Sequence[Sequence[Trajectory]]) -> Diagnosis:
     states = []
-    for branches in played:
+    for branches in continuations:
         scored = [branch for branch in branches if branch.is_scorable]
         if not scored:
-            reason = last_line(branches[0]) if branches else "nothing was played"
+            reason = last_line(branches[0]) if branches else "there was no continuation"
             return give_up(trajectory, reason)
         flipped = [branch for branch in scored if is_won(branch)]
         chance = len(flipped) / len(scored)
@@ -170,7 +165,7 @@ def _by_policy(trajectory: Trajectory, played: Sequence[Sequence[Trajectory]]) -
 
 
 def conclude(trajectory: Trajectory, states: Sequence[StateChance]) -> Diagnosis:
-    """Name the step that lost an episode by the chances from its states."""
+    """Name the lost step by the chances of the states."""
     if not states:
         return Diagnosis(trajectory=trajectory, note=NO_STEPS)
     lost = name_lost_step([s.chance for s in states], [s.num_tried for s in states])
@@ -183,28 +178,28 @@ def conclude(trajectory: Trajectory, states: Sequence[StateChance]) -> Diagnosis
 
 
 def give_up(trajectory: Trajectory, reason: str) -> Diagnosis:
-    """Return what is said of an episode from whose states nobody could go on."""
+    """Return the diagnosis of an episode whose states cannot be continued."""
     return Diagnosis(trajectory=trajectory, note=BROKE_OFF.format(reason=reason))
 
 
 def is_won(branch: Trajectory) -> bool:
-    """Return whether a continuation came to an end of its own, and succeeded."""
+    """Return whether a continuation ended regularly with success."""
     return branch.success and branch.stop_reason in _ENDINGS
 
 
 def own_actions(branch: Trajectory) -> tuple[str, ...]:
-    """Return what was done from the state on in which a branch begins."""
+    """Return the actions of a branch from its first state on."""
     return tuple(transition.action for transition in branch.transitions[branch.start :])
 
 
 def last_line(branch: Trajectory) -> str:
-    """Return why a branch broke off."""
+    """Return the last line of a branch's error, or its stop reason."""
     return (branch.error or str(branch.stop_reason)).strip().splitlines()[-1]
 
 
-def _never_rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
-    """Return the least-squares fit that never rises (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many values
+def _non_increasing(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """Return the non-increasing least-squares fit (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of values
     for value, weight in zip(values, weights, strict=True):
         blocks.append((value, float(weight), 1))
         while len(blocks) > 1 and blocks[-1][0] > blocks[-2][0]:

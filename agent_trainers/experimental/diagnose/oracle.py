@@ -1,36 +1,24 @@
-"""The oracle goes on from the states of episodes that failed: can they still be won?
+"""Diagnosis by the oracle: from which states of a failed episode can the task still be solved?"""
 
-From a state it tries every rest of the task's reference actions.
-"""
-
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 from agent_envs.core.async_bridge import call_with_deadline, resolve
-from agent_envs.errors import ConfigurationError, SnapshotError
+from agent_envs.core.replay import replay
+from agent_envs.errors import ConfigurationError, ReplayError
 from agent_trainers.experimental.diagnose.diagnosis import (
     Diagnoses,
     Diagnosis,
     StateChance,
     conclude,
     give_up,
-    is_won,
-    last_line,
-    own_actions,
 )
-from agent_trainers.policies.generation import Generation, GenerationRequest
-from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.env_pool import EnvPool
-from agent_trainers.rollout.episode import TextEnv, is_immediate
-from agent_trainers.trajectory import StopReason, Trajectory
+from agent_trainers.rollout.collector import TextEnv
+from agent_trainers.rollout.episode import is_immediate
+from agent_trainers.trajectory import Trajectory
 
 MAX_PLANS: Final = 32
-"""That the oracle tries at a state: those that begin nearest to what was done in order so far."""
+"""Plans tried at a state, those closest to the progress so far first."""
 STEP_TIMEOUT: Final = 300.0
 """Seconds that a reset or a step may take."""
 
@@ -38,176 +26,128 @@ STEP_TIMEOUT: Final = 300.0
 def diagnose_by_oracle(
     make_env: Callable[[], TextEnv], trajectories: Sequence[Trajectory]
 ) -> Diagnoses:
-    """Let the oracle go on from every state of episodes that failed.
+    """Try the task's reference actions from every state of failed episodes.
 
-    From a state the oracle tries every rest of the reference actions, those that are asked for at
-    the state itself, where an environment works them out anew: if one of them succeeds, the state
-    can still be won, and so can all before it, by the recorded steps. As an environment plays the
-    same actions in the same way, the chance is 0 or 1, without an interval.
+    At a state the oracle asks for ``reference_actions()`` and tries every suffix of them. A state
+    from which one succeeds, and all states before it, have chance 1, the others 0. An episode in
+    which the environment raises, hangs or differs from the recording is not diagnosed; its note
+    gives the reason.
 
     Args:
-        make_env: Makes an environment as the episodes were played in.
-        trajectories: With `Trajectory.seed`; see `find_start`.
-
-    An episode at which the environment raises or hangs is not diagnosed, and its note says why.
+        make_env: Makes an environment with the arguments of the episodes.
+        trajectories: Failed episodes with `Trajectory.seed`; see `find_start`.
 
     Raises:
         ConfigurationError: If the environment has no ``reference_actions()``.
-        SnapshotError: If no state of any episode can be reached again.
+        ReplayError: If no episode can be replayed.
     """
-    plans, failures = _plans_of_all(make_env, trajectories)
-    policy = _FollowPlans()
-    rollout = Rollout(make_env, policy)
-    found = [_Found() for _ in trajectories]
-    num_steps = sum(len(t.transitions) for t, own in zip(trajectories, plans, strict=True) if own)
-    for attempt in range(max((len(p) for own in plans for p in own), default=0)):
-        asked = [
-            (i, t)
-            for i, own in enumerate(plans)
-            for t in range(found[i].first_open, len(own))
-            if attempt < len(own[t]) and t not in found[i].out_of_reach
-        ]
-        if not asked:
-            continue
-        policy.follow([plans[i][t][attempt] for i, t in asked])
-        states = [(trajectories[i], t) for i, t in asked]
-        try:
-            branches = rollout.branch_many(states, 1, rng=np.random.default_rng(0))
-        except SnapshotError as error:  # it refuses all that are asked about
-            if len({i for i, _ in asked} | failures.keys()) == len(trajectories):
-                raise
-            for i, t in asked:
-                found[i].out_of_reach.add(t)
-                found[i].broken[t] = str(error)
-            continue
-        num_steps += branches.num_steps
-        for (i, t), (branch,) in zip(asked, branches.continuations, strict=True):
-            found[i].note(t, branch)
-    rollout.close()
-    failures = {i: reason for i, each in enumerate(found) if (reason := each.reason)} | failures
-    diagnoses = [
-        give_up(trajectory, failures[i]) if i in failures else _by_oracle(trajectory, each.won)
-        for i, (trajectory, each) in enumerate(zip(trajectories, found, strict=True))
-    ]
-    return Diagnoses(episodes=diagnoses, environment_steps=num_steps)
-
-
-@dataclass(slots=True)
-class _Found:
-    """What the oracle came to from the states of an episode."""
-
-    won: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """What it did to win, by the steps it did it from."""
-    broken: dict[int, str] = field(default_factory=dict)
-    """Why it could not go on to an end, by steps."""
-    out_of_reach: set[int] = field(default_factory=set)
-    """Steps before which the state is not to be tried again."""
-
-    @property
-    def first_open(self) -> int:
-        """The first step not known to be before the loss: one that wins says so of all before."""
-        return max(self.won, default=-1) + 1
-
-    @property
-    def reason(self) -> str | None:
-        """Why nobody knows where the episode was lost; None if that is known."""
-        unknown = [t for t in self.broken if t >= self.first_open]
-        return self.broken[min(unknown)] if unknown else None
-
-    def note(self, step: int, branch: Trajectory) -> None:
-        """Note a continuation from the state before a step."""
-        if branch.is_scorable:
-            if is_won(branch):
-                self.won[step] = own_actions(branch)
-            return
-        self.broken[step] = last_line(branch)
-        if branch.stop_reason is StopReason.TIMEOUT or SnapshotError.__name__ in self.broken[step]:
-            self.out_of_reach.add(step)
-
-
-class _FollowPlans(Policy):
-    """Takes given actions, those of each episode in order, and then ends it."""
-
-    def follow(self, plans: Sequence[Sequence[str]]) -> None:
-        """Take these actions in the next episodes, by their numbers."""
-        self._left = [iter(plan) for plan in plans]
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return the next action of each; an overflow ends an episode that has none left."""
-        return [self._next(request.episode_id) for request in requests]
-
-    def _next(self, number: int) -> Generation:
-        action = next(self._left[number], None)
-        if action is None:
-            return Generation(text="", finish_reason="overflow")
-        return Generation(text=action)
-
-
-def _plans_of_all(
-    make_env: Callable[[], TextEnv], trajectories: Sequence[Trajectory]
-) -> tuple[list[list[list[list[str]]]], dict[int, str]]:
-    """Return the plans of each episode, and which have none as the environment failed at them."""
-    envs = EnvPool(make_env)
-    plans: list[list[list[list[str]]]] = []
-    failures: dict[int, str] = {}
+    oracle = _Oracle(make_env)
+    errors: list[Exception] = []
+    diagnoses: list[Diagnosis] = []
     try:
-        for i, trajectory in enumerate(trajectories):
-            env = envs.take()
-            timeout = STEP_TIMEOUT * (1 + len(trajectory.transitions))
+        for trajectory in trajectories:
             try:
-                own = call_with_deadline(
-                    functools.partial(_plans, env, trajectory),
-                    None if is_immediate(env) else timeout,
-                )
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; a note says it
-                failures[i] = f"{type(error).__name__}: {error}"
-                own = []
-            else:
-                envs.give_back(env)
-            if own is None:
-                raise ConfigurationError(
-                    "The environment has no reference_actions(), so there is no oracle. Give it "
-                    "that method, or let a model go on."
-                )
-            plans.append(own)
-        return plans, failures
+                diagnoses.append(oracle.diagnose(trajectory))
+            except ConfigurationError:
+                raise
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code, noted
+                oracle.discard()
+                diagnoses.append(give_up(trajectory, f"{type(error).__name__}: {error}"))
+                if isinstance(error, ReplayError):
+                    errors.append(error)
     finally:
-        envs.close()
+        oracle.discard()
+    if errors and len(errors) == len(trajectories):
+        raise errors[0]
+    return Diagnoses(episodes=diagnoses, environment_steps=oracle.num_steps)
 
 
-def _plans(env: TextEnv, trajectory: Trajectory) -> list[list[list[str]]] | None:
-    """Return for the state before each step what the oracle tries there, the likeliest first.
+class _Oracle:
+    """Environment in which plans are tried."""
 
-    None where the environment has no oracle.
-    """
-    options = None if trajectory.task is None else {"task": trajectory.task}
-    resolve(env.reset(seed=trajectory.seed, options=options))
-    if getattr(env.unwrapped, "reference_actions", None) is None:
+    def __init__(self, make_env: Callable[[], TextEnv]) -> None:
+        self._make_env = make_env
+        self._env: TextEnv | None = None
+        self.num_steps = 0
+
+    def discard(self) -> None:
+        """Close the environment, which may be in any state."""
+        if self._env is not None:
+            env, self._env = self._env, None
+            env.close()
+
+    def diagnose(self, trajectory: Trajectory) -> Diagnosis:
+        """Find the last state from which the task can be solved."""
+        recorded = [transition.action for transition in trajectory.transitions]
+        last, solution = -1, ()
+        for t in reversed(range(len(recorded))):
+            if (found := self._solve(trajectory, t)) is not None:
+                last, solution = t, found
+                break
+        states = []
+        for t in range(len(recorded)):
+            chance = float(t <= last)
+            actions = (*recorded[t:last], *solution) if t <= last else ()
+            states.append(StateChance(1, int(chance), chance, chance, chance, actions))
+        return conclude(trajectory, states)
+
+    def _solve(self, trajectory: Trajectory, t: int) -> tuple[str, ...] | None:
+        """Return actions that solve the task from the state before step `t`; None if none do."""
+        failure: BaseException | None = None
+        for plan in self._run(lambda env: self._plans(env, trajectory, t), t):
+            try:
+                if self._run(lambda env: self._succeeds(env, trajectory, t, plan), t + len(plan)):  # noqa: B023
+                    return plan  # type: ignore[no-any-return]
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - another plan may succeed
+                failure = error
+                self.discard()
+        if failure is not None:
+            raise failure
         return None
-    plans, num_done = [], 0
-    for transition in trajectory.transitions:
+
+    def _run(self, function: Callable[[TextEnv], Any], num_steps: int) -> Any:
+        env = self._env = self._env or self._make_env()
+        seconds = None if is_immediate(env) else STEP_TIMEOUT * (1 + num_steps)
+        return call_with_deadline(lambda: function(env), seconds)
+
+    def _reach(self, env: TextEnv, trajectory: Trajectory, t: int) -> None:
+        recorded = trajectory.transitions
+        steps = replay(
+            env,
+            trajectory.seed,
+            trajectory.task,
+            [transition.action for transition in recorded[:t]],
+            rewards=[transition.reward for transition in recorded[:t]],
+            messages=[transition.messages for transition in recorded[: t + 1]],
+            timeout=STEP_TIMEOUT,
+        )
+        for number, _ in enumerate(steps):
+            self.num_steps += number > 0
+
+    def _plans(self, env: TextEnv, trajectory: Trajectory, t: int) -> list[tuple[str, ...]]:
+        """Return the suffixes of the reference actions, the nearest to the progress first."""
+        self._reach(env, trajectory, t)
+        find = getattr(env.unwrapped, "reference_actions", None)
+        if find is None:
+            raise ConfigurationError(
+                "The environment has no reference_actions(), which the oracle needs. Add that "
+                "method, or diagnose with --by model."
+            )
         try:
-            reference = list(env.unwrapped.reference_actions())  # type: ignore[attr-defined]
-        except NotImplementedError:  # this one task has none
-            reference = []
+            reference = list(find())
+        except NotImplementedError:  # this task has none
+            return []
+        num_done = 0
+        for transition in trajectory.transitions[:t]:
+            num_done += num_done < len(reference) and reference[num_done] == transition.action
         starts = sorted(range(len(reference)), key=lambda i: abs(i - num_done))
-        plans.append([reference[i:] for i in starts[:MAX_PLANS]])
-        num_done += num_done < len(reference) and reference[num_done] == transition.action
-        _, _, terminated, truncated, _ = resolve(env.step(transition.action))
-        if terminated or truncated:
-            break
-    # a replay that ends too early is refused when the states after are asked for
-    plans += [[[]] for _ in trajectory.transitions[len(plans) :]]
-    return plans
+        return [tuple(reference[i:]) for i in starts[:MAX_PLANS]]
 
-
-def _by_oracle(trajectory: Trajectory, won: dict[int, tuple[str, ...]]) -> Diagnosis:
-    last = max(won, default=-1)
-    recorded = [transition.action for transition in trajectory.transitions]
-    states = []
-    for t in range(len(recorded)):
-        on_the_way = (*recorded[t:last], *won[last]) if t <= last else ()
-        chance = float(t <= last)
-        actions = won.get(t, on_the_way)
-        states.append(StateChance(1, int(chance), chance, chance, chance, actions))
-    return conclude(trajectory, states)
+    def _succeeds(self, env: TextEnv, trajectory: Trajectory, t: int, plan: Sequence[str]) -> bool:
+        self._reach(env, trajectory, t)
+        for action in plan:
+            self.num_steps += 1
+            *_, terminated, truncated, info = resolve(env.step(action), STEP_TIMEOUT)
+            if terminated or truncated:
+                return float(info.get("metrics", {}).get("success", 0.0)) > 0.0
+        return False

@@ -5,7 +5,9 @@ from dataclasses import replace
 import gymnasium as gym
 import pytest
 
-from agent_trainers.experimental.diagnose.__main__ import main
+from agent_trainers.cli.arguments import run_command
+from agent_trainers.experimental.diagnose.__main__ import PROGRAM
+from agent_trainers.experimental.diagnose.__main__ import run as diagnose
 from agent_trainers.trajectory import load_trajectories, save_trajectories
 from benchmarks.planted_mistakes import CASES, plant_all, report
 from tests.agent_trainers.experimental.test_diagnosis import Corridor, play
@@ -30,13 +32,13 @@ def lost(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    main(list(arguments))
+    diagnose(list(arguments))
     return capsys.readouterr().out
 
 
 def refusal(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
-        main(list(arguments))
+        run_command(PROGRAM, diagnose, list(arguments))
     assert exit_.value.code == 2
     return capsys.readouterr().err
 
@@ -73,7 +75,7 @@ def test_a_file_can_be_looked_at_in_part_and_written_elsewhere(lost, capsys):
     ("content", "message"),
     [
         (None, "cannot be read (No such file or directory)"),
-        ("", "holds no episodes"),
+        ("", "contains no episodes"),
         ("{oops", "row 1: is not valid JSON"),
         ('{"task_id": "1"}', "row 1: is no trajectory (KeyError: 'transitions')"),
     ],
@@ -92,13 +94,13 @@ def test_a_field_of_the_wrong_kind_is_named_with_its_row(lost, capsys, field, va
     place = rows[1] if field in rows[1] else rows[1]["transitions"][2]
     place[field] = value
     (lost / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert f"bad.jsonl, row 2: field {field!r} is not what" in refusal(capsys, "bad.jsonl", *ENV)
+    assert f"bad.jsonl, row 2: field {field!r} is not as" in refusal(capsys, "bad.jsonl", *ENV)
 
 
 def test_an_episode_of_an_unknown_task_is_named_with_its_row(lost, capsys):
     save_trajectories("old.jsonl", [replace(play(["pit"] * 6), seed=None, task_id="of another")])
     message = refusal(capsys, "old.jsonl", *ENV)
-    assert "old.jsonl, row 1: task 'of another': the file does not say" in message
+    assert "old.jsonl, row 1: task 'of another': the file has no seed" in message
     unknown, known = load_trajectories("old.jsonl")[0], load_trajectories("lost.jsonl")[1]
     save_trajectories("mixed.v2.jsonl", [unknown, known])
     assert "2 of 6" in run(capsys, "mixed.v2.jsonl", *ENV)
@@ -110,7 +112,7 @@ def test_an_episode_of_an_unknown_task_is_named_with_its_row(lost, capsys):
 def test_files_that_say_nothing_of_failures_are_refused(lost, capsys):
     won = replace(play(["pit"] * 6), metrics={"success": 1.0})
     save_trajectories("won.jsonl", [won])
-    assert "none of its 1 episodes failed" in refusal(capsys, "won.jsonl", *ENV)
+    assert "none of the 1 episodes failed" in refusal(capsys, "won.jsonl", *ENV)
     save_trajectories("unmeasured.jsonl", [replace(won, metrics={"score": 0.0})])
     message = refusal(capsys, "unmeasured.jsonl", *ENV)
     assert "row 1: the episode's metrics have no 'success' (found: score)" in message
@@ -119,9 +121,9 @@ def test_files_that_say_nothing_of_failures_are_refused(lost, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Name a file of episodes"),
+        ((), "Pass a file of episodes"),
         (("lost.jsonl", "--by", "oracel"), "Did you mean 'oracle'"),
-        (("lost.jsonl", "--model", "x"), "--model and --base_url go with --by model"),
+        (("lost.jsonl", "--model", "x"), "--model and --base_url need --by model"),
         (("lost.jsonl", "--k", "0"), "--k must be at least 1"),
         (("lost.jsonl", "--output", "."), "is a folder"),
     ],
@@ -132,9 +134,9 @@ def test_wrong_options_are_refused(lost, capsys, arguments, message):
 
 def test_episodes_of_another_environment_are_refused_by_name(lost, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["lost.jsonl", "--env", "AgentR1/SyntheticTable-v0"])
+        run_command(PROGRAM, diagnose, ["lost.jsonl", "--env", "AgentR1/SyntheticTable-v0"])
     assert exit_.value.code
-    assert "SyntheticTableEnv cannot be branched" in capsys.readouterr().err
+    assert "SyntheticTableEnv, task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(CASES)[:3])  # the command line's takes a sandbox and seconds

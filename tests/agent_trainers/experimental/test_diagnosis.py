@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_envs.core.spaces import UnicodeText
-from agent_envs.errors import ConfigurationError, DataError, SnapshotError
+from agent_envs.errors import ConfigurationError, DataError, ReplayError
 from agent_trainers.experimental.diagnose.diagnosis import (
     NEVER_SOLVED,
     diagnose_by_policy,
@@ -203,7 +203,7 @@ def test_another_environment_than_the_one_that_was_played_is_refused():
         def info(self):
             return super().info() | {"messages": [{"role": "user", "content": "another"}]}
 
-    with pytest.raises(SnapshotError, match="something else at step 0"):
+    with pytest.raises(ReplayError, match="after 0 of"):
         diagnose_by_oracle(Longer, [play(["pit"] * 6)])
 
 
@@ -252,7 +252,7 @@ def test_an_episode_that_cannot_be_repeated_does_not_keep_the_others_from_it():
     drifted, fine = play(["on", "pit"] + ["on"] * 4), play(["on", "pit"] + ["on"] * 4, task=5)
     found = diagnose_by_oracle(Drifting, [drifted, fine]).episodes
     assert [each.lost_step for each in found] == [None, 1]
-    assert "something else at step 1" in found[0].note
+    assert "after 1 of" in found[0].note
 
 
 def test_a_file_without_seeds_is_matched_by_the_id_and_the_first_state_of_its_task():
@@ -262,5 +262,5 @@ def test_a_file_without_seeds_is_matched_by_the_id_and_the_first_state_of_its_ta
     assert (found.task, found.seed) == (17, 17)
     assert find_start(Corridor(), played) is played
     unknown = dataclasses.replace(old, task_id="corridor-99")
-    with pytest.raises(DataError, match="'corridor-99': the file does not say"):
+    with pytest.raises(DataError, match="'corridor-99': the file has no seed"):
         find_start(Corridor(), unknown)
