@@ -51,13 +51,13 @@ class SearchArguments(PolicyArguments):
 
     strategies: list[str] = HfArg(
         default_factory=lambda: [ALL],
-        help=f"Strategies to compare: {', '.join(SEARCHES)}; or {ALL}. The oracle ones use the "
-        "environment's rewards and are upper bounds.",
+        help=f"Strategies to compare: {', '.join(SEARCHES)}; or {ALL}. oracle_best_of uses the "
+        "environment's rewards and is an upper bound.",
     )
     value: str | None = HfArg(
         default=None,
-        help="Folder of a trained value, or of a run with a critic; required by rerank, best_of, "
-        "beam and best_first.",
+        help="Folder of a trained value, or of a run with a critic; required by rerank, best_of "
+        "and beam.",
     )
     budget_steps: int | None = HfArg(
         default=None,
@@ -66,7 +66,6 @@ class SearchArguments(PolicyArguments):
     )
     candidates: int = HfArg(default=4, help="Actions tried in a state.")
     beam_width: int = HfArg(default=2, help="States that a beam keeps.")
-    lookahead: int = HfArg(default=1, help="Rollouts with which an oracle scores a state.")
     num_tasks: int = HfArg(default=200, help="Number of tasks, from the first.")
     samples_per_task: int = HfArg(default=1, help="Episodes per task.")
     seed: int = HfArg(default=0, help="Seed of all draws.")
@@ -146,7 +145,7 @@ def _check(options: SearchArguments) -> list[str]:
     """Check the options and return the names of the strategies to run."""
     check_policy(options)
     check_range(options, "at least 1", lambda value: value >= 1, "budget_steps", "candidates",
-                "beam_width", "lookahead", "num_tasks", "samples_per_task")  # fmt: skip
+                "beam_width", "num_tasks", "samples_per_task")  # fmt: skip
     names = list(dict.fromkeys(options.strategies))
     if ALL in names:
         names = [n for n, kind in SEARCHES.items() if options.value or not kind.uses_value]

@@ -91,7 +91,7 @@ def test_a_value_by_which_nothing_can_be_found_is_said_to_be_one(tmp_path):
 
 def test_the_episodes_of_one_search_can_be_kept(tmp_path):
     episodes = tmp_path / "episodes.jsonl"
-    search.run([*SEARCH, "--strategies", "oracle_beam", "--trajectories", str(episodes)])
+    search.run([*SEARCH, "--strategies", "oracle_best_of", "--trajectories", str(episodes)])
     (first, _) = load_trajectories(episodes)
     assert first.metrics["search_steps"] <= 9
     assert first.usage["calls"] >= len(first.transitions)
@@ -101,7 +101,7 @@ def test_the_episodes_of_one_search_can_be_kept(tmp_path):
     ("arguments", "error", "words"),
     [
         (["--strategies", "beem"], UnknownNameError, "beam"),
-        (["--strategies", "best_first"], ConfigurationError, r"experimental\.values"),
+        (["--strategies", "beam"], ConfigurationError, r"experimental\.values"),
         (["--strategies", "vote", "--budget_steps", "0"], ConfigurationError, "budget_steps"),
         (
             ["--strategies", "vote", "sample", "--trajectories", "x.jsonl"],
