@@ -64,6 +64,13 @@ def name_of(page):
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:agent_\w+|benchmarks|docs|examples|tests)/[\w./-]*)`", text):
+        assert (ROOT / path).exists() or (ROOT / "benchmarks" / path).exists(), path
+
+
 PAGES_WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 PAGES_WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 
