@@ -11,7 +11,7 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.command_line import errors_of_one_line, json_object
 from agent_envs.core.extras import require_extra
 from agent_envs.errors import ConfigurationError
-from agent_envs.remote.protocol import KEY_VARIABLE, TOKEN_VARIABLE
+from agent_envs.remote.protocol import TOKEN_VARIABLE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    modules = ("starlette", "uvicorn", "websockets", "cryptography")
+    modules = ("starlette", "uvicorn", "websockets")
     require_extra("serve", "Serving environments", *modules)
     from agent_envs.remote.server import EnvironmentServer, listen
 
@@ -60,7 +60,6 @@ def _serve(options: argparse.Namespace) -> None:
         max_sessions=options.max_sessions,
         idle_seconds=options.idle_timeout,
         token=options.token or None,
-        key=os.environ.get(KEY_VARIABLE) or None,
         with_reference=options.reference,
     )
     listener, socket, url = listen(server, options.host, options.port)

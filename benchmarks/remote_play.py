@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import json
 import queue
-import secrets
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ from typing import Any, Final
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_envs.remote.protocol import KEY_VARIABLE
 from benchmarks.performance.server_process import ServerProcess
 
 RESTART_SECONDS: Final = 1.0
@@ -88,8 +86,7 @@ def measure(
     """Play on servers, kill one `kills` times at even distances, and restart it each time."""
     episodes = plan(env_id, kwargs, num_episodes)
     command = ["agent_envs.serve", env_id, "--kwargs", json.dumps(kwargs)]
-    variables = {KEY_VARIABLE: secrets.token_hex()}
-    servers = [ServerProcess(*command, **variables) for _ in range(num_servers)]
+    servers = [ServerProcess(*command) for _ in range(num_servers)]
     with contextlib.ExitStack() as running:
         for server in servers:
             running.enter_context(server.running())

@@ -20,24 +20,22 @@ import gymnasium as gym
 import ray
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_envs.remote.protocol import KEY_VARIABLE, TOKEN_VARIABLE
+from agent_envs.remote.protocol import TOKEN_VARIABLE
 from agent_envs.remote.server import EnvironmentServer, listen
 
 
 @ray.remote(num_cpus=0.5, scheduling_strategy="SPREAD", max_restarts=-1)
 class Server:
-    """An environment server, on the machine where Ray has put it; Ray starts it again.
+    """An environment server on a machine that Ray chooses; Ray restarts it when it dies.
 
-    On the same machine it has the same URL again, and its episodes go on; if it comes back on
-    another, the other servers take them.
+    If it restarts on another machine, its URL changes, and the other servers take its episodes.
     """
 
     def __init__(self, env_id: str, kwargs: dict[str, Any], port: int) -> None:
-        """Begin to serve, at a port of its own."""
+        """Start serving at `port`."""
         server = EnvironmentServer(
             lambda: gym.make(env_id, **kwargs),
             token=os.environ[TOKEN_VARIABLE],
-            key=os.environ[KEY_VARIABLE],
         )
         listener, socket, self.url = listen(server, ray.util.get_node_ip_address(), port)
         threading.Thread(target=listener.run, args=([socket],), daemon=True).start()
@@ -65,10 +63,8 @@ def main() -> None:
     parser.add_argument("--num_gpus", type=int, default=0, help="of the training run")
     parser.add_argument("arguments", nargs="*", help="of agent-r1-train, after --")
     options = parser.parse_args()
-    # One token for all clients, one key for all servers: Ray hands both to every process.
-    names = (TOKEN_VARIABLE, KEY_VARIABLE)
-    variables = {name: os.environ.get(name) or secrets.token_hex() for name in names}
-    ray.init(runtime_env={"env_vars": variables})
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex()
+    ray.init(runtime_env={"env_vars": {TOKEN_VARIABLE: token}})
     ports = range(options.first_port, options.first_port + options.servers)
     servers = [Server.remote(options.env, options.kwargs, port) for port in ports]
     urls = ray.get([server.where.remote() for server in servers])

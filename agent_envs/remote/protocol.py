@@ -1,12 +1,12 @@
-"""What goes over the wire: OpenEnv's messages, and what of an episode they have no place for.
+"""The messages between clients and servers: OpenEnv's, with additional fields.
 
 The protocol is that of OpenEnv 0.3 (``openenv.core.env_server``): JSON objects over a WebSocket,
-each with a ``type`` and ``data``, answered one by one; one connection is one session. In it an
-action is ``{"text": ...}``, and an observation holds, besides its ``text``, what OpenEnv lacks:
-``terminated`` and ``truncated`` (``done`` is either of them), ``info``, ``metrics``,
-``task_index``, and ``snapshot`` where it was asked for. ``reset`` takes ``options``, ``turn_limit``
-and ``with_snapshots`` besides OpenEnv's ``seed`` and ``episode_id``. Two types of message are ours:
-``restore`` and ``reference_actions``.
+each with a ``type`` and ``data``, answered one by one; one connection is one session. An action is
+``{"text": ...}``. An observation holds, besides its ``text``, what OpenEnv lacks: ``terminated``
+and ``truncated`` (``done`` is either of them), ``info``, ``metrics``, ``task_index``, and
+``generator``, the state of the environment's random generator. ``reset`` takes ``options``,
+``turn_limit`` and ``generator`` besides OpenEnv's ``seed`` and ``episode_id``. The message
+``reference_actions`` is ours.
 """
 
 import json
@@ -22,13 +22,12 @@ from agent_envs import errors
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Longer messages of a client end its session."""
 MAX_REPLY_BYTES: Final = 100 * 2**20
-"""Longer messages of a server are not read."""
+"""Longer messages of a server are refused."""
 TOKEN_VARIABLE: Final = "AGENT_ENVS_TOKEN"  # noqa: S105 - a name
-KEY_VARIABLE: Final = "AGENT_ENVS_KEY"
 
-CALLERS_MISTAKES: Final = (errors.ActionTypeError, errors.ConfigurationError, gym.error.Error)
-"""What an environment raises at wrong arguments; it can be played on."""
-RAISED_AGAIN: Final = {
+CALLER_ERRORS: Final = (errors.ActionTypeError, errors.ConfigurationError, gym.error.Error)
+"""Errors for wrong arguments, after which an environment is still usable."""
+KNOWN_ERRORS: Final = {
     kind.__name__: kind
     for kind in (
         errors.ActionTypeError, errors.ConfigurationError, errors.DataError, errors.SnapshotError,
@@ -36,11 +35,11 @@ RAISED_AGAIN: Final = {
         errors.SandboxUnavailableError, gym.error.ResetNeeded, NotImplementedError,
     )
 }  # fmt: skip
-"""Errors that a client raises as the same type, with the same text; these texts are for users."""
+"""Errors that clients raise with the same type and text. The text of others stays on the server."""
 
 
 class ErrorCode(StrEnum):
-    """Why a message was not carried out; all but the last two are OpenEnv's."""
+    """Why a message was refused; all but the last are OpenEnv's."""
 
     INVALID_JSON = "INVALID_JSON"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
@@ -48,15 +47,14 @@ class ErrorCode(StrEnum):
     EXECUTION_ERROR = "EXECUTION_ERROR"
     CAPACITY_REACHED = "CAPACITY_REACHED"
     FACTORY_ERROR = "FACTORY_ERROR"
-    SNAPSHOT_REFUSED = "SNAPSHOT_REFUSED"
     NOT_OFFERED = "NOT_OFFERED"
 
 
 class Refusal(Exception):
-    """A message that is not carried out."""
+    """A message that was refused."""
 
     def __init__(self, code: str, text: str, kind: str | None = None) -> None:
-        """Say why, in `text`; `kind` is the type of the error behind it."""
+        """Give the reason as `text`; `kind` is the type of the underlying error."""
         super().__init__(text)
         self.code, self.kind = code, kind
 
@@ -65,22 +63,18 @@ class _Data(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
 
-class NoData(_Data):
-    """Of messages that say all by their type."""
-
-
 class Reset(_Data):
     """Begin an episode."""
 
     seed: int | None = None
+    generator: dict[str, Any] | None = None
+    """State of the random generator, as in an observation; for a reset without a seed."""
     episode_id: str | None = pydantic.Field(default=None, max_length=255)
-    """A name of the client's own, which `State` shows again."""
+    """Name of the episode in `State`."""
     options: dict[str, Any] | None = None
-    """Those of Gymnasium's ``reset``."""
+    """Options of Gymnasium's ``reset``."""
     turn_limit: int | None = pydantic.Field(default=None, ge=1)
-    """Turns after which the episode is cut off, if the server's own limit is not lower."""
-    with_snapshots: bool = False
-    """Whether each observation is to hold a sealed snapshot."""
+    """Turns after which the episode is truncated, if the server's limit is not lower."""
 
 
 class Step(_Data):
@@ -89,18 +83,11 @@ class Step(_Data):
     text: str
     """The whole text the model wrote."""
     metadata: dict[str, Any] = {}
-    """OpenEnv's; not read."""
-
-
-class Restore(_Data):
-    """Go on from where a snapshot was taken."""
-
-    snapshot: str
-    turn_limit: int | None = pydantic.Field(default=None, ge=1)
+    """OpenEnv's; ignored."""
 
 
 class Observation(_Data):
-    """What a client sees of an episode; for ``/schema``."""
+    """An observation; for ``/schema``."""
 
     text: str
     terminated: bool
@@ -108,12 +95,12 @@ class Observation(_Data):
     info: dict[str, Any]
     metrics: dict[str, float]
     task_index: int | None
-    snapshot: str | None = None
+    generator: dict[str, Any]
     session: str | None = None
 
 
 class State(_Data):
-    """Where a session is; for ``/schema``."""
+    """The state of a session; for ``/schema``."""
 
     episode_id: str | None
     step_count: int
@@ -121,8 +108,7 @@ class State(_Data):
 
 
 MESSAGES: Final[dict[str, type[_Data]]] = {
-    "reset": Reset, "step": Step, "state": NoData, "close": NoData,
-    "restore": Restore, "reference_actions": NoData,
+    "reset": Reset, "step": Step, "state": _Data, "close": _Data, "reference_actions": _Data
 }  # fmt: skip
 
 
@@ -130,7 +116,7 @@ def read_message(text: str) -> tuple[str, Any]:
     """Return the type of a client's message, and its data as one of the classes above.
 
     Raises:
-        Refusal: If it is none; says what is wrong.
+        Refusal: If it is malformed.
     """
     try:
         message = json.loads(text)
@@ -141,8 +127,7 @@ def read_message(text: str) -> tuple[str, Any]:
         raise Refusal(ErrorCode.VALIDATION_ERROR, f"A message is a JSON object: {form}.")
     kind = message["type"]
     if kind not in MESSAGES:
-        known = ", ".join(MESSAGES)
-        text = f"Unknown message type: {kind[:80]!r}. Known: {known}."
+        text = f"Unknown message type: {kind[:80]!r}. Known: {', '.join(MESSAGES)}."
         raise Refusal(ErrorCode.UNKNOWN_TYPE, text)
     try:
         return kind, MESSAGES[kind].model_validate(message.get("data", {}))
@@ -156,25 +141,25 @@ def read_message(text: str) -> tuple[str, Any]:
 
 
 def write_reply(kind: str, data: dict[str, Any]) -> str:
-    """Return a server's message as ASCII, so that any text goes through unchanged.
+    """Return a server's message, as ASCII so that any text is transmitted unchanged.
 
     Raises:
-        TypeError: If something in it is not JSON.
+        TypeError: If a value cannot be written as JSON.
     """
-    return json.dumps({"type": kind, "data": data}, default=plain)
+    return json.dumps({"type": kind, "data": data}, default=numpy_as_json)
 
 
 def write_refusal(refusal: Refusal) -> str:
-    """Return the message that says why another was not carried out."""
+    """Return the reply to a refused message."""
     data = {"message": str(refusal), "code": str(refusal.code)}
     return write_reply("error", data | ({"kind": refusal.kind} if refusal.kind else {}))
 
 
-def plain(value: Any) -> Any:
-    """Return what JSON writes for numbers and arrays of numpy.
+def numpy_as_json(value: Any) -> Any:
+    """Return numbers and arrays of numpy as JSON has them.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If it is anything else.
     """
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

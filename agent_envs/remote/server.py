@@ -22,7 +22,6 @@ from agent_envs.remote.protocol import (
     Step,
     write_refusal,
 )
-from agent_envs.remote.seal import Seal
 from agent_envs.remote.session import Session, TextEnv, describe
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 SEND_SECONDS: Final = 60.0
-"""A client that does not take a reply within this time is gone."""
+"""A client that does not receive a reply within this time is disconnected."""
 BODY_SECONDS: Final = 30.0
 REFUSAL_SECONDS: Final = 5.0
 POLICY_VIOLATION: Final = 1008
@@ -47,7 +46,7 @@ _HTTP_STATUS: Final = {
 
 
 class EnvironmentServer:
-    """Plays one environment for many clients, each in a session of its own."""
+    """Serves one environment to many clients, each with its own session."""
 
     def __init__(
         self,
@@ -56,28 +55,25 @@ class EnvironmentServer:
         max_sessions: int = 256,
         idle_seconds: float = 600.0,
         token: str | None = None,
-        key: str | None = None,
         with_reference: bool = False,
     ) -> None:
-        """Make the environment once, so that what is wrong with it shows at once.
+        """Make the environment once, so that its errors show at once.
 
         Args:
             make_env: Makes an environment; called once more for each session.
-            max_sessions: How many there may be. Where all are taken, a new one takes the place of
-                the one that has been between episodes for longest.
-            idle_seconds: A session without a message for so long ends.
-            token: What clients have to send; None for nothing.
-            key: Seals the snapshots; servers with the same key restore each other's.
-            with_reference: Whether clients may ask for the actions that solve a task.
+            max_sessions: Maximum number of sessions. Beyond it, a new one replaces the one that has
+                been between episodes for longest.
+            idle_seconds: Time without a message after which a session ends.
+            token: Token that clients have to send; None for none.
+            with_reference: Whether clients may request the actions that solve a task.
 
         Raises:
-            ConfigurationError: If the key is too short, or the environment cannot be served.
+            ConfigurationError: If the environment cannot be served.
         """
         self._make_env, self._with_reference = make_env, with_reference
         self._max_sessions, self._idle_seconds, self._token = max_sessions, idle_seconds, token
-        self._seal = Seal(key)
         self._sessions: set[Session] = set()
-        self._resting: dict[Session, asyncio.Timeout] = {}  # between episodes, the longest first
+        self._between_episodes: dict[Session, asyncio.Timeout] = {}  # the longest first
         self._over_http: dict[str, tuple[Session, asyncio.TimerHandle]] = {}
         env = make_env()
         self.description = describe(env, with_reference=with_reference)
@@ -90,17 +86,17 @@ class EnvironmentServer:
         from starlette.routing import Route, WebSocketRoute
 
         routes = [
-            WebSocketRoute("/ws", self._play),
+            WebSocketRoute("/ws", self._serve_socket),
             Route("/reset", self._http_reset, methods=["POST"]),
             Route("/step", self._http_step, methods=["POST"]),
             Route("/state", self._http_state),
-            *(Route(path, self._answer(read)) for path, read in self._readings().items()),
+            *(Route(path, _json_route(read)) for path, read in self._documents().items()),
         ]
         return _guarded(Starlette(routes=routes), self._token)
 
     # Over a WebSocket: a connection is a session
 
-    async def _play(self, websocket: "WebSocket") -> None:
+    async def _serve_socket(self, websocket: "WebSocket") -> None:
         from starlette.websockets import WebSocketDisconnect
 
         await websocket.accept()
@@ -109,7 +105,7 @@ class EnvironmentServer:
         except Refusal as refusal:
             with contextlib.suppress(TimeoutError, WebSocketDisconnect):
                 async with asyncio.timeout(REFUSAL_SECONDS):
-                    await _receive(websocket)  # who is refused while it sends may not see why
+                    await _receive(websocket)  # a client may not read before it has sent
                     await websocket.send_text(write_refusal(refusal))
                     await websocket.close()
             return
@@ -118,9 +114,9 @@ class EnvironmentServer:
             while True:
                 async with asyncio.timeout(self._idle_seconds) as limit:
                     if session.is_over:
-                        self._resting[session] = limit
+                        self._between_episodes[session] = limit
                     text = await _receive(websocket)
-                self._resting.pop(session, None)
+                self._between_episodes.pop(session, None)
                 reply = await _run(session, partial(session.handle, text))
                 if reply is None:
                     break
@@ -136,31 +132,33 @@ class EnvironmentServer:
             await websocket.close(GOING_AWAY if reason else 1000, reason)
 
     def _open(self) -> Session:
-        """Begin a session, if need be in the place of one that is between episodes.
+        """Begin a session; at capacity, end one that is between episodes.
 
-        Whoever had that one opens another for the next.
+        Its client opens another session for its next episode.
         """
         if len(self._sessions) >= self._max_sessions:
-            if not self._resting:
-                text = f"All {self._max_sessions} sessions are taken; raise --max-sessions or wait."
+            if not self._between_episodes:
+                text = (
+                    f"All {self._max_sessions} sessions are in use; raise --max-sessions or wait."
+                )
                 raise Refusal(ErrorCode.CAPACITY_REACHED, text)
-            longest = next(iter(self._resting))
+            longest = next(iter(self._between_episodes))
             self._sessions.discard(longest)
-            self._resting.pop(longest).reschedule(asyncio.get_running_loop().time())
-        session = Session(self._make_env, self._seal, with_reference=self._with_reference)
+            self._between_episodes.pop(longest).reschedule(asyncio.get_running_loop().time())
+        session = Session(self._make_env, with_reference=self._with_reference)
         self._sessions.add(session)
         return session
 
     def _end(self, session: Session) -> None:
-        """End a session; its place is free once its environment has returned and is closed."""
-        self._resting.pop(session, None)
+        """End a session; it counts until its environment has returned and is closed."""
+        self._between_episodes.pop(session, None)
         loop = asyncio.get_running_loop()
         closed = session.thread.submit(session.close)
-        free = partial(self._sessions.discard, session)
-        closed.add_done_callback(lambda _: loop.call_soon_threadsafe(free))
+        discard = partial(self._sessions.discard, session)
+        closed.add_done_callback(lambda _: loop.call_soon_threadsafe(discard))
         session.thread.stop()
 
-    # Over HTTP: a session lasts for an episode, and a request names it
+    # Over HTTP: a session lasts for one episode, and requests name it
 
     async def _http_reset(self, request: "Request") -> "Response":
         try:
@@ -170,26 +168,26 @@ class EnvironmentServer:
             return _respond(write_refusal(refusal))
         name = secrets.token_urlsafe(16)
         self._keep(name, session)
-        return await self._ask(name, "reset", body)
+        return await self._http_message(name, "reset", body)
 
     async def _http_step(self, request: "Request") -> "Response":
         try:
             body = await _read_body(request)
         except Refusal as refusal:
             return _respond(write_refusal(refusal))
-        return await self._ask(body.get("session"), "step", body.get("action"))
+        return await self._http_message(body.get("session"), "step", body.get("action"))
 
     async def _http_state(self, request: "Request") -> "Response":
         if (name := request.query_params.get("session")) is not None:
-            return await self._ask(name, "state", {})
+            return await self._http_message(name, "state", {})
         blank = {"episode_id": None, "task_id": None, "step_count": 0}
         return _respond(json.dumps({"type": "state", "data": blank}))
 
-    async def _ask(self, name: Any, kind: str, data: Any) -> "Response":
+    async def _http_message(self, name: Any, kind: str, data: Any) -> "Response":
         if not isinstance(name, str) or name not in self._over_http:
             text = (
                 "There is no such session. POST /reset begins one, which lasts for an episode; "
-                "send the observation's 'session' beside 'action'."
+                "send the observation's 'session' next to 'action'."
             )
             return _respond(write_refusal(Refusal(ErrorCode.VALIDATION_ERROR, text)))
         session, _ = self._over_http[name]
@@ -202,7 +200,7 @@ class EnvironmentServer:
         return _respond(reply, session=name)
 
     def _keep(self, name: str, session: Session) -> None:
-        """Keep a session for another while."""
+        """Restart the idle time of a session."""
         if name in self._over_http:
             self._over_http[name][1].cancel()
         loop = asyncio.get_running_loop()
@@ -215,9 +213,7 @@ class EnvironmentServer:
             timer.cancel()
             self._end(session)
 
-    # What can be read at any time
-
-    def _readings(self) -> dict[str, Callable[[], dict[str, Any]]]:
+    def _documents(self) -> dict[str, Callable[[], dict[str, Any]]]:
         schemas: dict[str, type[pydantic.BaseModel]]
         schemas = {"action": Step, "observation": Observation, "state": State}
         return {
@@ -230,26 +226,18 @@ class EnvironmentServer:
             "/schema": lambda: {name: kind.model_json_schema() for name, kind in schemas.items()},
             "/describe": lambda: self.description,
             "/capacity": lambda: {
-                "active_sessions": len(self._sessions) - len(self._resting),
+                "active_sessions": len(self._sessions) - len(self._between_episodes),
                 "open_sessions": len(self._sessions),
                 "max_sessions": self._max_sessions,
                 "fingerprint": self.description["fingerprint"],
             },
         }
 
-    def _answer(self, read: Callable[[], dict[str, Any]]) -> Any:
-        from starlette.responses import JSONResponse
-
-        async def answer(_: "Request") -> "Response":
-            return JSONResponse(read())
-
-        return answer
-
 
 def listen(
     server: EnvironmentServer, host: str, port: int
 ) -> "tuple[uvicorn.Server, socket.socket, str]":
-    """Listen at an address; ``run(sockets=[socket])`` of what is returned then serves.
+    """Listen at an address; ``run(sockets=[socket])`` of the returned server then serves.
 
     Returns:
         The server, its socket, and its URL.
@@ -258,24 +246,33 @@ def listen(
 
     config = uvicorn.Config(
         server.app(), host=host, port=port, ws_max_size=MAX_MESSAGE_BYTES,
-        # What is sealed would not shrink, and a short message could grow to a long one.
-        ws_per_message_deflate=False, lifespan="off", log_level="warning", access_log=False,
+        ws_per_message_deflate=False,  # a short compressed message could expand to a long one
+        lifespan="off", log_level="warning", access_log=False,
         server_header=False, timeout_graceful_shutdown=5,
     )  # fmt: skip
     bound = config.bind_socket()
-    bound.listen()  # so that clients may come as soon as somebody knows the URL
+    bound.listen()  # so that clients can connect as soon as the URL is returned
     host, port = bound.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     return uvicorn.Server(config), bound, url
 
 
+def _json_route(read: Callable[[], dict[str, Any]]) -> Any:
+    from starlette.responses import JSONResponse
+
+    async def respond(_: "Request") -> "Response":
+        return JSONResponse(read())
+
+    return respond
+
+
 async def _run(session: Session, function: Callable[[], Any]) -> Any:
-    """Wait for a function in the session's thread, which goes on with it whoever is waiting."""
+    """Run a function in the session's thread; it completes even if the caller is cancelled."""
     return await asyncio.shield(asyncio.wrap_future(session.thread.submit(function)))
 
 
 async def _receive(websocket: "WebSocket") -> str:
-    """Return the next message; of a binary one, what stands for no JSON."""
+    """Return the next message; of a binary one '', which is not JSON."""
     from starlette.websockets import WebSocketDisconnect
 
     event = await websocket.receive()
@@ -301,7 +298,7 @@ async def _read_body(request: "Request") -> dict[str, Any]:
 
 
 def _respond(reply: str, session: str | None = None) -> "Response":
-    """Return a reply as OpenEnv's HTTP routes do: the data alone, and errors as a status."""
+    """Return a reply as OpenEnv's HTTP routes do: its data, with errors as a status."""
     from starlette.responses import Response
 
     message = json.loads(reply)
@@ -314,7 +311,7 @@ def _respond(reply: str, session: str | None = None) -> "Response":
 
 
 def _guarded(app: "Starlette", token: str | None) -> "ASGIApp":
-    """Refuse who has not the token, and every web page: browsers name their origin."""
+    """Refuse requests without the token, and those of web pages, which have an Origin header."""
     from starlette.requests import HTTPConnection
     from starlette.responses import JSONResponse
 
@@ -322,21 +319,23 @@ def _guarded(app: "Starlette", token: str | None) -> "ASGIApp":
         if scope["type"] not in ("http", "websocket"):
             return
         connection = HTTPConnection(scope)
-        is_known = token is None or _sent_token(connection, token)
-        if is_known and "origin" not in connection.headers:
+        is_authorized = token is None or _has_token(connection, token)
+        if is_authorized and "origin" not in connection.headers:
             await app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         else:
-            text = "no web pages" if is_known else "a token is needed"
-            await JSONResponse({"message": text}, 403 if is_known else 401)(scope, receive, send)
+            text = "web pages are refused" if is_authorized else "a token is required"
+            await JSONResponse({"message": text}, 403 if is_authorized else 401)(
+                scope, receive, send
+            )
 
     return guard
 
 
-def _sent_token(connection: "HTTPConnection", token: str) -> bool:
-    """Say whether a request has the token: as a bearer, or as the password of a URL."""
+def _has_token(connection: "HTTPConnection", token: str) -> bool:
+    """Return whether a request has the token, as a bearer or as the password of a URL."""
     kind, _, given = connection.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         with contextlib.suppress(ValueError):

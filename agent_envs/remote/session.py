@@ -1,4 +1,4 @@
-"""One client's session: an environment of its own, and what came of the client's messages."""
+"""One client's session on a server: an environment in its own thread."""
 
 import hashlib
 import json
@@ -11,62 +11,57 @@ from gymnasium.wrappers import TimeLimit
 
 from agent_envs.core.async_bridge import Worker
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import ConfigurationError, SnapshotError
+from agent_envs.errors import ConfigurationError
 from agent_envs.remote.protocol import (
-    CALLERS_MISTAKES,
-    RAISED_AGAIN,
+    CALLER_ERRORS,
+    KNOWN_ERRORS,
     ErrorCode,
     Refusal,
     Reset,
-    Restore,
     Step,
     read_message,
     write_refusal,
     write_reply,
 )
-from agent_envs.remote.seal import Seal
 from agent_envs.wrappers.awaited import awaited
 
 TextEnv = gym.Env[str, str]
+Reply = tuple[str, dict[str, Any]]
 _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Plays one environment for one client, in a thread of its own.
+    """One environment for one client.
 
-    All of it but `thread` and `is_over` belongs to that thread: messages are read, carried out and
-    answered there, so that a client's long or slow ones keep no other waiting.
+    Everything but `thread` and `is_over` belongs to that thread: messages are parsed, processed and
+    answered there, so that long or slow ones delay no other client.
     """
 
-    def __init__(
-        self, make_env: Callable[[], TextEnv], seal: Seal, *, with_reference: bool
-    ) -> None:
-        """Begin without an environment; the first message that needs one makes it.
+    def __init__(self, make_env: Callable[[], TextEnv], *, with_reference: bool) -> None:
+        """Start without an environment; the first reset makes it.
 
         Args:
             make_env: Makes the environment.
-            seal: Closes and opens snapshots.
-            with_reference: Whether a client may ask for the actions that solve a task.
+            with_reference: Whether a client may request the actions that solve a task.
         """
         self.thread = Worker()
         self.is_over = False
-        """Whether the episode has ended; of interest where a session lasts for one."""
-        self._make_env, self._seal, self._with_reference = make_env, seal, with_reference
+        """Whether the episode has ended."""
+        self._make_env, self._with_reference = make_env, with_reference
         self._made: TextEnv | None = None
         self._env: TextEnv | None = None
         self._num_steps = 0
         self._names: dict[str, str | None] = {"episode_id": None, "task_id": None}
-        self._with_snapshots = False
-        self._actions: dict[str, Callable[[Any], tuple[str, dict[str, Any]]]] = {
+        self._methods: dict[str, Callable[[Any], Reply]] = {
             "reset": self._reset, "step": self._step, "state": self._state,
-            "restore": self._restore, "reference_actions": self._reference_actions,
+            "reference_actions": self._reference_actions,
         }  # fmt: skip
 
     def handle(self, text: str) -> str | None:
-        """Carry a message out and return the reply; None where the client says it is done."""
+        """Process a message and return the reply; None for ``close``."""
         try:
             kind, data = read_message(text)
-            return None if kind == "close" else self._carry_out(kind, data)
+            return None if kind == "close" else self._process(kind, data)
         except Refusal as refusal:
             return write_refusal(refusal)
 
@@ -79,57 +74,53 @@ class Session:
         except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
             _log.warning("An environment failed to close.", exc_info=True)
 
-    def _carry_out(self, kind: str, data: Any) -> str:
+    def _process(self, kind: str, data: Any) -> str:
         try:
-            return write_reply(*self._actions[kind](data))
+            return write_reply(*self._methods[kind](data))
         except Refusal:
             raise
-        except CALLERS_MISTAKES as error:
+        except CALLER_ERRORS as error:
             name = type(error).__name__
             raise Refusal(ErrorCode.EXECUTION_ERROR, str(error), name) from error
         except (Exception, SystemExit) as error:
-            # Foreign code failed, and may have left anything behind: the next episode begins anew.
+            # Foreign code failed in an unknown state: the next episode gets a new environment.
             _log.warning("An environment failed at a %s message.", kind, exc_info=True)
             self.close()
-            name, is_known = type(error).__name__, type(error).__name__ in RAISED_AGAIN
-            text = str(error) if is_known else f"{name}; the server's log says more."
+            name = type(error).__name__
+            text = str(error) if name in KNOWN_ERRORS else f"{name}; see the server's log."
             raise Refusal(ErrorCode.EXECUTION_ERROR, text, name) from error
 
-    def _reset(self, data: Reset) -> tuple[str, dict[str, Any]]:
-        env = self._limit(data.turn_limit)
-        observation, info = env.reset(seed=data.seed, options=data.options)
-        self._num_steps, self._with_snapshots = 0, data.with_snapshots
-        self._names["episode_id"] = data.episode_id
+    def _reset(self, data: Reset) -> Reply:
+        if self._made is None:
+            try:
+                self._made = awaited(self._make_env())
+            except (Exception, SystemExit) as error:
+                _log.warning("The environment could not be made.", exc_info=True)
+                text = f"The environment could not be made ({type(error).__name__})."
+                raise Refusal(ErrorCode.FACTORY_ERROR, text) from error
+        limit = data.turn_limit
+        self._env = self._made if limit is None else TimeLimit(self._made, limit)
+        if data.generator is not None:
+            try:
+                self._made.unwrapped.np_random.bit_generator.state = data.generator
+            except (TypeError, ValueError, KeyError, OverflowError) as error:
+                text = f"generator: not the state of a random generator: {error}"
+                raise Refusal(ErrorCode.VALIDATION_ERROR, text) from None
+        observation, info = self._env.reset(seed=data.seed, options=data.options)
+        self._num_steps, self._names["episode_id"] = 0, data.episode_id
         return self._observation(observation, None, False, False, info)
 
-    def _step(self, data: Step) -> tuple[str, dict[str, Any]]:
+    def _step(self, data: Step) -> Reply:
         observation, reward, terminated, truncated, info = self._begun().step(data.text)
         self._num_steps += 1
         return self._observation(observation, float(reward), terminated, truncated, info)
 
-    def _state(self, _: Any) -> tuple[str, dict[str, Any]]:
+    def _state(self, _: Any) -> Reply:
         return "state", {**self._names, "step_count": self._num_steps}
 
-    def _restore(self, data: Restore) -> tuple[str, dict[str, Any]]:
-        saved = self._seal.open(data.snapshot)
-        env = self._limit(data.turn_limit)
-        base: Any = env.unwrapped
-        if self._num_steps == 0 and base.spec is not None and base.spec.order_enforce:
-            env.reset(seed=0)  # Gymnasium's order wrapper asks for it
-        try:
-            base.restore(saved["snapshot"])
-        except (Exception, SystemExit) as error:
-            self.close()  # half of it may have been restored
-            is_known = isinstance(error, SnapshotError)
-            text = str(error) if is_known else f"Restoring failed with a {type(error).__name__}."
-            raise Refusal(ErrorCode.SNAPSHOT_REFUSED, text) from error
-        self._num_steps, self._names = saved["num_steps"], dict(saved["names"])
-        self._with_snapshots = True
-        return "restored", {}
-
-    def _reference_actions(self, _: Any) -> tuple[str, dict[str, Any]]:
+    def _reference_actions(self, _: Any) -> Reply:
         if not self._with_reference:
-            text = "The server keeps its solutions to itself; start it with --reference."
+            text = "The server does not offer its solutions; start it with --reference."
             raise Refusal(ErrorCode.NOT_OFFERED, text, "NotImplementedError")
         env: Any = self._begun().unwrapped
         return "reference_actions", {"actions": list(env.reference_actions())}
@@ -139,22 +130,10 @@ class Session:
             raise gym.error.ResetNeeded("No episode has begun in this session; send a reset first.")
         return self._env
 
-    def _limit(self, turns: int | None) -> TextEnv:
-        """Return the environment, made if there is none, with a client's own limit of turns."""
-        if self._made is None:
-            try:
-                self._made = awaited(self._make_env())
-            except (Exception, SystemExit) as error:
-                _log.warning("The environment could not be made.", exc_info=True)
-                text = f"The environment could not be made ({type(error).__name__})."
-                raise Refusal(ErrorCode.FACTORY_ERROR, text) from error
-        self._env = self._made if turns is None else TimeLimit(self._made, turns)
-        return self._env
-
     def _observation(
         self, text: str, reward: float | None, terminated: bool, truncated: bool,
         info: Mapping[str, Any],
-    ) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    ) -> Reply:  # fmt: skip
         base: Any = self._begun().unwrapped
         self.is_over = bool(terminated or truncated)
         self._names["task_id"] = info.get("task_id")
@@ -163,35 +142,28 @@ class Session:
             "terminated": bool(terminated),
             "truncated": bool(truncated),
             "info": info,
-            "metrics": base.metrics() if hasattr(base, "metrics") else info.get("metrics", {}),
-            "task_index": getattr(base, "task_index", None),
+            "metrics": base.metrics(),
+            "task_index": base.task_index,
+            "generator": base.np_random.bit_generator.state,
         }
-        if self._with_snapshots:
-            observation["snapshot"] = self._sealed(base)
         return "observation", {"observation": observation, "reward": reward, "done": self.is_over}
-
-    def _sealed(self, base: Any) -> str | None:
-        """Return a snapshot that only servers can read; None where the state cannot be saved."""
-        try:
-            snapshot = base.snapshot()
-        except (SnapshotError, AttributeError):
-            return None
-        saved = {"snapshot": snapshot, "num_steps": self._num_steps, "names": self._names}
-        return self._seal.close(saved)
 
 
 def describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
-    """Return what clients have to know of the environment that a server plays.
+    """Return the description of a served environment for its clients.
 
     Raises:
-        ConfigurationError: If a client could not write its actions.
+        ConfigurationError: If it is not a `ToolEnv`.
     """
     base: Any = env.unwrapped
     if not isinstance(base, ToolEnv):
         raise ConfigurationError(
-            f"{type(base).__name__} is no environment with tools (a ToolEnv), so its actions have "
-            "no format that a client could know."
+            f"{type(base).__name__} is not an environment with tools (a ToolEnv), so its clients "
+            "would not know the format of its actions."
         )
+    # Without paths, which differ between machines with the same data.
+    kwargs = dict(env.spec.kwargs) if env.spec else {}
+    arguments = {name: value for name, value in kwargs.items() if "/" not in str(value)}
     described = {
         "environment": env.spec.id if env.spec else type(base).__name__,
         "max_episode_steps": env.spec.max_episode_steps if env.spec else None,
@@ -203,5 +175,5 @@ def describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
         "outcome_terms": sorted(base.outcome_terms),
         "with_reference": with_reference,
     }
-    text = json.dumps(described, sort_keys=True)
+    text = json.dumps([described, arguments], sort_keys=True, default=lambda v: type(v).__name__)
     return described | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}

@@ -8,8 +8,6 @@ import pytest
 
 import agent_envs  # noqa: F401 - registers the environments
 
-KEY = "a secret of all servers"
-
 
 class Served:
     """A server that runs until it is stopped, and can be started again at the same port."""
@@ -18,7 +16,7 @@ class Served:
         from agent_envs.remote.server import EnvironmentServer
 
         self.make_env, self.port = make_env, port
-        self.options = {"key": KEY, "with_reference": True, **options}
+        self.options = {"with_reference": True, **options}
         self.server = EnvironmentServer(make_env, **self.options)
         self.start()
 
@@ -39,12 +37,12 @@ class Served:
         self.uvicorn.should_exit = True
         self.thread.join()
 
-    def restart(self, **changes):
+    def restart(self):
         """Forget all sessions, as a new process would."""
         from agent_envs.remote.server import EnvironmentServer
 
         self.stop()
-        self.server = EnvironmentServer(self.make_env, **self.options | changes)
+        self.server = EnvironmentServer(self.make_env, **self.options)
         self.start()
 
     @property

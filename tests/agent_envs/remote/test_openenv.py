@@ -4,7 +4,6 @@ import gymnasium as gym
 import pytest
 
 openenv = pytest.importorskip("openenv.core.generic_client", reason="openenv-core is not installed")
-pytest.importorskip("cryptography", reason="the extra 'serve' is not installed")
 
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
 
