@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import gymnasium as gym
 
 from agent_envs.core.command_line import errors_of_one_line, json_object
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.command_line import errors_of_one_line, json_object
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.errors import ConfigurationError
 from agent_envs.remote.protocol import TOKEN_VARIABLE
 

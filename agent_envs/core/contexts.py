@@ -1,41 +1,48 @@
-"""Context policies: which part of the history is the state that the model sees.
+"""Context policies: the part of the history that is the state, which the model sees.
 
-Appending everything is only one choice. A policy is any callable from a `History` to messages; the
-ones here return a `View`, which also says what was left out and so why the prefix of the state
-broke.
+A policy is any callable from a `History` to messages; those here return a `View`, which also counts
+what is left out and gives the reason.
 """
 
+import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.lookup import lookup, lookup_or_import
+from agent_envs.core.lookup import lookup, lookup_or_import, require_extra
 from agent_envs.core.messages import Message
-from agent_envs.core.model_summary import ModelSummary
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, ServerError
 
 SHORTENED_TEXT: Final = "[an earlier result, left out to save space]"
 SUMMARY_TEXT: Final = "What has happened so far, in short:\n{summary}"
+SUMMARY_PROMPT: Final = (
+    "Below is what an assistant was asked, and what it has done so far. Write a summary from which "
+    "it can go on: what is known, from where, what was tried without success, and what is left to "
+    "do. Write nothing else."
+)
 CHARS_PER_TOKEN: Final = 4.0
-_MAX_KEPT_SUMMARIES: Final = 256
+_MAX_REASON_CHARS: Final = 500
+_NO_KEY: Final = "none"
 
 TokenCounter = Callable[[Sequence[Message]], int]
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything said in an episode so far."""
+    """All messages of an episode so far."""
 
     initial: tuple[Message, ...]
     """The messages of the task: system prompt and question."""
     turns: tuple[tuple[Message, ...], ...]
-    """For each step the model's message and what the environment replied."""
+    """For each step the model's message and the replies of the environment."""
     count_tokens: TokenCounter
-    """Counts the tokens of a state; an estimate unless a policy's tokenizer was put in."""
+    """Counts the tokens of a state; an estimate unless a policy's tokenizer is set."""
     task: tuple[Message, ...] = ()
-    """`initial` without what the environment pins to it and may change; empty where it is equal."""
+    """`initial` without the text that the environment pins to it; empty if there is none."""
+    summaries: dict[tuple[str, ...], str] = field(default_factory=dict, repr=False, compare=False)
+    """The summaries written in this episode, by the texts that they summarise."""
 
     @property
     def messages(self) -> list[Message]:
@@ -43,13 +50,13 @@ class History:
         return self.with_turns(self.turns)
 
     def with_turns(self, turns: Iterable[Iterable[Message]]) -> list[Message]:
-        """Return the messages of the task, and those of `turns`, as one list."""
+        """Return the messages of the task and those of `turns` as one list."""
         return [*self.initial, *(message for turn in turns for message in turn)]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state, and what it leaves out of the history."""
+    """The state, and how it differs from the history."""
 
     messages: list[Message]
     """The state: what the model sees."""
@@ -58,7 +65,7 @@ class View:
     num_shortened: int = 0
     """Messages whose content was replaced by a stub."""
     reason: str | None = None
-    """Why, in a few words; None where nothing was left out."""
+    """Why messages were dropped or shortened; None if none were."""
 
 
 ContextPolicy = Callable[[History], View | Sequence[Message]]
@@ -92,16 +99,16 @@ class Window:
 class Budget:
     """Show everything that fits into `tokens`.
 
-    Shortens the oldest results of tools to a stub first, then drops the oldest turns, and shortens
-    the last result only if nothing else helps. The task itself is never touched: a task that is
-    longer than the budget stays longer.
+    The oldest tool results are shortened to a stub first, then the oldest turns are dropped, and
+    the last result is shortened only if nothing else helps. The task is never changed: a task that
+    is longer than the budget stays longer.
     """
 
     tokens: int = 3_000
-    """How many tokens the state may have, at least 1."""
+    """Maximum number of tokens of the state, at least 1."""
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Check the argument."""
         _check_positive("budget", "tokens", self.tokens)
 
     def __call__(self, history: History) -> View:
@@ -128,27 +135,21 @@ class Budget:
 
 
 Summarise = Callable[[Sequence[Message]], str]
-"""Takes the task, with the summary so far, and what happened next; returns a text for all of it."""
+"""Takes the task with the summary so far, and the messages since then; returns a new summary."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """Show the task, a summary of what is past, and the latest turns.
+    """Show the task, a summary of the past below the question, and the latest turns.
 
-    Each `turns` turns go into the summary once another follows them, so that the state is extended
-    in between, and the summariser is asked once for each of them. The summary stands below the
-    question.
+    Each block of `turns` turns enters the summary once another turn follows it, so the state is
+    extended in between, and the summariser is called once per block.
     """
 
     summarise: Summarise
-    """Writes the summary; a function may be ``async``."""
+    """Writes the summary; sync or async."""
     turns: int = 4
     """At least 1."""
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"summarise", "turns"})
-    _kept: dict[tuple[str, ...], str] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Summaries by what they are of: a state is made at every step, a summary once."""
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -168,7 +169,7 @@ class Summary:
         summary = ""
         for start in range(0, num_past, self.turns):
             past = history.turns[start : start + self.turns]
-            summary = self._extended(history.task or history.initial, summary, past)
+            summary = self._extended(history, summary, past)
         shown = _with_summary(history.initial, summary)
         latest = [message for turn in history.turns[num_past:] for message in turn]
         num_dropped = sum(map(len, history.turns[:num_past]))
@@ -176,27 +177,91 @@ class Summary:
             [*shown, *latest], num_dropped, reason=f"summary: of the first {num_past} turns"
         )
 
-    def _extended(
-        self, task: Sequence[Message], summary: str, past: Iterable[Iterable[Message]]
-    ) -> str:
+    def _extended(self, history: History, summary: str, past: Iterable[Iterable[Message]]) -> str:
+        task = history.task or history.initial
         messages = [*_with_summary(task, summary), *(m for turn in past for m in turn)]
         key = tuple(text for message in messages for text in (message["role"], message["content"]))
-        if key not in self._kept:
+        if key not in history.summaries:
             written = resolve(self.summarise([message.copy() for message in messages]))
             if not isinstance(written, str):
                 raise TypeError(
                     f"summarise of the context 'summary' returned {reprlib.repr(written)}; it must "
                     "return a text."
                 )
-            while len(self._kept) >= _MAX_KEPT_SUMMARIES:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = written.strip()
-        return self._kept[key]
+            history.summaries[key] = written.strip()
+        return history.summaries[key]
+
+
+@dataclass(kw_only=True)
+class ModelSummary:
+    """Summariser: a model behind an OpenAI-compatible endpoint, at temperature 0; thread-safe."""
+
+    base_url: str
+    """Base URL of the API, such as ``http://localhost:8000/v1``."""
+    model: str
+    """Name of the model on the server."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; many local servers need none."""
+    max_tokens: int = 400
+    """Maximum length of a summary."""
+    timeout_seconds: float = 60.0
+    """Timeout of one request."""
+    max_retries: int = 3
+    """Number of retries after an error of the server or the network."""
+    prompt: str = SUMMARY_PROMPT
+    """System prompt of the summariser."""
+
+    def __post_init__(self) -> None:
+        """Check the arguments.
+
+        Raises:
+            MissingExtraError: If the library ``openai`` is not installed.
+        """
+        require_extra("openai", "A model that summarises", "openai")
+        if self.max_tokens < 1 or self.timeout_seconds <= 0 or self.max_retries < 0:
+            raise ConfigurationError(
+                f"A model that summarises: max_tokens ({self.max_tokens}) and timeout_seconds "
+                f"({self.timeout_seconds}) must be positive, max_retries ({self.max_retries}) 0 or "
+                "more."
+            )
+
+    def __call__(self, messages: Sequence[Message]) -> str:
+        """Return a summary of `messages`.
+
+        Raises:
+            ServerError: If the server fails after all retries, or refuses the request.
+        """
+        import openai
+
+        text = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+        text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
+        key = os.environ.get(self.api_key_env) or _NO_KEY
+        try:
+            with openai.OpenAI(
+                base_url=self.base_url, api_key=key, timeout=self.timeout_seconds,
+                max_retries=self.max_retries,
+            ) as client:  # fmt: skip
+                reply = client.chat.completions.create(
+                    model=self.model,
+                    max_tokens=self.max_tokens,
+                    temperature=0.0,
+                    messages=[
+                        {"role": "system", "content": self.prompt},
+                        {"role": "user", "content": text},
+                    ],
+                )
+            content = reply.choices[0].message.content or ""
+        except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
+            # some servers quote the key that they refuse
+            said = str(error).replace(key, "…") if key != _NO_KEY else str(error)
+            reason = f"{type(error).__name__}: {said}"[:_MAX_REASON_CHARS]
+            raise ServerError(f"{self.base_url}, model {self.model!r}: {reason}") from None
+        return str(content).rpartition("</think>")[2].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Apply several policies, each to what the one before it shows."""
+    """Apply several policies, each to the result of the one before."""
 
     policies: tuple[ContextPolicy, ...]
 
@@ -233,16 +298,16 @@ CONTEXTS: Final[Mapping[str, Callable[..., ContextPolicy]]] = {
     "summary": _make_summary,
 }
 ContextChoice = str | Mapping[str, Any] | ContextPolicy | Sequence[Any]
-"""What ``context=`` takes; see `make_context`."""
+"""Type of ``context=``; see `make_context`."""
 
 
 def make_context(context: ContextChoice) -> ContextPolicy:
-    """Return the policy that an environment's ``context=`` argument asks for.
+    """Return the policy that an environment's ``context=`` argument describes.
 
     Args:
         context: A name (``"window"``), a name with options (``{"name": "window", "turns": 2}``,
-            which JSON can hold), a policy of your own, or a list of these: each is applied to what
-            the one before it shows.
+            which JSON can hold), a custom policy, or a list of these: each is applied to the result
+            of the one before.
 
     Raises:
         UnknownNameError: If no policy has that name.
@@ -268,7 +333,7 @@ def make_context(context: ContextChoice) -> ContextPolicy:
 
 
 def make_view(policy: ContextPolicy, history: History) -> View:
-    """Apply a policy; where it returns mere messages, count what they leave out.
+    """Apply a policy; if it returns plain messages, count the dropped ones.
 
     Raises:
         TypeError: If it returns neither messages nor a `View`.
@@ -276,7 +341,7 @@ def make_view(policy: ContextPolicy, history: History) -> View:
     shown = policy(history)
     if isinstance(shown, View):
         return shown
-    if not isinstance(shown, list | tuple) or not shown or not all(map(is_message, shown)):
+    if not isinstance(shown, list | tuple) or not shown or not all(map(_is_message, shown)):
         raise TypeError(
             f"The context policy {policy!r} returned {reprlib.repr(shown)}; it must return a View, "
             'or a list, not empty, of messages {"role": ..., "content": ...} with texts.'
@@ -286,31 +351,11 @@ def make_view(policy: ContextPolicy, history: History) -> View:
     return View(list(shown), num_dropped, reason=None if is_same else "custom context")
 
 
-def is_message(message: Any) -> bool:
-    """Return whether something is a chat message."""
-    return isinstance(message, Mapping) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )
-
-
 def only_computes(policy: ContextPolicy) -> bool:
-    """Return whether a policy is known to wait for nothing outside of the process."""
+    """Return whether a policy is known to wait for nothing outside the process."""
     if isinstance(policy, Chain):
         return all(map(only_computes, policy.policies))
     return policy is full or isinstance(policy, Window | Budget)
-
-
-def stateful_policies(policy: ContextPolicy, place: str = "the context") -> dict[str, Any]:
-    """Return, by name, the policies whose class says by ``not_in_snapshots`` that it has a state.
-
-    Any other is taken for a function of the history.
-    """
-    if isinstance(policy, Chain):
-        found: dict[str, Any] = {}
-        for number, part in enumerate(policy.policies):
-            found |= stateful_policies(part, f"{place}[{number}]")
-        return found
-    return {place: policy} if hasattr(type(policy), "not_in_snapshots") else {}
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
@@ -319,8 +364,58 @@ def estimate_tokens(messages: Sequence[Message]) -> int:
     return int(num_bytes / CHARS_PER_TOKEN) + 4 * len(messages)
 
 
+@dataclass(frozen=True, slots=True)
+class NewConversation:
+    """Return value of `ToolEnv.on_answer`: start a conversation without the messages before."""
+
+    question: str
+    """The first message of the user."""
+
+
+class Conversation:
+    """The messages of an episode, turn by turn."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._initial: tuple[Message, ...] = ()
+        self._turns: list[tuple[Message, ...]] = []
+        self._summaries: dict[tuple[str, ...], str] = {}
+
+    def begin(self, system_prompt: str, question: str) -> None:
+        """Start over with a question; without a prompt there is no system message."""
+        system = [Message(role="system", content=system_prompt)] if system_prompt else []
+        self._initial = (*system, Message(role="user", content=question))
+        self._turns, self._summaries = [], {}
+
+    def add_turn(self, action: str, replies: Sequence[Message]) -> None:
+        """Add the model's text, and the replies of the environment."""
+        self._turns.append((Message(role="assistant", content=action), *replies))
+
+    def view(self, policy: ContextPolicy, count_tokens: TokenCounter, pinned: str = "") -> View:
+        """Return the state that a context policy selects.
+
+        Args:
+            policy: Selects the messages.
+            count_tokens: Counts the tokens of messages.
+            pinned: Text below the question that no policy drops.
+        """
+        initial = self._initial
+        if pinned:
+            *system, question = initial
+            initial = (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
+        turns = tuple(self._turns)
+        history = History(initial, turns, count_tokens, self._initial, self._summaries)
+        return make_view(policy, history)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(
+        isinstance(message.get(name), str) for name in ("role", "content")
+    )
+
+
 def _with_summary(initial: Sequence[Message], summary: str) -> list[Message]:
-    """Put a summary below the question: templates want users and models to take turns."""
+    """Put a summary below the question: templates require that users and models alternate."""
     if not summary:
         return list(initial)
     *first, question = initial
@@ -329,16 +424,16 @@ def _with_summary(initial: Sequence[Message], summary: str) -> list[Message]:
 
 
 def _as_history(messages: Sequence[Message], history: History) -> History:
-    """Return messages as a history: turns begin with what the model said."""
+    """Return messages as a history: a turn starts with the model's message."""
     starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     ends = [*starts[1:], len(messages)]
     turns = tuple(tuple(messages[i:j]) for i, j in zip(starts, ends, strict=False))
     initial = tuple(messages[: starts[0]] if starts else messages)
-    return History(initial, turns, history.count_tokens)
+    return History(initial, turns, history.count_tokens, summaries=history.summaries)
 
 
 def _shorten(turn: list[Message]) -> int:
-    """Replace what the environment said in `turn`; return how many messages that changed."""
+    """Replace the replies of the environment in `turn`; return how many messages changed."""
     num_shortened = 0
     for i, message in enumerate(turn):
         if message["role"] != "assistant" and len(message["content"]) > len(SHORTENED_TEXT):

@@ -1,16 +1,16 @@
-"""Look a name up in a table; a wrong name is an error that holds the right one.
+"""Look up names in tables, import paths (``"my_module:my_function"``), and optional libraries.
 
-What no table holds has an import path, ``"my_module:my_function"``: plain text, that settings can
-hold, write down and hand to another process.
+A wrong name is an error that suggests the nearest one.
 """
 
 import difflib
 import functools
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.errors import ConfigurationError, MissingExtraError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
 
 
 def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
-    """Return ``table[name]``, or what is at the import path `name`.
+    """Return ``table[name]``, or the object at the import path `name`.
 
     Args:
         table: See `lookup`.
@@ -36,7 +36,7 @@ def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
         kind: See `lookup`.
 
     Raises:
-        UnknownNameError: If there is nothing of that name, or the module cannot be imported.
+        UnknownNameError: If the name is unknown, or the module cannot be imported.
     """
     module, is_path, attribute = name.partition(":")
     if not is_path:
@@ -72,7 +72,21 @@ def import_path(thing: Any, *, kind: str) -> str:
 
 
 def unknown_name_message(name: str, known: Mapping[str, object], *, kind: str) -> str:
-    """Say that `name` is unknown, which name is nearest and which names there are."""
+    """Return a message with the nearest name and all known names."""
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"Unknown {kind} {name!r}.{hint} Available: {', '.join(sorted(known))}."
+
+
+def require_extra(extra: str, needed_for: str, *modules: str) -> None:
+    """Check that the `modules` of an extra are installed, without importing them.
+
+    Raises:
+        MissingExtraError: If one is missing; the message holds the command that installs it.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{needed_for} needs {', '.join(missing)}. Install with: "
+            f"pip install 'agent-r1[{extra}]'"
+        )

@@ -150,7 +150,7 @@ def earnings_of(
     return math.fsum(low for low, _ in ranges), math.fsum(high for _, high in ranges)
 
 
-def earned(
+def compute_terms(
     env: Any, event: StepEvent, terms: Mapping[str, tuple[RewardFunction, float]]
 ) -> dict[str, float]:
     """Return what each term contributes to the reward of a step.

@@ -1,172 +1,354 @@
-"""Save where an environment is, and go on from there: `snapshot`, `restore`, pickles and copies.
+"""Snapshots, copies and pickles of environments.
 
-What a snapshot holds is whatever `reset` and `step` may have changed: every attribute of the
-environment, and what its tools hold (`agent_envs.core.tool_state`). What the constructor makes, and
-no step changes, is left out where a class names it in ``not_in_snapshots``: data sets, search
-engines, sandboxes, connections. So a snapshot is small, and an environment that was made in the
-same way has the rest.
+The state of an environment is what `reset` and `step` may change: its attributes, and those of the
+objects whose methods are its tools. A class lists in ``not_in_snapshots`` the attributes that the
+constructor makes and no step changes: data sets, search engines, sandboxes, connections. State that
+cannot be pickled is not copied: its snapshot holds the episode's start and actions, and `restore`
+replays them.
 
-A pickle holds the constructor's arguments and the state: unpickling calls the constructor again.
+A pickle holds the constructor's arguments and a snapshot; unpickling calls the constructor again.
 """
 
 import copy
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import pickle
-from collections.abc import Mapping, Sized
+import types
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import PurePath
 from typing import Any, ClassVar, Final, Self
 
 import gymnasium as gym
 
+from agent_envs.core.replay import replay
 from agent_envs.core.tool import Tool
-from agent_envs.core.tool_state import copy_tools, dump_state, find_culprit, load_state
 from agent_envs.errors import SnapshotError
 
 _MAX_ARGUMENT_CHARS: Final = 120
+_ENVIRONMENT: Final = "the environment"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Where an environment was: opaque, small, and can be pickled.
+    """The state of an environment: opaque, small and picklable.
 
-    Like a pickle, it can run code when it is restored: restore none from a stranger.
+    Like a pickle, it can run code when it is restored: do not restore snapshots from strangers.
     """
 
     environment: str
-    """Which environment it is of."""
+    """Id of the environment, or its class."""
     arguments: Mapping[str, str] = dataclasses.field(repr=False)
-    """How that was made: a text for each argument."""
+    """A description of each constructor argument."""
     state: bytes = dataclasses.field(repr=False)
-    """What `reset` and `step` may change, pickled."""
+    """The pickled state, or the pickled `Record` of the episode."""
+    is_replayed: bool = False
+    """Whether `restore` replays the recorded actions."""
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """How an episode started and went on, for its replay."""
+
+    random_state: Mapping[str, Any]
+    """State of the random generator at the reset."""
+    task: int | None
+    """Option ``task`` of the reset."""
+    observations: list[str] = dataclasses.field(default_factory=list)
+    actions: list[str] = dataclasses.field(default_factory=list)
+    rewards: list[float] = dataclasses.field(default_factory=list)
 
 
 class RestorableEnv(gym.Env[str, str]):
-    """An environment whose state can be saved, and that can be pickled and copied."""
+    """An environment with snapshots, copies and pickles."""
 
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
-        {"_made_with", "_description", "action_space", "observation_space", "render_mode", "spec"}
-    )
-    """Attributes that the constructor makes and no step changes, and those that `on_restore` brings
-    back; a subclass names its own only. The class of an object whose methods are tools may have it
-    as well."""
+        {
+            "_made_with", "_description", "action_space", "observation_space",
+            "render_mode", "spec", "max_turns",
+        }
+    )  # fmt: skip
+    """Attributes that the constructor makes and no step changes, and those that `on_restore` sets;
+    a subclass adds its own. The class of an object whose methods are tools may have it, too."""
+    max_turns: int | None = None
+    """The turn limit of Gymnasium around this environment; known after a `reset` or `step`."""
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    _episode_record: Record | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Note the constructor's arguments, with which pickles and copies are made."""
+        """Keep the arguments of the constructor."""
         env = super().__new__(cls)
         env._made_with = (args, kwargs)
         return env
 
     def snapshot(self) -> Snapshot:
-        """Save the state of the environment and of its tools, to go on from it with `restore`.
+        """Return the state, from which `restore` continues.
 
         Raises:
-            SnapshotError: If something cannot be saved; names the attribute or the tool.
+            SnapshotError: If it can be neither copied nor replayed; names the attribute or tool.
         """
+        try:
+            is_replayed, state = False, self._dump()
+        except SnapshotError:
+            raise
+        except Exception as error:
+            if self._episode_record is None:
+                raise SnapshotError(
+                    f"{type(self).__name__} cannot be saved ({error}). List in not_in_snapshots "
+                    "of its class what no step changes, and keep the rest as plain data."
+                ) from error
+            is_replayed, state = True, pickle.dumps(self._episode_record)
         name, arguments = self._description
-        return Snapshot(environment=name, arguments=arguments, state=self._dump())
+        return Snapshot(environment=name, arguments=arguments, state=state, is_replayed=is_replayed)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from where `snapshot` was taken, whatever has been played here.
+        """Continue from `snapshot`, in any state of this environment.
 
         Args:
-            snapshot: Of an environment that was made with the same arguments, in any process.
+            snapshot: From an environment that was made with the same arguments, in any process.
 
         Raises:
-            SnapshotError: If it is of another environment, or of other arguments.
+            SnapshotError: If it is from another environment or has other arguments; `ReplayError`
+                if replayed actions lead to another state.
         """
         if not isinstance(snapshot, Snapshot):
             raise SnapshotError(f"restore() takes a Snapshot, not {type(snapshot).__name__}.")
         _check_same(snapshot, *self._description)
-        self._load(snapshot.state, is_restored=True)
+        self._load(snapshot, is_restored=True)
 
-    def _callables_with_state(self) -> Mapping[str, Any]:
-        """Return the tools and functions whose state is part of the environment's, by name."""
+    def _tools_with_state(self) -> Mapping[str, Tool]:
+        """Return the tools whose state belongs to the environment, by name."""
         return {}
 
     def _resume(self, *, is_restored: bool) -> None:
-        """Bring back what a snapshot leaves out; not `is_restored` in a pickle or a copy."""
+        """Set what a snapshot leaves out; `is_restored` is False in a pickle or a copy."""
+
+    def _state_holders(self) -> dict[str, Any]:
+        holders: dict[str, Any] = {_ENVIRONMENT: self}
+        for name, tool in self._tools_with_state().items():
+            holder = _holder_of(tool)
+            if holder is not None and all(holder is not other for other in holders.values()):
+                holders[f"the tool {name!r}"] = holder
+        return holders
 
     def _dump(self) -> bytes:
-        return dump_state(self, self._callables_with_state())
+        """Pickle the state.
 
-    def _load(self, state: bytes, *, is_restored: bool) -> None:
-        callables = self._callables_with_state()
-        missing = load_state(self, callables, state)
+        Raises:
+            TypeError: If a tool keeps state in variables of its function.
+            Exception: If something cannot be pickled.
+        """
+        for name, tool in self._tools_with_state().items():
+            if _has_hidden_state(tool):
+                raise TypeError(f"the function of the stateful tool {name!r} has variables")
+        holders = self._state_holders()
+        file = io.BytesIO()
+        pickler = _Pickler(file, protocol=5)
+        pickler.names = {id(thing): name for name, thing in _references(holders)}
+        pickler.dump({name: _state_of(holder) for name, holder in holders.items()})
+        return file.getvalue()
+
+    def _load(self, snapshot: Snapshot, *, is_restored: bool) -> None:
+        if snapshot.is_replayed:
+            self._replay(_unpickled(self, snapshot.state))
+            self._resume(is_restored=is_restored)
+            return
+        holders = self._state_holders()
+        missing = self._load_state(snapshot.state, holders)
         self._resume(is_restored=is_restored)
-        again = self._callables_with_state()
-        if [*map(id, again.values())] != [*map(id, callables.values())]:
-            missing = load_state(self, again, state)  # an episode with tools of its own
+        again = self._state_holders()
+        if [*map(id, again.values())] != [*map(id, holders.values())]:
+            missing = self._load_state(snapshot.state, again)  # tools of the episode
         if missing:
             raise SnapshotError(
-                f"{type(self).__name__}: the snapshot holds the state of what is not here: "
+                f"{type(self).__name__}: the snapshot holds the state of unknown tools: "
                 f"{', '.join(sorted(missing))}. Offer the tools of an episode in on_restore()."
             )
 
+    def _load_state(self, state: bytes, holders: Mapping[str, Any]) -> set[str]:
+        """Load a state in place; return the names of unknown tools."""
+        unpickler = _Unpickler(io.BytesIO(state))
+        unpickler.things, unpickler.missing = dict(_references(holders)), set()
+        states = _unpickled(self, unpickler)
+        for name in states.keys() & holders.keys():
+            _set_state(holders[name], states[name])
+        return unpickler.missing | (states.keys() - holders.keys())
+
+    def _replay(self, record: Record) -> None:
+        self.np_random.bit_generator.state = record.random_state
+        for _ in replay(
+            self, None, record.task, record.actions,
+            observations=record.observations, rewards=record.rewards,
+        ):  # fmt: skip
+            pass
+
     @functools.cached_property
     def _description(self) -> tuple[str, dict[str, str]]:
-        """Name the environment and its arguments, to compare them with those of a snapshot."""
+        """Name and arguments of the environment, to be compared with those of a snapshot."""
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
         args, kwargs = self._made_with
         given = {str(i): value for i, value in enumerate(args)} | kwargs
-        given.pop("render_mode", None)  # shows the same episode
+        given.pop("render_mode", None)  # changes no episode
         texts = {name: _describe(value) for name, value in given.items()}
         return kind if self.spec is None else self.spec.id, {"class": kind} | texts
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """Pickle the constructor's arguments, and the state.
+        """Pickle the constructor's arguments and a snapshot.
 
         Raises:
-            SnapshotError: If one of them cannot be pickled; names it.
+            SnapshotError: If an argument cannot be pickled; names it.
         """
         args, kwargs = self._made_with
-        made = {
-            "arguments": {str(i): value for i, value in enumerate(args)} | kwargs,
-            "spaces": (self.action_space, self.observation_space),
-            "spec": self.spec,
-        }
-        try:
-            pickled = pickle.dumps(made)
-        except Exception as error:
-            place, value = find_culprit(made["arguments"], pickle.dumps)
-            raise SnapshotError(
-                f"{type(self).__name__} cannot be pickled, because of its argument {place}, of "
-                f"type {type(value).__name__}: {error}. Pass what another process can import: "
-                "functions and tools of a module's top level, names, paths."
-            ) from error
-        return _make_again, (type(self), len(args), pickled, self._dump())
+        given = {str(i): value for i, value in enumerate(args)} | kwargs
+        for name, value in given.items():
+            try:
+                pickle.dumps(value)
+            except Exception as error:
+                raise SnapshotError(
+                    f"{type(self).__name__} cannot be pickled, because of its argument {name!r}: "
+                    f"{error}. Pass what another process can import: functions and tools of a "
+                    "module's top level, names, paths."
+                ) from error
+        return _make_again, (type(self), self._made_with, self._kept(), self.snapshot())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the state; what no step changes is shared.
 
         Raises:
-            SnapshotError: If something cannot be saved, as in `snapshot`.
+            SnapshotError: If the state can be neither copied nor replayed.
         """
-        state, (args, kwargs) = self._dump(), self._made_with
+        args, kwargs = self._made_with
         if kwargs.get("tools"):
-            kwargs = kwargs | {"tools": copy_tools(kwargs["tools"])}
-        env = memo[id(self)] = type(self)(*args, **kwargs)
-        env.spec = self.spec
-        env.action_space = copy.deepcopy(self.action_space, memo)
-        env.observation_space = copy.deepcopy(self.observation_space, memo)
-        env._load(state, is_restored=False)
+            kwargs = kwargs | {"tools": [_copy_tool(tool, memo) for tool in kwargs["tools"]]}
+        kept = copy.deepcopy(self._kept(), memo)
+        env = memo[id(self)] = _make_again(type(self), (args, kwargs), kept, self.snapshot())
         return env
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the attributes of copies and pickles that snapshots leave out."""
+        names = ("action_space", "observation_space", "spec", "max_turns")
+        return {name: getattr(self, name) for name in names}
 
 
 def _make_again(
-    kind: type[RestorableEnv], num_positional: int, pickled: bytes, state: bytes
-) -> RestorableEnv:
-    """Unpickle an environment."""
-    made = pickle.loads(pickled)  # noqa: S301 - a part of the pickle that is being loaded
-    given = list(made["arguments"].items())
-    args = [value for _, value in given[:num_positional]]
-    env = kind(*args, **dict(given[num_positional:]))
-    env.spec, (env.action_space, env.observation_space) = made["spec"], made["spaces"]
-    env._load(state, is_restored=False)
+    kind: type[Any],
+    made_with: tuple[tuple[Any, ...], dict[str, Any]],
+    kept: Mapping[str, Any],
+    snapshot: Snapshot,
+) -> Any:
+    env = kind(*made_with[0], **made_with[1])
+    for name, value in kept.items():
+        setattr(env, name, value)
+    env._load(snapshot, is_restored=False)
     return env
+
+
+class _Pickler(pickle.Pickler):
+    """Replaces objects that are part of every such environment by their names."""
+
+    names: Mapping[int, str]
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return self.names.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    things: Mapping[str, Any]
+    missing: set[str]
+
+    def persistent_load(self, pid: str) -> Any:
+        if pid not in self.things:
+            self.missing.add(pid)
+        return self.things.get(pid)
+
+
+def _unpickled(env: Any, source: Any) -> Any:
+    expected = Record if isinstance(source, bytes) else dict
+    try:
+        found = pickle.loads(source) if isinstance(source, bytes) else source.load()  # noqa: S301
+        if not isinstance(found, expected):
+            raise TypeError(f"it holds {type(found).__name__}, no state")
+    except Exception as error:
+        name = type(env).__name__
+        raise SnapshotError(f"{name}: the snapshot cannot be read here ({error}).") from error
+    return found
+
+
+def _references(holders: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the objects, with names, that a state refers to instead of containing them."""
+    for name, holder in holders.items():
+        yield name, holder
+        attributes = getattr(holder, "__dict__", {})
+        for left_out in sorted(_left_out(type(holder)) & attributes.keys()):
+            value = attributes[left_out]
+            if not isinstance(value, str | bytes | int | float | tuple | frozenset | None):
+                yield f"{name}.{left_out}", value
+
+
+def _holder_of(tool: Tool) -> Any:
+    """Return the object whose method, or which itself, is the function of a tool; None for none."""
+    function = tool.function
+    holder = getattr(function, "__self__", function)
+    is_code = isinstance(holder, type | types.ModuleType | types.FunctionType | functools.partial)
+    return None if is_code else holder
+
+
+def _has_hidden_state(tool: Tool) -> bool:
+    """Return whether a tool declares that it has state, and keeps it in variables of a function."""
+    return tool.stateful and bool(getattr(tool.function, "__closure__", None))
+
+
+def _copy_tool(tool: Any, memo: dict[int, Any]) -> Any:
+    """Copy a tool and the object that holds its state."""
+    if not isinstance(tool, Tool):
+        return tool
+    if _has_hidden_state(tool):
+        raise SnapshotError(
+            f"The tool {tool.name!r} cannot be copied: its state is in variables of a function. "
+            "Make it a method of an object."
+        )
+    copied = tool.renamed(tool.name)
+    holder = _holder_of(tool)
+    if holder is not None:
+        again = memo.setdefault(id(holder), copy.copy(holder))
+        function = tool.function
+        is_method = isinstance(function, types.MethodType)
+        copied.function = types.MethodType(function.__func__, again) if is_method else again
+    return copied
+
+
+def _left_out(kind: type) -> frozenset[str]:
+    """Return the ``not_in_snapshots`` of `kind` and its bases."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        declared = vars(base).get("not_in_snapshots", ())
+        names |= {declared} if isinstance(declared, str) else set(declared)
+    return frozenset(names)
+
+
+def _state_of(holder: Any) -> Any:
+    kind = type(holder)
+    # Gymnasium's EzPickle declares that the arguments of an environment are all of its state.
+    if not isinstance(holder, gym.Env) and kind.__getstate__ is not object.__getstate__:
+        return holder.__getstate__()
+    state = object.__getstate__(holder)
+    with_dict, with_slots = state if isinstance(state, tuple) else (state, None)
+    attributes = {**(with_dict or {}), **(with_slots or {})}
+    left_out = _left_out(kind)
+    return {name: value for name, value in attributes.items() if name not in left_out}
+
+
+def _set_state(holder: Any, state: Any) -> None:
+    if hasattr(holder, "__setstate__") and not isinstance(holder, gym.Env):
+        holder.__setstate__(state)
+        return
+    if type(holder).__getstate__ is object.__getstate__ or isinstance(holder, gym.Env):
+        for name in _state_of(holder).keys() - state.keys():
+            object.__delattr__(holder, name)
+    for name, value in state.items():
+        object.__setattr__(holder, name, value)
 
 
 def _check_same(snapshot: Snapshot, name: str, arguments: Mapping[str, str]) -> None:
@@ -180,7 +362,7 @@ def _check_same(snapshot: Snapshot, name: str, arguments: Mapping[str, str]) -> 
     ]
     raise SnapshotError(
         f"The snapshot is of {snapshot.environment} and cannot be restored in this {name}: "
-        f"{'; '.join(reasons) or 'the ids differ'}. Make the environment as that one was made."
+        f"{'; '.join(reasons) or 'the ids differ'}. Make both environments alike."
     )
 
 

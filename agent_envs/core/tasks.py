@@ -1,12 +1,17 @@
-"""A task: what an episode is about, and how it is chosen."""
+"""Tasks, and `TaskFamily`: the methods and declarations that a subclass of `ToolEnv` provides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from agent_envs.core.contexts import NewConversation
+from agent_envs.core.rewards import COST, Earnings, RewardFunction, format_term
+from agent_envs.core.snapshots import RestorableEnv
+from agent_envs.core.tool import ToolResult
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.actions import ParsedAction
 
 ENDLESS: Final = 2**31
 """Tasks are drawn from this many where a family has no end."""
@@ -19,34 +24,33 @@ class Task:
     id: str
     """Stable over runs, machines and versions of the package."""
     question: str
-    """What the model is asked."""
+    """The first message of the user."""
     answers: tuple[str, ...]
     """Gold answers; any of them is right."""
     data: dict[str, Any] = field(default_factory=dict)
-    """What else the environment knows about the task; never shown to the model."""
+    """Further data for the environment; never shown to the model."""
 
 
 def choose_task(
     options: Mapping[str, Any], num_tasks: int | None, rng: np.random.Generator, *, family: str
 ) -> int:
-    """Return the number of the task that `reset` plays.
+    """Return the index of the next task.
 
     Args:
-        options: Those of `reset`: ``{"task": number}``, or nothing to draw one.
-        num_tasks: How many there are; None where they are endless.
-        rng: Draws the number.
-        family: The environment's class, for messages.
+        options: The options of `reset`: ``{"task": index}``, or nothing to draw one.
+        num_tasks: The number of tasks; None if they are endless.
+        rng: Draws the index.
+        family: Name of the environment's class, for messages.
 
     Raises:
-        ConfigurationError: If there are no tasks, not this one, or an option is unknown.
+        ConfigurationError: If there are no tasks or not this one, or an option is unknown.
     """
     if unknown := sorted(set(options) - {"task"}):
-        raise ConfigurationError(f"reset() knows the option 'task' only, not {unknown}.")
+        raise ConfigurationError(f"reset(): unknown options {unknown}; the only option is 'task'.")
     limit = ENDLESS if num_tasks is None else num_tasks
     if limit < 1:
         raise ConfigurationError(
-            f"{family}.num_tasks is {limit}, so there is nothing to play. Return at least 1, or "
-            "None where tasks are endless."
+            f"{family}.num_tasks is {limit}; return at least 1, or None for endless tasks."
         )
     if (number := options.get("task")) is None:
         return int(rng.integers(limit))
@@ -55,3 +59,109 @@ def choose_task(
     if not 0 <= number < limit:
         raise ConfigurationError(f"There is no task {number}: tasks are 0 to {limit - 1}.")
     return int(number)
+
+
+class TaskFamily(RestorableEnv):
+    """Tasks of an environment, and how their actions are judged; only `get_task` has no default."""
+
+    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
+    default_rewards: ClassVar[Mapping[str, float]] = {}
+    outcome_terms: ClassVar[frozenset[str]] = frozenset()
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {"format": COST}
+    """Range of each default term summed over an episode, for the list of environments."""
+    default_system_prompt: ClassVar[str] = ""
+    tool_signatures: ClassVar[tuple[str, ...]] = ()
+    """The default tools, for the list of environments."""
+    optional_tool_names: ClassVar[tuple[str, ...]] = ()
+    """Names that ``tools=`` takes, for the same list."""
+    metric_names: ClassVar[tuple[str, ...]] = ("num_turns", "num_tool_calls", "num_invalid_actions")
+    """Names of `metrics`, for the same list."""
+    data_source: ClassVar[str] = "generated, endless"
+    """Source of the tasks, for the same list."""
+    computes_only: ClassVar[bool] = False
+    """Whether a step of the family waits for nothing outside the process; not inherited by classes
+    outside this package."""
+    num_turns: int
+    """Turns of this episode."""
+    num_tool_calls: int
+    """Tool calls of this episode."""
+    num_invalid_actions: int
+    """Mistakes of this episode."""
+
+    @classmethod
+    def earnings(cls, **arguments: Any) -> Mapping[str, Earnings]:
+        """Return `term_earnings` for these constructor arguments."""
+        return cls.term_earnings
+
+    @property
+    def num_tasks(self) -> int | None:
+        """The number of tasks, at least 1; None, the default, if they are endless."""
+        return None
+
+    def get_task(self, index: int) -> Task:
+        """Return task `index`, from 0; `index` is valid."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define get_task(self, index) and return a Task: an id, "
+            "the question that the model is asked, and the right answers."
+        )
+
+    def reference_actions(self) -> list[str]:
+        """Return actions that solve the current task, if the data allow it."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define reference_actions(self): actions that solve "
+            "the current task, written with write_call and write_answer."
+        )
+
+    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
+        """Update the episode after a tool call; the step is rewarded afterwards.
+
+        Called for each call of a turn, in order. Values that several add to `noted` are summed.
+        """
+
+    def on_answer(self, answer: str) -> str | NewConversation | None:
+        """Judge an answer; the step is rewarded afterwards.
+
+        Returns:
+            None, the default, to end the episode; a text, the user's reply, to continue the
+            conversation; or a `NewConversation` to continue with a new question in an empty one.
+        """
+        return None
+
+    def on_message(self, message: str) -> str | NewConversation | None:
+        """Reply, as a user would, to a text without a call or an answer.
+
+        An environment that defines this method is a dialogue; in any other such a text is a
+        mistake. Returns as `on_answer`.
+        """
+        raise NotImplementedError
+
+    def is_finished(self) -> bool:
+        """Return whether a tool has ended the task, as in a game that is won."""
+        return False
+
+    def pinned_text(self) -> str:
+        """Return a text that every state shows below the question; empty by default.
+
+        No context policy drops it. When it changes, a state no longer extends the one before.
+        """
+        return ""
+
+    def begin_episode(self) -> None:
+        """Clear the last episode; `task` is already the new one."""
+
+    def begin_step(self) -> None:
+        """Clear the last step; called at reset and before each action."""
+
+    def on_restore(self) -> None:
+        """Set the attributes that `not_in_snapshots` leaves out and each episode makes.
+
+        Called after a snapshot of an episode was restored, with its `task` and `task_index`.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the episode so far."""
+        return {
+            "num_turns": float(self.num_turns),
+            "num_tool_calls": float(self.num_tool_calls),
+            "num_invalid_actions": float(self.num_invalid_actions),
+        }

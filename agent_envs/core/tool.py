@@ -1,7 +1,7 @@
-"""Tools: what an agent can call, and what happened when it did.
+"""Tools: functions that an agent can call, their results, and servers that offer them.
 
-A `Tool` says *what happened*; the environment says what that means for the task. ``@tool`` makes
-one from a function::
+A `Tool` returns *what happened*; the environment decides what that means for the task. ``@tool``
+makes one from a function::
 
     @tool
     def add(a: int, b: int) -> int:
@@ -15,9 +15,9 @@ import inspect
 import json
 import reprlib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self, overload
+from typing import Any, Final, Protocol, Self, overload, runtime_checkable
 
 import docstring_parser
 import pydantic
@@ -43,28 +43,28 @@ _SHORT.maxstring = 120
 
 
 def quoted(text: str) -> str:
-    """Return a text in quotes, for a message; of a long one, beginning and end."""
+    """Return a text in quotes for a message; a long one is shortened in the middle."""
     return _SHORT.repr(text)
 
 
 class ToolError(Exception):
-    """Raise it in a tool to show the model a message of your own."""
+    """Raise it in a tool to show the model a custom message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool call brought about."""
+    """The result of a tool call."""
 
     content: str
-    """What the model reads."""
+    """The text for the model."""
     data: Any = None
     """The same for the environment: passages, numbers, an exit status. JSON-able."""
     error: str | None = None
-    """A short code where the call failed: ``tool_error``, ``tool_timeout``."""
+    """A short code if the call failed: ``tool_error``, ``tool_timeout``."""
     exception: str | None = None
-    """Type and message of what the tool raised, for the log; never shown to the model."""
+    """Type and message of the tool's exception, for the log; never shown to the model."""
     num_cut_chars: int = 0
-    """How many characters of a result that was too long are left out."""
+    """Number of characters cut from a result that was too long."""
 
 
 class Tool:
@@ -90,8 +90,9 @@ class Tool:
                 limit: only for code known to return quickly.
             max_result_chars: Longer results are cut, and say so.
             stateful: Whether a call depends on what other calls changed, or changes something
-                itself. Calls of one turn run side by side; those of stateful tools, and those
+                itself. Calls of one turn run concurrently; those of stateful tools, and those
                 without a timeout, run one after the other, in the order in which they were written.
+                Snapshots copy the state of a method's object, and replay any other state.
 
         Raises:
             ConfigurationError: If a parameter has no type hint, the function takes ``*args`` or
@@ -119,7 +120,7 @@ class Tool:
         self.parameters: dict[str, Any] = _strip_titles(self._arguments.model_json_schema())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name, or else by what it was made of: where another process can import that."""
+        """Pickle by name, or else by the constructor's arguments."""
         function = inspect.unwrap(self.function)
         path = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
         if _at(*path) is self:  # decorated in place
@@ -147,10 +148,10 @@ class Tool:
         return tool
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the function's types, defaults filled in.
+        """Return the arguments converted to the function's types, with defaults.
 
         Raises:
-            ValueError: If they do not fit; the message names each argument that does not.
+            ValueError: If they do not fit; names each wrong argument.
         """
         try:
             model = self._arguments.model_validate(dict(arguments))
@@ -159,7 +160,7 @@ class Tool:
         return {name: getattr(model, name) for name in self._arguments.model_fields}
 
     def __call__(self, /, **arguments: Any) -> ToolResult:
-        """Run the function on valid arguments; what it raises passes through.
+        """Run the function on valid arguments; its exceptions pass through.
 
         Raises:
             TimeoutError: If it takes longer than `timeout`.
@@ -168,7 +169,7 @@ class Tool:
         return self._cut(_as_result(value))
 
     def run(self, /, **arguments: Any) -> ToolResult:
-        """Run the function; whatever goes wrong is a result with an error code."""
+        """Run the function; an exception becomes a result with an error code."""
         try:
             return self(**arguments)
         except ToolError as error:
@@ -198,7 +199,7 @@ def late_call(tool: Tool, error: TimeoutError) -> ToolResult:
 
 
 def failed_call(tool: Tool, error: BaseException) -> ToolResult:
-    """Return the result of a call that raised something."""
+    """Return the result of a call that raised an exception."""
     text = TOOL_ERROR_TEXT.format(name=tool.name, exception=type(error).__name__)
     return ToolResult(text, error="tool_error", exception=_name(error))
 
@@ -224,7 +225,7 @@ def tool(
 
 
 def _at(module: str, name: str) -> Any:
-    """Return what has a name at the top level of a module; None if nothing has."""
+    """Return the object with this name in a module; None if there is none."""
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError):
@@ -254,7 +255,7 @@ def _arguments_model(
 
 
 def _strip_titles(schema: Any) -> Any:
-    """Drop what pydantic adds and no model needs: a title beside each name."""
+    """Drop the titles and ``additionalProperties`` that pydantic adds."""
     if isinstance(schema, dict):
         return {
             key: _strip_titles(value)
@@ -287,3 +288,66 @@ def _as_result(value: Any) -> ToolResult:
 
 def _name(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+RESERVED_NAMES: Final = frozenset({"answer", "think", "tool_call", "tool_response", "tools"})
+"""Tags of the tool formats; a tool of a source with such a name is renamed."""
+
+
+class ToolSession(Protocol):
+    """The session of one environment with a `ToolSource`."""
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The tools offered now; another object if they have changed."""
+
+    def begin_episode(self) -> None:
+        """Discard what the last episode changed."""
+
+    def close(self) -> None:
+        """End the session; a later episode may start another."""
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """A source of tools, such as a server; ``tools=[...]`` takes it like a tool."""
+
+    def open(self) -> ToolSession:
+        """Open a session."""
+
+
+class ToolSessions:
+    """The sessions of an environment."""
+
+    def __init__(self, sources: Iterable[ToolSource]) -> None:
+        """Open each of `sources`."""
+        self._sessions = [source.open() for source in sources]
+        self._offered: list[Any] = []
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether they offer other tools than `add_to` has added."""
+        now = [session.tools for session in self._sessions]
+        return any(a is not b for a, b in zip(now, self._offered, strict=True))
+
+    def begin_episode(self) -> None:
+        """Discard what the last episode changed."""
+        for session in self._sessions:
+            session.begin_episode()
+
+    def add_to(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+        """Return `tools` and those of the sessions, renamed where a name is taken."""
+        self._offered = [session.tools for session in self._sessions]
+        offered = dict(tools)
+        for tool in (tool for tools in self._offered for tool in tools):
+            name, number = tool.name, 1
+            while name in offered or name in RESERVED_NAMES:
+                number += 1
+                name = f"{tool.name}_{number}"
+            offered[name] = tool if name == tool.name else tool.renamed(name)
+        return offered
+
+    def close(self) -> None:
+        """Close all."""
+        for session in self._sessions:
+            session.close()

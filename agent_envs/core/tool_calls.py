@@ -1,4 +1,4 @@
-"""Carry out the calls of one turn: side by side where they may be, answered in order."""
+"""Run the calls of one turn, concurrently where possible, and describe them in `info`."""
 
 import math
 import time
@@ -15,20 +15,19 @@ OVER_TEXT: Final = "This call was not carried out: the one before it ended the t
 
 
 class Call(NamedTuple):
-    """A call of a turn, and what it brought."""
+    """A call of a turn, and its result."""
 
     action: ParsedAction
     """The call, or the mistake in it."""
     result: ToolResult | None
-    """What the tool returned; None for a mistake."""
+    """The result of the tool; None for a mistake."""
 
 
 def run_calls(calls: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> Iterator[ToolResult]:
     """Yield the result of each call, in order.
 
-    A single call is run as it is. Of several, those of tools that keep no state begin at once, each
-    in a thread of its own; the others run when their turn comes, one after the other. All together
-    have the time that the most patient of their tools has alone.
+    Of several calls, those of tools without state start at once, each in its own thread; the others
+    run one after the other. The longest timeout of the tools is the timeout of all together.
     """
     if len(calls) == 1:
         yield tools[calls[0].name or ""].run(**(calls[0].arguments or {}))
@@ -57,9 +56,9 @@ def run_calls(calls: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> Itera
 
 
 def reply_to_calls(calls: Sequence[Call], tool_format: ToolFormat) -> list[Message]:
-    """Return what the environment says to a turn of several calls: an answer to each, in order.
+    """Return the results of several calls as messages, in order.
 
-    Templates want users and models to take turns, so what is said as the user is one message.
+    Templates require that users and models alternate, so user messages are joined to one.
     """
     replies: list[Message] = []
     for number, (action, result) in enumerate(calls, start=1):
@@ -74,7 +73,7 @@ def reply_to_calls(calls: Sequence[Call], tool_format: ToolFormat) -> list[Messa
 
 
 def describe_call(call: Call) -> dict[str, Any]:
-    """Return what `info` says of a call: what was understood, and what went wrong with it."""
+    """Return the entry of a call in `info`: what was understood, and its error."""
     action, result = call
     described = action.as_info()
     if result is not None and result.error is not None:
@@ -84,6 +83,28 @@ def describe_call(call: Call) -> dict[str, Any]:
     if result is not None and result.num_cut_chars:
         described["num_cut_chars"] = result.num_cut_chars
     return described
+
+
+def describe_step(
+    parsed: ParsedAction,
+    calls: Sequence[Call],
+    terms: Mapping[str, float],
+    metrics: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return the keys of `info` that a step adds to the state; see `ToolEnv`."""
+    described: dict[str, Any] = {"action": parsed.as_info(), "tool_result": None}
+    results = [call.result for call in calls if call.result is not None]
+    if results:
+        described["tool_result"] = "\n\n".join(result.content for result in results)
+    if len(calls) == 1:
+        described["action"] = describe_call(calls[0])
+    elif calls:
+        each = [describe_call(call) for call in calls]
+        first_fault = next((call for call in each if "error" in call), {})
+        described["action"] |= {"calls": each}
+        described["action"] |= {k: first_fault[k] for k in ("error", "message") if first_fault}
+        described["tool_results"] = [call.result and call.result.content for call in calls]
+    return described | {"reward_terms": terms, "metrics": metrics}
 
 
 def _result(tool: Tool, outcome: Outcome) -> ToolResult:

@@ -1,12 +1,12 @@
 """`ToolEnv`: a Gymnasium environment in which an LLM acts by writing text.
 
-One step is one model turn. The tool says what happened; the environment says what that means: the
-next state, the reward term by term, and whether the episode is over. A subclass provides tasks
+One step is one model turn. The tool returns what happened; the environment decides what that means:
+the next state, the reward term by term, and whether the episode is over. A subclass provides tasks
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
-import functools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
@@ -16,26 +16,24 @@ import gymnasium as gym
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.contexts import (
     ContextChoice,
+    Conversation,
+    NewConversation,
     TokenCounter,
     estimate_tokens,
     make_context,
     only_computes,
-    stateful_policies,
 )
-from agent_envs.core.conversation import Conversation, NewConversation
 from agent_envs.core.lookup import lookup, lookup_or_import
-from agent_envs.core.messages import Message, ToolSchemas
+from agent_envs.core.messages import Message
 from agent_envs.core.result_edits import ResultEdits
-from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, earned
+from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, compute_terms
+from agent_envs.core.snapshots import Record
 from agent_envs.core.spaces import UnicodeText, check_turn
-from agent_envs.core.step_info import describe_state, describe_step
-from agent_envs.core.task_family import TaskFamily
-from agent_envs.core.tasks import ENDLESS, Task, choose_task
-from agent_envs.core.tool import Tool, ToolResult
-from agent_envs.core.tool_calls import OVER_TEXT, Call, reply_to_calls, run_calls
-from agent_envs.core.tool_source import ToolSessions, ToolSource
+from agent_envs.core.tasks import ENDLESS, Task, TaskFamily, choose_task
+from agent_envs.core.tool import Tool, ToolResult, ToolSessions, ToolSource
+from agent_envs.core.tool_calls import OVER_TEXT, Call, describe_step, reply_to_calls, run_calls
 from agent_envs.core.transcript import Transcript
-from agent_envs.core.turn_limit import TurnLimit
+from agent_envs.core.turn_limit import calling_limits
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 from agent_envs.formats.turn_reading import without_thoughts
@@ -51,27 +49,27 @@ USER_TEXT: Final = "Whatever else you write is said to the user, who replies."
 
 
 class ToolEnv(TaskFamily):
-    """Base of every environment with tools: `get_task` is all that a subclass must provide.
+    """Base class of environments with tools: a subclass must provide `get_task`.
 
-    What else it may provide, and declare, stands in `TaskFamily`.
+    `TaskFamily` documents what else it may provide and declare.
 
-    `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages as the
-    context policy made them), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
-    ``is_native_format`` (whether a chat template is to describe the tools) and ``task_id``; after a
-    step also ``action`` (what was understood: tool and arguments, the answer, or the mistake; of
-    several calls ``calls``), ``tool_result`` (what the tools returned; of several calls each in
-    ``tool_results``), ``reward_terms`` (name -> weighted contribution; they sum to the reward) and
-    ``metrics``; and ``context`` where the state leaves something out.
+    `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages selected by
+    the context policy), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
+    ``is_native_format`` (whether a chat template describes the tools) and ``task_id``; after a step
+    also ``action`` (tool and arguments, the answer, or the mistake; of several calls ``calls``),
+    ``tool_result`` (the result; of several calls each in ``tool_results``), ``reward_terms`` (name
+    -> weighted contribution; they sum to the reward) and ``metrics``; and ``context`` if the state
+    leaves something out.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "render_modes": ["ansi", "human"],
-        "render_fps": 4,  # Gymnasium asks for it; nothing moves here
+        "render_fps": 4,  # required by Gymnasium, without effect
     }
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
             "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
-            "_system_prompt", "_count_tokens", "_turn_limit", "_has_user", "_parallel_calls",
+            "_system_prompt", "_count_tokens", "_limit_is_known", "_has_user", "_parallel_calls",
             "_more_tools", "_given_prompt", "_sessions", "_offered",
         }
     )  # fmt: skip
@@ -90,31 +88,29 @@ class ToolEnv(TaskFamily):
         parallel_calls: bool = True,
         attack: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set up what all episodes share.
+        """Set up the environment.
 
         Args:
             default_tools: The tools of the family; a subclass passes them.
             optional_tools: Tools of the family that are off unless `tools` names them; a name may
-                stand for several.
-            tools: More tools: names of optional ones; `Tool` objects, which are added, or put in
-                the place of the one with the same name; and sources such as an MCP server, whose
-                tools take nobody's place. What another process has to make is named by its import
-                path, ``"my_module:my_tool"``.
-            tool_format: How actions are written: a key of `TOOL_FORMATS`, or a `ToolFormat`.
+                be that of several.
+            tools: More tools: names of optional ones; `Tool` objects, which are added or replace
+                the one with the same name; and sources such as an MCP server, whose tools replace
+                none. Each may be an import path, ``"my_module:my_tool"``.
+            tool_format: Syntax of actions: a key of `TOOL_FORMATS`, or a `ToolFormat`.
             context: Which part of the history the model sees; see `make_context`.
-            rewards: Weight of each reward term, instead of the defaults; terms that are not named
-                are off. A term of your own is a pair of function and weight: ``{"exact_match": 1.0,
-                "short": (my_function, 0.1)}``.
-            system_prompt: Instead of the whole default one, which also says how to answer and, in
-                tool formats that no chat template describes, how to call which tools; ``""`` for
-                none.
+            rewards: Weight of each reward term, instead of the defaults; other terms are off. A
+                custom term is a pair of function and weight: ``{"exact_match": 1.0, "short":
+                (my_function, 0.1)}``.
+            system_prompt: Replaces the whole default prompt, which also describes how to answer
+                and, in formats that no chat template describes, the tools; ``""`` for none.
             render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
-                ``"human"``: it is printed as it goes on.
-            parallel_calls: Whether a turn may hold several calls, at most 16, which run side by
-                side; else a second call is a mistake.
-            attack: Who edits what tools say before the model reads it, and how often:
-                ``{"attacker": "swap", "budget": 2}``; see `agent_envs.core.result_edits`. The
-                metric ``num_edits`` counts.
+                ``"human"``: each step is printed.
+            parallel_calls: Whether a turn may hold several calls, at most 16, which run
+                concurrently; else a second call is a mistake.
+            attack: Edits of tool results before the model reads them: ``{"attacker": "swap",
+                "budget": 2}``; see `agent_envs.core.result_edits`. The metric ``num_edits`` counts
+                them.
 
         Raises:
             UnknownNameError: If a tool format, a context, a reward term, an attacker or the name of
@@ -144,12 +140,10 @@ class ToolEnv(TaskFamily):
         self._attack = None if attack is None else ResultEdits(attack)
         self.offer_tools(default_tools)
         self._count_tokens: TokenCounter = estimate_tokens
-        self.max_turns: int | None = None
-        """The turn limit that Gymnasium keeps around this environment; known from `reset` on."""
-        self._turn_limit = TurnLimit()
+        self._limit_is_known = False
         self._task: Task | None = None
         self.task_index: int | None = None
-        """The number of the current task; None before the first reset."""
+        """The index of the current task; None before the first reset."""
         self._is_over = True
         self.render_mode = render_mode
         self._conversation, self._transcript = Conversation(), Transcript()
@@ -159,28 +153,28 @@ class ToolEnv(TaskFamily):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
             seed: Seed of `np_random`, which draws the task.
-            options: ``{"task": index}`` for one given task.
+            options: ``{"task": index}`` for a certain task.
 
         Returns:
-            The first observation (the question), and `info` as the class describes it.
+            The first observation (the question), and `info`.
 
         Raises:
             ConfigurationError: If an option is unknown or the task does not exist.
         """
         super().reset(seed=seed)
-        self._turn_limit.find(self)
-        self.max_turns = self._turn_limit.turns
+        self._find_turn_limit("reset")
+        random_state = self.np_random.bit_generator.state
         self.task_index = self._task_index(options or {})
         self._task = self.get_task(self.task_index)
         self._is_over = False
         self._sessions.begin_episode()
         self._follow_sessions()
         self.noted: defaultdict[str, float] = defaultdict(float)
-        """What this step has earned so far, for the terms that `noted_terms` makes."""
+        """Values of this step for the terms that `noted_terms` makes."""
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
         self.answer: str | None = None
         self.begin_episode()
@@ -189,6 +183,7 @@ class ToolEnv(TaskFamily):
         self.begin_step()
         self._conversation.begin(self._system_prompt, self._task.question)
         self._transcript.begin(self.render_mode, self._task.question)
+        self._episode_record = Record(random_state, (options or {}).get("task"), [self._task.question])
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -198,8 +193,8 @@ class ToolEnv(TaskFamily):
             action: The whole text the model wrote.
 
         Returns:
-            What the environment says to it, the reward, whether the task is over, ``False`` (the
-            turn limit is Gymnasium's own), and `info` as the class describes it.
+            The reply of the environment, the reward, whether the task is over, ``False`` (the
+            turn limit is Gymnasium's own), and `info`.
 
         Raises:
             ResetNeeded: If the episode is over or none has begun.
@@ -212,26 +207,37 @@ class ToolEnv(TaskFamily):
         parsed = self._understand(action)
         calls = self._carry_out(parsed.each_call)
         self._follow_sessions()
-        said = self._reply(parsed, calls)
-        self._is_over = said is None or self.is_finished()
-        is_last = self._is_over or self._turn_limit.is_last()
+        reply = self._reply(parsed, calls)
+        self._is_over = reply is None or self.is_finished()
+        is_last = self._is_over or (self.max_turns or math.inf) <= self.num_turns
         result = next((call.result for call in calls if call.result is not None), None)
         event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls, text=action)
-        terms = earned(self, event, self._terms)
-        observation = self._continue(action, said)
-        info = self._info() | describe_step(parsed, calls, terms, self._measured())
+        terms = compute_terms(self, event, self._terms)
+        reward = float(sum(terms.values()))
+        observation = self._continue(action, reply)
+        info = self._info() | describe_step(parsed, calls, terms, self._all_metrics())
         self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
-        return observation, float(sum(terms.values())), self._is_over, False, info
+        if self._episode_record is not None:
+            self._episode_record.actions.append(action)
+            self._episode_record.observations.append(observation)
+            self._episode_record.rewards.append(reward)
+        return observation, reward, self._is_over, False, info
 
     def _open_turn(self, action: object) -> None:
-        """Refuse what is no turn; learn the turn limit where a restored episode has yet to."""
         check_turn(action, is_over=self._is_over)
-        if not self._turn_limit.is_known:
-            self._turn_limit.resume(self, self.num_turns)
-            self.max_turns = self._turn_limit.turns
+        if not self._limit_is_known:
+            self._find_turn_limit("step")
+
+    def _find_turn_limit(self, method: str) -> None:
+        """Find the turn limit; in a restored episode, also set its count."""
+        limits = calling_limits(self, method)
+        self.max_turns = min((limit._max_episode_steps for limit in limits), default=None)
+        self._limit_is_known = True
+        for limit in limits if method == "step" else ():
+            setattr(limit, "_elapsed_steps", self.num_turns)  # noqa: B010 - typed as None only
 
     def render(self) -> str | None:
-        """Return the episode so far as coloured text, in the mode ``"ansi"``; see `__init__`."""
+        """Return the episode so far as coloured text, in the mode ``"ansi"``."""
         return self._transcript.text if self.render_mode == "ansi" else None
 
     # Helpers for subclasses and policies
@@ -249,9 +255,7 @@ class ToolEnv(TaskFamily):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `info` holds of the current state: its messages, its tools and the task's id.
-
-        In a reward term it is the state before the step.
+        """The entries of `info` for the current state; in a reward term, the state before the step.
 
         Raises:
             ResetNeeded: Before the first reset.
@@ -265,9 +269,9 @@ class ToolEnv(TaskFamily):
 
     @property
     def is_immediate(self) -> bool:
-        """Whether a step only computes and returns at once; a thread for it would cost more."""
+        """Whether a step only computes, so that it needs no thread."""
         kind = type(self)
-        # What is foreign may wait for anything: subclasses, reward terms, contexts.
+        # foreign code may wait for anything: subclasses, reward terms, contexts
         is_known = "computes_only" in vars(kind) or kind.__module__.startswith("agent_envs.")
         own_terms = all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
         has_no_limits = all(tool.timeout is None for tool in self._tools.values())
@@ -276,17 +280,17 @@ class ToolEnv(TaskFamily):
 
     @property
     def tool_format(self) -> str:
-        """The name of the format in which actions are written."""
+        """The name of the syntax of actions."""
         return self._format.name
 
     @property
     def action_format(self) -> ToolFormat:
-        """The format in which actions are written."""
+        """The syntax of actions."""
         return self._format
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
-        """The weight of each reward term that is on."""
+        """The weight of each active reward term."""
         return {name: weight for name, (_, weight) in self._terms.items()}
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
@@ -298,10 +302,10 @@ class ToolEnv(TaskFamily):
         return self._format.write_answer(answer)
 
     def offer_tools(self, tools: Sequence[Tool]) -> None:
-        """Offer other tools than before, besides those of ``tools=``.
+        """Replace the offered tools, except those of ``tools=``.
 
-        For families whose tools belong to the task: call it in `begin_episode`, and again where an
-        episode goes on with more of them.
+        For families whose tools depend on the task: call it in `begin_episode`, and whenever they
+        change.
         """
         self._offered = tuple(tools)
         self._tools = self._sessions.add_to({t.name: t for t in (*tools, *self._more_tools)})
@@ -310,12 +314,12 @@ class ToolEnv(TaskFamily):
         self._system_prompt = self._full_prompt() if given is None else given
 
     def close(self) -> None:
-        """End the sessions with servers of tools."""
+        """Close the sessions with tool servers."""
         self._sessions.close()
         super().close()
 
     def set_token_counter(self, count_tokens: Callable[[Sequence[Message]], int]) -> None:
-        """Let the context policy count with a policy's own tokenizer instead of an estimate."""
+        """Let the context policy count with a tokenizer instead of an estimate."""
         self._count_tokens = count_tokens
 
     # Insides
@@ -346,11 +350,11 @@ class ToolEnv(TaskFamily):
         return parsed
 
     def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Call]:
-        """Carry the calls of a turn out; return each with its result, mistakes without one."""
+        """Run the calls of a turn; return each with its result, mistakes without one."""
         results = run_calls([call for call in calls if call.kind == "tool_call"], self._tools)
         on_result: Callable[..., Any] = self.on_result  # may be async
         done: list[Call] = []
-        has_run = False
+        has_run = False  # a game may be over from the start
         for call in calls:
             if call.kind == "invalid":
                 done.append(Call(call, None))
@@ -358,7 +362,7 @@ class ToolEnv(TaskFamily):
             if has_run and self.is_finished():
                 done.append(Call(call, ToolResult(OVER_TEXT, error="not_carried_out")))
                 continue
-            noted, self.noted = self.noted, defaultdict(float)  # each call begins anew
+            noted, self.noted = self.noted, defaultdict(float)  # each call starts empty
             result, has_run = next(results), True
             self.num_tool_calls += 1
             resolve(on_result(call, result))
@@ -371,13 +375,13 @@ class ToolEnv(TaskFamily):
     def _reply(
         self, parsed: ParsedAction, calls: Sequence[Call]
     ) -> Sequence[Message] | NewConversation | None:
-        """Return what follows an action, whose calls were carried out; None: the end."""
+        """Return the reply to an action after its calls; None ends the episode."""
         self.num_invalid_actions += not parsed.is_faultless
         if parsed.kind == "answer":
             self.answer = parsed.answer or ""
-            return self._said("on_answer", self.on_answer(self.answer))
+            return self._checked("on_answer", self.on_answer(self.answer))
         if parsed.kind == "message":
-            return self._said("on_message", self.on_message(parsed.text or ""))
+            return self._checked("on_message", self.on_message(parsed.text or ""))
         if parsed.calls:
             return reply_to_calls(calls, self._format)
         if parsed.kind == "invalid":
@@ -385,54 +389,57 @@ class ToolEnv(TaskFamily):
         ((call, result),) = calls
         return [self._format.result_message(call.name or "", result.content if result else "")]
 
-    def _said(self, hook: str, said: Any) -> Sequence[Message] | NewConversation | None:
-        said = resolve(said)
-        if said is None or isinstance(said, NewConversation):
-            return said
-        if not isinstance(said, str):
+    def _checked(self, hook: str, reply: Any) -> Sequence[Message] | NewConversation | None:
+        reply = resolve(reply)
+        if reply is None or isinstance(reply, NewConversation):
+            return reply
+        if not isinstance(reply, str):
             raise TypeError(
-                f"{type(self).__name__}.{hook} returned {said!r}; it returns None to end "
+                f"{type(self).__name__}.{hook} returned {reply!r}; it must return None to end "
                 "the episode, a text to reply with, or a NewConversation."
             )
-        return [Message(role="user", content=said)]
+        return [Message(role="user", content=reply)]
 
-    def _continue(self, action: str, said: Sequence[Message] | NewConversation | None) -> str:
-        """Make a turn part of the conversation; return what the environment says to it."""
-        if isinstance(said, NewConversation):
-            self._conversation.begin(self._system_prompt, said.question)
-            return said.question
-        replies = said or ()
-        self._conversation.add_turn(action, replies)
-        return "\n\n".join(reply["content"] for reply in replies)
+    def _continue(self, action: str, reply: Sequence[Message] | NewConversation | None) -> str:
+        """Add a turn to the conversation; return the observation."""
+        if isinstance(reply, NewConversation):
+            self._conversation.begin(self._system_prompt, reply.question)
+            return reply.question
+        self._conversation.add_turn(action, reply or ())
+        return "\n\n".join(message["content"] for message in reply or ())
 
-    def _measured(self) -> dict[str, float]:
+    def _all_metrics(self) -> dict[str, float]:
         edits = {} if self._attack is None else {"num_edits": float(self._attack.num_edits)}
         return {**self.metrics(), **edits}
 
     def _info(self) -> dict[str, Any]:
-        """Return what `info` always holds."""
+        """Return the entries of `info` that describe the state; the caller may change them."""
         view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
+        context = {}
+        if view.reason is not None:
+            names = ("num_dropped", "num_shortened", "reason")
+            context = {"context": {name: getattr(view, name) for name in names}}
         return {
-            **describe_state(view),
-            "tools": ToolSchemas(_read_schemas(self._tools_json)),
+            "messages": [message.copy() for message in view.messages],
+            **context,
+            "tools": json.loads(self._tools_json),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
         }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the environment; see `RestorableEnv`. The tokenizer it counts with is shared."""
+        """Copy the environment; see `RestorableEnv`. The token counter is shared."""
         env = super().__deepcopy__(memo)
         env._count_tokens = self._count_tokens
         return env
 
-    def _callables_with_state(self) -> Mapping[str, Any]:
+    def _tools_with_state(self) -> Mapping[str, Tool]:
         optional = (tool for tools in self.optional_tools.values() for tool in tools)
-        tools = {f"the tool {t.name!r}": t for t in (*optional, *self._tools.values())}
-        return tools | stateful_policies(self._context)
+        return {tool.name: tool for tool in (*optional, *self._tools.values())}
 
     def _resume(self, *, is_restored: bool) -> None:
-        self._turn_limit = TurnLimit(is_restored=is_restored)
+        self._limit_is_known = not is_restored
         if is_restored:
             self._sessions.begin_episode()
         if self._task is not None:
@@ -457,8 +464,3 @@ def _chosen(
                 )
             chosen.append(each)
     return chosen
-
-
-@functools.lru_cache(maxsize=256)
-def _read_schemas(text: str) -> tuple[dict[str, Any], ...]:
-    return tuple(json.loads(text))

@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 
-from agent_envs.core.extras import require_extra
-from agent_envs.core.lookup import lookup
-from agent_envs.core.messages import StateMessages, ToolSchemas
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.replay import replay
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
@@ -121,8 +119,7 @@ class RemoteEnv(ToolEnv):
             Exception: An error of the environment.
         """
         gym.Env.reset(self, seed=seed)
-        self._turn_limit.find(self)
-        self.max_turns = self._turn_limit.turns
+        self._find_turn_limit("reset")
         if seed is None and self._generator is None:
             seed = int(self.np_random.integers(2**31))
         data = {
@@ -249,13 +246,9 @@ class RemoteEnv(ToolEnv):
         if schemas != self._schemas:  # the episode has its own tools
             self._schemas = schemas
             self.offer_tools([RemoteTool(schema) for schema in schemas])
-        if "tools" in info:
-            info["tools"] = ToolSchemas(schemas)
-        if "messages" in info:
-            info["messages"] = StateMessages(info["messages"])
         return observed["text"], info
 
-    def _callables_with_state(self) -> Mapping[str, Any]:
+    def _tools_with_state(self) -> Mapping[str, Tool]:
         return {}
 
     def _resume(self, *, is_restored: bool) -> None:

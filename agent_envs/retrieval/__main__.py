@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.errors import AgentEnvsError
 from agent_envs.retrieval.corpus import Corpus, Retriever, load_passages
 from agent_envs.retrieval.fusion import FusedRetriever

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_envs.core.async_bridge import call_with_deadline
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.core.tool import ToolError
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval.corpus import Hit, Passage, check_top_k

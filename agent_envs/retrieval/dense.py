@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.data.files import atomic_path, settle, write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval.corpus import Hit, Passage, check_top_k

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from agent_envs.core.tool import Tool
-from agent_envs.errors import SandboxError, SnapshotError
+from agent_envs.errors import SandboxError
 from agent_envs.sandbox import (
     Folder,
     Level,
@@ -109,9 +109,9 @@ class PythonSession:
         self._session: Session | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Save that there is no session yet; one that runs is a process, and cannot be saved."""
+        """Return the state before the first call; after it, episodes are replayed."""
         if self._session is not None:
-            raise SnapshotError("a Python session that has run something cannot be copied")
+            raise TypeError("a Python session that has run something cannot be copied")
         return vars(self).copy()
 
     @property

@@ -20,9 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_envs.core.async_bridge import call_with_deadline
-from agent_envs.core.extras import require_extra
-from agent_envs.core.tool import DEFAULT_MAX_RESULT_CHARS, TOOL_TIMEOUT_TEXT, Tool, ToolResult
-from agent_envs.core.tool_source import ToolSession
+from agent_envs.core.lookup import require_extra
+from agent_envs.core.tool import (
+    DEFAULT_MAX_RESULT_CHARS,
+    TOOL_TIMEOUT_TEXT,
+    Tool,
+    ToolResult,
+    ToolSession,
+)
 from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_envs.formats.actions import example_arguments, leading_text_argument
 from agent_envs.tools.mcp_connection import Connection, FailedError

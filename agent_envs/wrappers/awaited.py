@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.turn_limit import hand_over
+from agent_envs.core.turn_limit import limits_found
 
 
 class Awaited(gym.Wrapper[str, str, str, str]):
@@ -20,13 +20,13 @@ class Awaited(gym.Wrapper[str, str, str, str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
-        with hand_over(self.unwrapped, "reset"):
+        with limits_found(self.unwrapped, "reset"):
             answer: tuple[str, dict[str, Any]] = resolve(self.env.reset(seed=seed, options=options))
         return answer
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one model turn."""
-        with hand_over(self.unwrapped, "step"):
+        with limits_found(self.unwrapped, "step"):
             answer: tuple[str, float, bool, bool, dict[str, Any]] = resolve(self.env.step(action))
         return answer
 

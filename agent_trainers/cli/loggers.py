@@ -15,7 +15,7 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_trainers.cli.models import refused_settings
 
 LOGGERS: Final = ("tensorboard", "trackio", "wandb")

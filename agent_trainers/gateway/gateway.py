@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Self
 
-from agent_envs.core.extras import require_extra
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.gateway.connections import ConnectionLimit, default_limits, limited_protocol
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop

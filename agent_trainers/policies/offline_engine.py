@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_trainers.policies.local import TokenPolicy, context_length, eos_ids
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.errors import MissingExtraError, ServerError
 
 _JAVA_OPTIONS: Final = [

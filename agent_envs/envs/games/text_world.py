@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from agent_envs.core.extras import require_extra
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.rewards import (
     COST,
     OUTCOME,

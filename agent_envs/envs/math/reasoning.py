@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from agent_envs.core.extras import require_extra
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.async_bridge import call_with_deadline
-from agent_envs.core.extras import require_extra
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, quoted

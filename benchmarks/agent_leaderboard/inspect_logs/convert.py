@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from agent_envs.core.extras import require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.inspect_logs.read_log import LogContents, read_contents

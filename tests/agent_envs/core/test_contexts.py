@@ -19,14 +19,15 @@ from agent_envs.core.contexts import (
 from agent_envs.errors import ServerError
 
 
-def history(num_turns, result="r" * 100):
-    """Each message counts one token a character."""
+def history(num_turns, result="r" * 100, summaries=None):
+    """Each character counts one token."""
     turns = tuple(
         ({"role": "assistant", "content": f"a{i}"}, {"role": "tool", "content": result})
         for i in range(num_turns)
     )
     initial = ({"role": "user", "content": "question"},)
-    return History(initial, turns, lambda messages: sum(len(m["content"]) for m in messages))
+    count = lambda messages: sum(len(m["content"]) for m in messages)  # noqa: E731
+    return History(initial, turns, count, summaries={} if summaries is None else summaries)
 
 
 def test_full_shows_everything():
@@ -102,14 +103,15 @@ async def say_nothing(messages):
 def test_a_summary_takes_the_place_of_what_is_past_and_is_asked_for_once():
     context = make_context({"name": "summary", "summarise": f"{__name__}:say_what_was_read",
                             "turns": 2})  # fmt: skip
+    written = {}
     for num_turns, num_past in ((0, 0), (2, 0), (3, 2), (4, 2), (5, 4)):
-        view = context(history(num_turns))
+        view = context(history(num_turns, summaries=written))
         roles = [message["role"] for message in view.messages]
         assert roles == ["user", *["assistant", "tool"] * (num_turns - num_past)]
         assert view.num_dropped == 2 * num_past
         reason = f"summary: of the first {num_past} turns" if num_past else None
         assert view.reason == reason
-        assert context(history(num_turns)) == view
+        assert context(history(num_turns, summaries=written)) == view
     # The second is asked for with the first, below the question.
     first, second = say_what_was_read.calls
     assert [m["content"][:2] for m in first] == ["qu", "a0", "rr", "a1", "rr"]

@@ -127,5 +127,5 @@ def test_a_user_may_be_async_and_may_begin_anew():
 def test_what_a_user_says_is_text():
     env = Others(3)
     env.reset(seed=0)
-    with pytest.raises(TypeError, match=r"Others\.on_message returned 3; it returns None to end"):
+    with pytest.raises(TypeError, match=r"Others\.on_message returned 3; it must return None"):
         env.step("Hm?")
