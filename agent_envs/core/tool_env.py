@@ -183,7 +183,9 @@ class ToolEnv(TaskFamily):
         self.begin_step()
         self._conversation.begin(self._system_prompt, self._task.question)
         self._transcript.begin(self.render_mode, self._task.question)
-        self._episode_record = Record(random_state, (options or {}).get("task"), [self._task.question])
+        self._episode_record = Record(
+            random_state, (options or {}).get("task"), [self._task.question]
+        )
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -1,20 +1,20 @@
-"""A vector environment whose members wait for their tools at the same time, each in a thread.
+"""A vector environment whose members run concurrently, each in its own thread.
 
-It is what ``gym.make_vec(id, num_envs=64)`` makes. Everything that can be seen from outside is
-`gymnasium.vector.SyncVectorEnv`'s own doing: this class only plays the members before it asks.
+``gym.make_vec(id, num_envs=64)`` makes it. It starts the work of all members, then lets
+`gymnasium.vector.SyncVectorEnv` collect the results.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from agent_envs.core.vector_infos import add_info
 from agent_envs.core.vector_member import Member
 
 DEFAULT_STEP_TIMEOUT_SECONDS: Final = 300.0
@@ -22,18 +22,15 @@ CLOSE_TIMEOUT_SECONDS: Final = 10.0
 
 
 class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
-    """`SyncVectorEnv`, but the members reset and step at once, and none keeps the others waiting.
+    """`SyncVectorEnv` whose members reset and step concurrently.
 
     Observations, rewards, infos with their masks, seeds, options and the three autoreset modes are
-    those of `SyncVectorEnv`. Each member lives in a thread of its own, in which it is made, played
-    and closed. One that has not returned after `step_timeout` seconds, or that raised, is reported
-    and replaced: its episode ends ``truncated``, with its last observation, reward 0 and
-    ``infos["member_error"]``; a fresh environment takes its place, and begins with a seed drawn
-    from the member's own. What the caller did wrong (an action that is no text, a task that does
-    not exist) is raised, as everywhere.
-
-    A thread cannot be killed. In one that hangs, `SystemExit` is raised: it ends a loop of Python
-    code, but what hangs outside of Python is left to itself.
+    those of `SyncVectorEnv`. Each member is made, stepped and closed in its own thread. One that
+    takes longer than `step_timeout` seconds, or raises, is replaced: its episode ends
+    ``truncated``, with its last observation, reward 0 and ``infos["member_error"]``; the new
+    environment starts with a seed drawn from that of the member. Errors of the caller (an action
+    that is not text, an unknown task) are raised. A thread cannot be killed: one that hangs is
+    abandoned.
     """
 
     envs: list[Member]  # type: ignore[assignment]
@@ -50,12 +47,11 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         """Make the members, one after the other.
 
         Args:
-            env_fns: One function per member that makes it, also when it has to be replaced.
-            step_timeout: Seconds a reset or a step may take; None waits for ever. A last resort:
-                tools have timeouts of their own.
+            env_fns: One function per member that makes it and its replacements.
+            step_timeout: Seconds that a reset or step may take; None for no limit.
             copy: See `SyncVectorEnv`, as for the other arguments.
             observation_mode: How observation spaces are batched.
-            autoreset_mode: When a member whose episode is over begins the next.
+            autoreset_mode: When a member whose episode is over is reset.
         """
         members = [
             functools.partial(Member, number, make, step_timeout)
@@ -72,46 +68,63 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         """Reset all members, or those of ``options["reset_mask"]``; see `SyncVectorEnv`."""
         self._require_open()
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
-        seeds = _seeds(seed, self.num_envs)
+        seeds: Sequence[int | None] = (
+            [None if seed is None else seed + number for number in range(self.num_envs)]
+            if seed is None or isinstance(seed, int)
+            else seed
+        )
         rest = options and {name: options[name] for name in options if name != "reset_mask"}
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
         if is_mask and mask.shape == (self.num_envs,) and len(seeds) == self.num_envs:
             for member, one in itertools.compress(zip(self.envs, seeds, strict=True), mask):
                 member.begin_reset(one, rest)
-        # It says what is wrong with arguments for which nothing has begun.
+        # SyncVectorEnv checks the arguments, and raises for those that started nothing.
         return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Play one step of every member at once; see `SyncVectorEnv`."""
+        """Step every member; see `SyncVectorEnv`."""
         self._require_open()
         chosen = list(iterate(self.action_space, actions))
         if len(chosen) != self.num_envs:
             raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments.")
-        for member, action in zip(self.envs, chosen, strict=True):
-            member.begin_step(action, self.autoreset_mode)
+        resets_now = (self.autoreset_mode == AutoresetMode.NEXT_STEP) & self._autoreset_envs
+        for member, action, is_reset in zip(self.envs, chosen, resets_now, strict=True):
+            if is_reset:
+                member.begin_reset(None, None)
+            else:
+                member.begin_step(action, resets=self.autoreset_mode == AutoresetMode.SAME_STEP)
         return super().step(actions)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every member at once, in its thread, or get an attribute.
+        """Call a method of every member in its thread, or get an attribute.
 
         Raises:
-            TimeoutError: If a member does not answer within the timeout of a step.
-            Exception: What a member raised.
+            TimeoutError: If a member takes longer than the timeout of a step.
+            Exception: Any exception of a member.
         """
         self._require_open()
         for member in self.envs:
-            member.begin_call(name, *args, **kwargs)
-        return tuple(member.finish_call() for member in self.envs)
+            attribute = member.env.get_wrapper_attr
+            member.begin(functools.partial(_call, attribute, name, args, kwargs))
+        results = []
+        for number, member in enumerate(self.envs):
+            try:
+                results.append(member.finish())
+            except (Exception, SystemExit) as error:
+                error.add_note(f"Member {number} of the vector environment.")
+                raise
+        return tuple(results)
 
     def render(self) -> tuple[Any, ...]:
         """Render every member."""
         return self.call("render")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every member, but wait no longer than `CLOSE_TIMEOUT_SECONDS` in all."""
-        for member in getattr(self, "envs", ()):
+        """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS` for all together."""
+        members = getattr(self, "envs", ())
+        for member in members:
             member.begin_close(CLOSE_TIMEOUT_SECONDS)
-        for member in getattr(self, "envs", ()):
+        for member in members:
             member.close()
 
     def _require_open(self) -> None:
@@ -124,10 +137,9 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         return add_info(vector_infos, env_info, env_num, self.num_envs)
 
 
-def _seeds(seed: int | Sequence[int | None] | None, size: int) -> Sequence[int | None]:
-    if seed is None or isinstance(seed, int):
-        return [None if seed is None else seed + number for number in range(size)]
-    return seed
+def _call(attribute: Callable[[str], Any], name: str, args: Any, kwargs: Any) -> Any:
+    found = attribute(name)
+    return found(*args, **kwargs) if callable(found) else found
 
 
 def make_threaded(
@@ -139,16 +151,16 @@ def make_threaded(
     member_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     **kwargs: Any,
 ) -> ThreadVectorEnv:
-    """Make `num_envs` members of an id; what ``gym.make_vec`` calls.
+    """Make `num_envs` members of an id, as ``gym.make_vec`` does.
 
     Args:
         id: The id of the members.
-        num_envs: How many.
-        autoreset_mode: When a member whose episode is over begins the next.
+        num_envs: Number of members.
+        autoreset_mode: When a member whose episode is over is reset.
         step_timeout: See `ThreadVectorEnv`.
-        member_wrappers: Put around each member, the first one innermost. (``gym.make_vec`` refuses
-            its own ``wrappers`` where an id brings its vector environment along.)
-        kwargs: For ``gym.make``. The members share what is passed here.
+        member_wrappers: Wrappers around each member, the first one innermost. (``gym.make_vec``
+            refuses its own ``wrappers`` for an id with a vector entry point.)
+        kwargs: For ``gym.make``; the members share these objects.
     """
 
     def make() -> gym.Env[Any, Any]:
@@ -163,11 +175,81 @@ def make_threaded(
 
 
 def __getattr__(name: str) -> Callable[..., ThreadVectorEnv]:
-    """Return the function that makes members of an id, for ``vector_entry_point``.
+    """Return `make_threaded` for an id, for ``vector_entry_point``.
 
-    Gymnasium does not tell a ``vector_entry_point`` whose it is, and only one that is a string can
-    be saved with its spec: so the string names the id, "agent_envs.core.vector_env:My/Env-v0".
+    Gymnasium does not pass the id to a ``vector_entry_point``, and only a string can be saved with
+    the spec, so the string holds the id: "agent_envs.core.vector_env:My/Env-v0".
     """
     if name in gym.registry:
         return functools.partial(make_threaded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def add_info(
+    infos: dict[str, Any], info: Mapping[str, Any], number: int, size: int
+) -> dict[str, Any]:
+    """Add the info of member `number` of `size` to the batched `infos`, and return them.
+
+    As in `VectorEnv._add_info`, each key holds an array with an entry per member and ``_key`` a
+    mask, recursively. But values that do not fit into one array make an array of objects, where
+    Gymnasium raises or casts 0.5 to 0: models write arguments of any type.
+    """
+    for key, value in info.items():
+        column = infos.get(key)
+        mask = infos.get(f"_{key}", np.zeros(size, np.bool_))
+        if key != "final_obs" and _has_columns(value) and isinstance(column, dict | None):
+            column = add_info({} if column is None else column, value, number, size)
+        else:
+            like = _objects(size) if key == "final_obs" else _column_for(value, size)
+            if column is None:
+                column = like
+            elif not _can_hold(column, like):
+                column = _as_objects(column, mask)
+            column[number] = value
+        mask[number] = True
+        infos[key], infos[f"_{key}"] = column, mask
+    return infos
+
+
+def _has_columns(value: Any) -> bool:
+    """Return whether a value is a dictionary whose keys cannot be confused with masks."""
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and not key.startswith("_") for key in value
+    )
+
+
+def _column_for(value: Any, size: int) -> npt.NDArray[Any]:
+    is_number = type(value) in (int, float, bool) or isinstance(value, np.number)
+    if is_number and not (type(value) is int and not -(2**63) <= value < 2**63):
+        return np.zeros(size, type(value))
+    if isinstance(value, np.ndarray):
+        return np.zeros((size, *value.shape), value.dtype)
+    return _objects(size)
+
+
+def _objects(size: int) -> npt.NDArray[Any]:
+    return np.full(size, None, object)
+
+
+def _can_hold(column: Any, like: npt.NDArray[Any]) -> bool:
+    if isinstance(column, dict):
+        return False
+    if column.dtype == object and column.ndim == 1:
+        return True
+    return bool(column.dtype == like.dtype and column.shape == like.shape)
+
+
+def _as_objects(column: Any, mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    objects = _objects(len(mask))
+    for number in np.flatnonzero(mask).tolist():
+        objects[number] = _value_of(column, number)
+    return objects
+
+
+def _value_of(column: Any, number: int) -> Any:
+    """Return the value of a member in a column."""
+    if isinstance(column, dict):
+        names = [name for name in column if f"_{name}" in column and column[f"_{name}"][number]]
+        return {name: _value_of(column[name], number) for name in names}
+    value = column[number]
+    return value.item() if isinstance(value, np.generic) else value

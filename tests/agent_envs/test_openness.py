@@ -218,7 +218,7 @@ def test_a_verdict_is_no_reply():
 
     env = Judging()
     env.reset(seed=0)
-    with pytest.raises(TypeError, match=r"Judging\.on_answer returned False; it returns None"):
+    with pytest.raises(TypeError, match=r"Judging\.on_answer returned False; it must return None"):
         env.step("<answer>3</answer>")
 
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs import ENVIRONMENTS, Task, ToolEnv, tool
-from agent_envs.core.vector_env import ThreadVectorEnv
-from agent_envs.core.vector_infos import add_info
+from agent_envs.core.vector_env import ThreadVectorEnv, add_info
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 DISABLED = AutoresetMode.DISABLED
@@ -64,7 +63,7 @@ def fragile(release, num_envs=3, **kwargs):
 
 
 def compare_with_sync(threaded, sync, actions, resets):
-    """Play both alike; `resets` are the arguments of a reset before the step of that number."""
+    """Step both; `resets` holds the arguments of a reset before the step of that number."""
     over = np.zeros(sync.num_envs, bool)
     for number, batch in enumerate(actions):
         reset = resets.get(number)
@@ -81,7 +80,7 @@ def compare_with_sync(threaded, sync, actions, resets):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_step_is_that_of_gymnasiums_own_vector_environment(mode):
+def test_steps_equal_those_of_gymnasiums_vector_environment(mode):
     rng = np.random.default_rng(0)
     with_mode = {"autoreset_mode": mode}
     threaded = gym.make_vec(NAME, 4, **with_mode)
@@ -105,7 +104,7 @@ def test_other_environments_and_spaces_are_batched_as_by_gymnasium():
     threaded.close()
 
 
-def test_every_id_brings_it_along_and_specs_stay_savable():
+def test_every_id_has_it_and_specs_can_be_saved():
     for spec in ENVIRONMENTS:
         assert spec.vector_entry_point == f"agent_envs.core.vector_env:{spec.id}"
     envs = gym.make_vec(NAME, num_envs=2, max_episode_steps=1)
@@ -119,7 +118,7 @@ def test_every_id_brings_it_along_and_specs_stay_savable():
     again.close()
 
 
-def test_an_id_of_ones_own_can_use_it():
+def test_a_custom_id_can_use_it():
     entry_point = "agent_envs.core.vector_env:Tests/Fragile-v0"
     gym.register("Tests/Fragile-v0", FragileEnv, vector_entry_point=entry_point)
     try:
@@ -134,7 +133,7 @@ def test_an_id_of_ones_own_can_use_it():
         gym.envs.registration.load_env_creator("agent_envs.core.vector_env:No/Such-v0")
 
 
-def test_members_wait_for_their_tools_at_the_same_time():
+def test_tools_of_members_run_concurrently():
     together = threading.Barrier(16, timeout=20)
 
     @tool
@@ -172,7 +171,7 @@ def test_a_member_that_fails_is_reported_and_replaced(release, caplog, mode, fai
     told = infos["final_info"] if mode == AutoresetMode.SAME_STEP else infos
     assert told["_member_error"].tolist() == [False, True, False]
     seed = int(np.random.SeedSequence((11, 1)).generate_state(1)[0])
-    text = f"{reason}; a fresh environment takes its place, with seed {seed}"
+    text = f"{reason}; replaced by a new environment with seed {seed}"
     assert told["member_error"][1] == text
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert envs.envs[1].unwrapped is not failed
@@ -191,7 +190,7 @@ def test_a_member_that_fails_is_reported_and_replaced(release, caplog, mode, fai
     envs.close()
 
 
-def test_many_that_hang_cost_one_deadline(release):
+def test_many_hanging_members_cost_one_timeout(release):
     envs = fragile(release, num_envs=30)
     envs.reset(seed=0)
     started = time.monotonic()
@@ -201,7 +200,7 @@ def test_many_that_hang_cost_one_deadline(release):
     envs.close()
 
 
-def test_what_failed_before_plays_no_part_in_the_seeds_after_a_seeded_reset(release):
+def test_a_seeded_reset_makes_replacement_seeds_reproducible(release):
     envs = fragile(release)
     infos = []
     for _ in range(2):
@@ -224,7 +223,7 @@ def test_a_reset_that_fails_gets_a_second_environment():
 
     envs = ThreadVectorEnv([BreaksFirst] * 2)
     observations, infos = envs.reset(seed=2)
-    text = "OSError: out of order; a fresh environment takes its place, with seed"
+    text = "OSError: out of order; replaced by a new environment with seed"
     assert [text in str(error) for error in infos["member_error"]].count(True) == 1
     again, infos = envs.reset(seed=2)
     assert observations == again
@@ -248,7 +247,7 @@ class NonsenseEnv(FragileEnv):
 
 @pytest.mark.parametrize("nonsense", ["none", "two", "info"])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_member_that_returns_nonsense_is_replaced_as_one_that_raises(mode, nonsense):
+def test_a_member_with_a_malformed_result_is_replaced(mode, nonsense):
     NonsenseEnv.num_resets = 0
     envs = ThreadVectorEnv([NonsenseEnv, NonsenseEnv], autoreset_mode=mode)
     _, infos = envs.reset(seed=1)
@@ -274,11 +273,11 @@ def test_a_reset_that_fails_twice_is_raised_and_names_the_member():
     envs.close()
 
 
-def test_what_the_caller_did_wrong_is_raised_and_nothing_is_replaced(release):
+def test_errors_of_the_caller_are_raised_and_replace_no_member(release):
     envs = fragile(release)
     with pytest.raises(gym.error.ResetNeeded):
         envs.step(["x"] * 3)
-    with pytest.raises(ConfigurationError, match="knows the option"):
+    with pytest.raises(ConfigurationError, match="unknown options"):
         envs.reset(options={"tsak": 1})
     with pytest.raises(ValueError, match="length must match num_envs"):
         envs.reset(seed=[1, 2])
@@ -301,7 +300,20 @@ def test_what_the_caller_did_wrong_is_raised_and_nothing_is_replaced(release):
         envs.reset()
 
 
-def test_a_member_is_made_played_and_closed_in_one_thread():
+def test_a_wrong_action_during_an_autoreset_breaks_no_later_step(release):
+    threaded = fragile(release)
+    sync = SyncVectorEnv([lambda: gym.wrappers.TimeLimit(FragileEnv(), 3)] * 3)
+    for envs in (threaded, sync):
+        envs.reset(seed=0)
+        assert envs.step(["<answer>x</answer>", "x", "x"])[2].tolist() == [True, False, False]
+        with pytest.raises(ActionTypeError):
+            envs.step(["x", "x", 5])
+    for _ in range(5):
+        assert data_equivalence(threaded.step(["x"] * 3), sync.step(["x"] * 3), exact=True)
+    threaded.close()
+
+
+def test_a_member_stays_in_one_thread():
     closed = []
 
     class Closing(FragileEnv):
@@ -317,7 +329,7 @@ def test_a_member_is_made_played_and_closed_in_one_thread():
     assert all(threads == {last} and last != threading.get_ident() for threads, last in closed)
 
 
-def test_closing_waits_for_nobody_for_long(release, monkeypatch, caplog):
+def test_closing_a_hanging_member_times_out(release, monkeypatch, caplog):
     class Clinging(FragileEnv):
         def close(self):
             self.release.wait(60)
@@ -330,7 +342,7 @@ def test_closing_waits_for_nobody_for_long(release, monkeypatch, caplog):
     assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
 
 
-def test_attributes_and_methods_are_those_of_the_members():
+def test_attributes_and_methods_of_members_are_called():
     envs = gym.make_vec(NAME, num_envs=2, render_mode="ansi")
     envs.reset(seed=0)
     sync = gym.make_vec(NAME, num_envs=2, render_mode="ansi", vectorization_mode="sync")
@@ -372,7 +384,7 @@ REGULAR_INFOS = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(st.lists(REGULAR_INFOS, min_size=1, max_size=4))
-def test_infos_of_one_kind_are_batched_as_gymnasium_does(infos):
+def test_infos_of_equal_types_are_batched_as_by_gymnasium(infos):
     theirs, ours = {}, {}
     vector = gym.vector.VectorEnv()
     vector.num_envs = len(infos)
@@ -404,7 +416,7 @@ def at(column, number):
 
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("pq"), VALUES), min_size=1, max_size=4))
-def test_infos_of_any_kind_come_back_as_they_went_in(infos):
+def test_infos_of_any_type_can_be_read_back(infos):
     batched = {}
     for number, info in enumerate(infos):
         batched = add_info(batched, info, number, len(infos))
