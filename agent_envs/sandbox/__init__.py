@@ -1,4 +1,4 @@
-"""Runs untrusted Python and shell programs.
+"""Run untrusted Python and shell programs.
 
 ::
 
@@ -10,7 +10,7 @@
         verdict = sandbox.check_python("def f(x): return x + 1", "assert f(1) == 2")
 
 ==============================  =========  =========  =============
-holds at the level              strong     container  limits
+guarantee at the level          strong     container  limits
 ==============================  =========  =========  =============
 wall clock, processor time      whole tree, one kill ends it at every level
 memory, however it is held      counted    engine's   counted
@@ -22,13 +22,13 @@ files, environment              system's   image's    open, clean
 verdicts cannot be forged       yes        yes        not by chance
 ==============================  =========  =========  =============
 
-What a scratch directory holds goes from one program to the next as a `Folder`. ``python -m
-agent_envs.sandbox`` says what this machine offers. What each level promises, with the test of each
-line, and what none does, stands in ``docs/project/security.md``.
+The content of a scratch directory is passed from one program to the next as a `Folder`.
+``python -m agent_envs.sandbox`` reports what this machine offers. ``docs/project/security.md``
+lists the promises of each level with their tests, and what no level promises.
 """
 
 from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
+from agent_envs.sandbox.results import Level, Limits, Result, Verdict
 from agent_envs.sandbox.sandbox import Sandbox, Session, open_sandbox
 
 __all__ = ["Folder", "Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]

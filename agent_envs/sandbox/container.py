@@ -1,7 +1,7 @@
 """The level ``container``: one docker or podman container per program.
 
-Slower to start by far than the level ``strong``, and the way out where a machine offers
-containers but no namespaces to its users.
+Much slower to start than the level ``strong``; for machines that offer containers but no
+namespaces to their users.
 """
 
 import os
@@ -12,33 +12,36 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
-from agent_envs.sandbox.limits import Level, Limits
-from agent_envs.sandbox.multiplexer import CONTROL, Multiplexer
-from agent_envs.sandbox.payload import BOOTSTRAP, ENVIRONMENT, PYTHON_FLAGS, make_payload
+from agent_envs.sandbox import relay
+from agent_envs.sandbox.launching import (
+    BOOTSTRAP,
+    ENVIRONMENT,
+    PYTHON_FLAGS,
+    end_process,
+    start_module,
+)
+from agent_envs.sandbox.results import Level, Limits
 
 ENGINES: Final = ("docker", "podman")
 DEFAULT_IMAGE: Final = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-
 _PROBE_SECONDS: Final = 30.0
 _END_SECONDS: Final = 20.0
-_OVERHEAD_MB: Final = 64
-"""What the supervisor takes, beside the program."""
-_OVERHEAD_PROCESSES: Final = 4
+_SUPERVISOR_MB: Final = 64
+_SUPERVISOR_PROCESSES: Final = 4
 
 UNAVAILABLE_TEXT: Final = (
     "level='container' needs a working docker or podman ({reason}). Install one (`apt install "
-    "podman`, or https://docs.docker.com/engine/install) and see that `{engine} info` works for "
+    "podman`, or https://docs.docker.com/engine/install) and check that `{engine} info` works for "
     "this user; or use level='strong', which needs nothing installed, or, for code you trust, "
     "level='limits'."
 )
 NO_IMAGE_TEXT: Final = (
     "level='container': {engine} does not have the image {image!r}. Get it with `{engine} pull "
-    "{image}`, or name another one that holds Python 3.11 or newer with image=."
+    "{image}`, or name another one that contains Python 3.11 or newer with image=."
 )
 
 
@@ -52,7 +55,7 @@ class ContainerLauncher:
 
         Args:
             packages: Folders of Python packages that programs may import.
-            image: An image that holds ``python3``.
+            image: An image that contains ``python3``.
 
         Raises:
             SandboxUnavailableError: If there is none.
@@ -68,43 +71,47 @@ class ContainerLauncher:
     def start(
         self, descriptors: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
-        """Start a container, and a thread that passes its streams along (see `Launcher`)."""
+        """Start a container, and threads that relay its streams (see `Launcher`)."""
         if self._is_closed:
             raise SandboxError("The sandbox is closed.")
         name = f"agent-envs-{uuid.uuid4().hex}"
+        packages = [f"/packages/{i}" for i in range(len(self._packages))]
+        config = {"channels": len(descriptors) - 2, "packages": packages}
         try:
-            process = subprocess.Popen(  # noqa: S603
-                self._command(name, limits),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
+            process, stdin = start_module(
+                self._command(name, limits), "relay", config, stdout=subprocess.PIPE
             )
         except OSError as error:
             raise SandboxError(f"{self._engine} could not be started: {error}") from error
-        assert process.stdin is not None  # noqa: S101 - they are pipes
-        assert process.stdout is not None  # noqa: S101
-        streams = {number: os.dup(descriptor) for number, descriptor in enumerate(descriptors)}
-        streams[CONTROL] = os.dup(control.fileno())
-        link_in, link_out = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
-        config = {
-            "descriptors": len(descriptors),
-            "packages": [f"/packages/{i}" for i in range(len(self._packages))],
-        }
-        with process.stdin as stdin, process.stdout:
-            stdin.write(make_payload("multiplexer", config, ["multiplexer"]))
-        multiplexer = Multiplexer(link_in, link_out, streams, ends_with_control=False)
-        thread = threading.Thread(target=multiplexer.run, name=name, daemon=True)
-        thread.start()
-        return partial(self._clean_up, process, thread, name)
+        stdout = cast("socket.SocketIO", process.stdout)
+        streams = {number: os.dup(descriptor) for number, descriptor in enumerate(descriptors, 1)}
+        streams[relay.CONTROL] = os.dup(control.fileno())
+        sockets = {number: each for number, each in streams.items() if number not in (1, 2)}
+        ends = [
+            threading.Thread(target=relay.forward, args=(sockets, stdin.fileno()), daemon=True),
+            threading.Thread(target=relay.receive, args=(streams, stdout.fileno()), daemon=True),
+        ]
+        for thread in ends:
+            thread.start()
+
+        def clean_up() -> None:
+            if not end_process(process, _END_SECONDS):
+                _succeeds([self._engine, "rm", "--force", name])
+            for thread in ends:
+                thread.join(_END_SECONDS)
+            stdin.close()
+            stdout.close()
+            for descriptor in streams.values():
+                os.close(descriptor)
+
+        return clean_up
 
     def close(self) -> None:
-        """Start no more containers; those that run end with their callers."""
+        """Start no more containers; running ones end with their callers."""
         self._is_closed = True
 
     def _command(self, name: str, limits: Limits) -> list[str]:
-        memory = f"{limits.memory_mb + _OVERHEAD_MB}m"
-        scratch = f"rw,exec,nosuid,nodev,size={limits.scratch_mb}m,mode=1777"
+        memory = f"{limits.memory_mb + _SUPERVISOR_MB}m"
         options = [
             "--rm",
             "--interactive",
@@ -120,25 +127,14 @@ class ContainerLauncher:
             "--oom-score-adj=1000",
             f"--memory={memory}",
             f"--memory-swap={memory}",
-            f"--pids-limit={limits.processes + _OVERHEAD_PROCESSES}",
-            f"--tmpfs=/scratch:{scratch}",
+            f"--pids-limit={limits.processes + _SUPERVISOR_PROCESSES}",
+            f"--tmpfs=/scratch:rw,exec,nosuid,nodev,size={limits.scratch_mb}m,mode=1777",
             "--workdir=/scratch",
             "--entrypoint=python3",
         ]
         options += [f"--env={key}={value}" for key, value in ENVIRONMENT.items()]
         options += [f"--volume={f}:/packages/{i}:ro" for i, f in enumerate(self._packages)]
         return [self._engine, "run", *options, self._image, *PYTHON_FLAGS, "-c", BOOTSTRAP]
-
-    def _clean_up(
-        self, process: "subprocess.Popen[bytes]", thread: threading.Thread, name: str
-    ) -> None:
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            _succeeds([self._engine, "rm", "--force", name])
-            process.kill()
-            process.wait()
-        thread.join(_END_SECONDS)
 
 
 def _find_engine() -> str:
@@ -155,13 +151,9 @@ def _find_engine() -> str:
 def _succeeds(command: Sequence[str]) -> bool:
     try:
         done = subprocess.run(  # noqa: S603
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=_PROBE_SECONDS, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -1,4 +1,4 @@
-"""One started program, seen from the host: its output, read under a cap, and its end."""
+"""A started program, seen from the host: its output, read under a limit, and its end."""
 
 import codecs
 import contextlib
@@ -7,48 +7,30 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.limits import Level, Limits, Result, Status
+from agent_envs.sandbox.launching import Launcher
+from agent_envs.sandbox.results import Limits, Result, Status
 
 _GRACE_SECONDS: Final = 15.0
 """How much longer than its limit a program may take before its supervisor counts as broken."""
 _READ_BYTES: Final = 65_536
 _FRAME_HEAD: Final = 5
-_FOLDER_OVERHEAD: Final = 48 << 20
-"""Names and links that a folder may hold, in bytes, beside the contents of its files."""
-_CRASH_TEXT: Final = "[the program ended together with what watched it]\n"
+_REPORT_BYTES: Final = 48 << 20
+"""Space for names in a folder, in addition to the content of files, and for the report."""
+_CRASH_TEXT: Final = "[the program ended together with its supervisor]\n"
 
 
-class Launcher(Protocol):
-    """Starts programs at one level of isolation."""
-
-    level: Level
-
-    def start(
-        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
-    ) -> Callable[[], None]:
-        """Start a supervisor that takes its request from `control`.
-
-        Args:
-            descriptors: The program's standard input, output and error, and further ones.
-            control: The supervisor's end of the connection.
-            limits: What the program may use.
-
-        Returns:
-            What to call when the program has ended, to clean up after it.
-
-        Raises:
-            SandboxError: If it cannot be started.
-        """
-
-    def close(self) -> None:
-        """End everything that still runs."""
+def make_request(
+    mode: str, source: str, stdin: str = "", *, collect_files: bool = False
+) -> dict[str, Any]:
+    """Return a request to run a program; see `program.run` for the modes."""
+    return {"mode": mode, "source": source, "stdin": stdin, "collect_files": collect_files}
 
 
 class Execution:
@@ -60,32 +42,32 @@ class Execution:
         request: dict[str, Any],
         limits: Limits,
         *,
-        stdin: bytes = b"",
+        folder: Folder | None = None,
         channels: Sequence[int] = (),
     ) -> None:
         """Start a program.
 
         Args:
-            launcher: What starts it.
-            request: See `supervisor.supervise`.
-            limits: What it may use.
-            stdin: What it reads.
-            channels: Further descriptors for it; its own after this, and closed here.
+            launcher: Starts the supervisor.
+            request: See `make_request`.
+            limits: Limits of the program.
+            folder: Content of its scratch directory.
+            channels: Further descriptors for it; owned and closed here.
         """
-        self._launcher = launcher  # lives as long as its program, whoever else lets go of it
-        self._limits, self._stdin = limits, memoryview(stdin)
-        self._reports = _Reports((limits.scratch_mb << 20) + _FOLDER_OVERHEAD)
+        self._launcher = launcher  # keep it alive as long as its program
+        self._limits = limits
+        self._reports = _Reports((limits.scratch_mb << 20) + _REPORT_BYTES)
         self._has_ended = self._is_late = False
-        self.is_over_output = False
+        self._is_over_output = False
         theirs: list[int] = list(channels)
         self._control, control = socket.socketpair()
-        self._in = self._out = self._err = -1
+        self._outputs: dict[int, _Capture] = {}
         try:
-            for name in ("_err", "_out", "_in"):
+            for position in range(2):
                 read, write = os.pipe()
-                theirs.insert(0, read if name == "_in" else write)
-                setattr(self, name, write if name == "_in" else read)
-                os.set_blocking(getattr(self, name), False)
+                theirs.insert(position, write)
+                os.set_blocking(read, False)
+                self._outputs[read] = _Capture(limits.output_chars)
             self._clean_up = launcher.start(theirs, control, limits)
         except BaseException:
             self._close_descriptors()
@@ -94,18 +76,15 @@ class Execution:
             control.close()
             for descriptor in theirs:
                 os.close(descriptor)
-        self._outputs = {self._out: _Capture(limits), self._err: _Capture(limits)}
         self._control.settimeout(_GRACE_SECONDS)
-        folder = request["folder"].archive if request["folder"] is not None else b""
-        told_limits = asdict(limits) | {"longest_seconds": limits.longest_seconds}
-        told = {**request, "folder_bytes": len(folder), "limits": told_limits}
-        del told["folder"]
-        data = json.dumps(told).encode()
-        self._send(len(data).to_bytes(4, "big") + data + folder)
+        archive = b"" if folder is None else folder.archive
+        all_limits = asdict(limits) | {"longest_seconds": limits.longest_seconds}
+        data = json.dumps({**request, "folder_bytes": len(archive), "limits": all_limits}).encode()
+        self._send(len(data).to_bytes(4, "big") + data + archive)
 
     def begin_call(self) -> None:
         """Start the clock of one call of a session."""
-        self._outputs = {self._out: _Capture(self._limits), self._err: _Capture(self._limits)}
+        self._outputs = {each: _Capture(self._limits.output_chars) for each in self._outputs}
         self._send(b"c")
 
     def end_call(self) -> None:
@@ -113,12 +92,12 @@ class Execution:
         self._send(b"d")
 
     def stop(self) -> None:
-        """Ask for the end of every process; `wait` then returns soon."""
+        """Request the end of every process; `wait` then returns soon."""
         with contextlib.suppress(OSError):  # it has ended already
             self._control.shutdown(socket.SHUT_WR)
 
     def wait(self, until: int = -1) -> bool:
-        """Pass input and output along until the program and all it started have ended.
+        """Read output until the program and all processes that it started have ended.
 
         Args:
             until: A descriptor; once it can be read, `wait` returns early.
@@ -129,37 +108,35 @@ class Execution:
         deadline = time.monotonic() + self._limits.longest_seconds + _GRACE_SECONDS
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        for descriptor in (self._out, self._err):
+        for descriptor in [*self._outputs, *([until] if until >= 0 else [])]:
             poll.register(descriptor, select.POLLIN)
-        if until >= 0:
-            poll.register(until, select.POLLIN)
-        if self._stdin:
-            poll.register(self._in, select.POLLOUT)
-        else:
-            self._close_stdin()
         while not self._has_ended:
             left = deadline - time.monotonic()
-            if left < 0:  # looked at also while output comes, so that none can put it off
+            if left < 0:  # also while output comes, so that no output can put it off
                 self._has_ended = self._is_late = True
                 break
-            events = poll.poll(left * 1000)
-            for descriptor, _ in events:
-                self._handle(descriptor, poll)
-            if any(descriptor == until for descriptor, _ in events) and not self.is_over_output:
-                self._drain()
-                return not self.is_over_output
-        if not self.is_over_output:
-            self._drain()
+            ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            for descriptor in ready.intersection(self._outputs):
+                if not self._read_output(descriptor):
+                    poll.unregister(descriptor)
+            if self._control.fileno() in ready:
+                data = self._receive()
+                # The last frame counts: another fork of this process may keep the other end open.
+                self._has_ended = not data or self._reports.add(data)
+            if until in ready and not self._is_over_output:
+                self._read_all_output()
+                return not self._is_over_output
+        self._read_all_output()
         return False
 
     def result(self) -> Result:
-        """Return what it did, once it has ended.
+        """Return the result of a program that has ended.
 
         Raises:
-            SandboxError: If it could not be started. From its start on, whatever breaks is a
-                result that says so: a program cannot choose to be a fault of the sandbox.
+            SandboxError: If it could not be started. After its start, every failure is a result:
+                a program must not be able to pass as a failure of the sandbox.
         """
-        stdout, stderr = (capture.text() for capture in self._outputs.values())
+        stdout, stderr = self._texts()
         report = self._reports.last
         if self._is_late:
             report = {"ended_by": "timeout", "exit_code": None}
@@ -168,25 +145,26 @@ class Execution:
         elif report is None or "failure" in report:
             failure = (report or {}).get("failure", "its process ended before the program began")
             raise SandboxError(f"A sandbox could not run its program: {failure}.")
-        status = self._status(report, stderr)
+        status: Any = "output_limit" if self._is_over_output else report["ended_by"]
+        if status in ("exit", "stopped"):
+            # A refused allocation is Python's own error: the limit on the address space.
+            is_memory = stderr.rstrip().rpartition("\n")[2].startswith("MemoryError")
+            failed = "memory_limit" if is_memory else "error"
+            status = "ok" if report["exit_code"] == 0 else failed
         return Result(
             status=status,
             exit_code=report["exit_code"] if status in ("ok", "error") else None,
             stdout=stdout,
             stderr=stderr,
-            folder=self._reports.folder(),
+            folder=self._reports.folder,
             left_out=tuple(report.get("left_out", ())),
         )
 
     def partial_result(self, *, is_ok: bool) -> Result:
-        """Return what one call of a session did."""
-        stdout, stderr = (capture.text() for capture in self._outputs.values())
-        return Result(
-            status="ok" if is_ok else "error",
-            exit_code=0 if is_ok else 1,
-            stdout=stdout,
-            stderr=stderr,
-        )
+        """Return the result of one call of a session."""
+        stdout, stderr = self._texts()
+        status: Status = "ok" if is_ok else "error"
+        return Result(status=status, exit_code=int(not is_ok), stdout=stdout, stderr=stderr)
 
     def __enter__(self) -> "Execution":
         """Return itself."""
@@ -198,7 +176,7 @@ class Execution:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the program if it still runs, and clean up after it."""
+        """End the program if it still runs, and clean up."""
         try:
             if not self._has_ended and not isinstance(error, SandboxError):
                 self.stop()
@@ -207,32 +185,25 @@ class Execution:
             self._close_descriptors()
             self._clean_up()
 
-    def _status(self, report: dict[str, Any], stderr: str) -> Status:
-        if self.is_over_output:
-            return "output_limit"
-        ended_by: Status | str = report["ended_by"]
-        if ended_by in ("timeout", "cpu_limit", "memory_limit", "process_limit"):
-            return ended_by
-        if report["exit_code"] == 0:
-            return "ok"
-        # Python's own word for a refused allocation: the limit on the address space.
-        last_line = stderr.rstrip().rpartition("\n")[2]
-        return "memory_limit" if last_line.startswith("MemoryError") else "error"
+    def _texts(self) -> tuple[str, str]:
+        stdout, stderr = (capture.text() for capture in self._outputs.values())
+        return stdout, stderr
 
-    def _handle(self, descriptor: int, poll: select.poll) -> None:
-        if descriptor == self._control.fileno():
-            data = self._receive()
-            # The last frame is there: another fork of this process may hold the other end open.
-            self._has_ended = not data or self._reports.add(data)
-        elif descriptor == self._in:
-            self._write_stdin(poll)
-        elif descriptor in self._outputs:
+    def _read_output(self, descriptor: int) -> bool:
+        """Read once; return whether more may come. What exceeds the limit is dropped."""
+        try:
             data = os.read(descriptor, _READ_BYTES)
-            if not data:
-                poll.unregister(descriptor)
-            elif not self._outputs[descriptor].add(data):
-                self.is_over_output = True  # what still comes is read and dropped
-                self.stop()
+        except BlockingIOError:
+            return False
+        if not self._outputs[descriptor].add(data) and not self._is_over_output:
+            self._is_over_output = True
+            self.stop()
+        return bool(data)
+
+    def _read_all_output(self) -> None:
+        for descriptor in self._outputs:
+            while not self._is_over_output and self._read_output(descriptor):
+                pass
 
     def _receive(self) -> bytes:
         try:
@@ -240,105 +211,64 @@ class Execution:
         except OSError:
             return b""
 
-    def _drain(self) -> None:
-        """Read what has been written so far."""
-        for descriptor, capture in self._outputs.items():
-            while True:
-                try:
-                    data = os.read(descriptor, _READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                if not capture.add(data):
-                    self.is_over_output = True
-                    break
-
-    def _write_stdin(self, poll: select.poll) -> None:
-        try:
-            self._stdin = self._stdin[os.write(self._in, self._stdin[:_READ_BYTES]) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self._stdin = self._stdin[:0]  # it did not want to read it all
-        if not self._stdin:
-            poll.unregister(self._in)
-            self._close_stdin()
-
     def _send(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended; `wait` sees that
+        with contextlib.suppress(OSError):  # it has ended; `wait` notices
             self._control.sendall(data)
 
-    def _close_stdin(self) -> None:
-        if self._in >= 0:
-            os.close(self._in)
-            self._in = -1
-
     def _close_descriptors(self) -> None:
-        self._close_stdin()
-        for name in ("_out", "_err"):
-            if getattr(self, name) >= 0:
-                os.close(getattr(self, name))
-                setattr(self, name, -1)
+        for descriptor in self._outputs:
+            os.close(descriptor)
+        self._outputs = {}
         self._control.close()
 
 
 class _Reports:
-    """What the supervisor says, frame by frame (see `supervisor.send_frame`)."""
+    """The frames of the supervisor (see `supervisor.send_frame`)."""
 
     def __init__(self, max_bytes: int) -> None:
         self.has_started = False
         self.last: dict[str, Any] | None = None
-        self._received = bytearray()
-        self._folder: list[bytes] = []
-        self._bytes_left = max_bytes
+        self._received, self._archive = bytearray(), bytearray()
+        self._max_bytes = max_bytes
 
     def add(self, data: bytes) -> bool:
-        """Take more; return whether nothing more is to come."""
+        """Add received data; return whether it was the last."""
         self._received += data
         while len(self._received) >= _FRAME_HEAD:
-            length = int.from_bytes(self._received[1:_FRAME_HEAD], "big")
-            if length > self._bytes_left:
-                return True  # no supervisor of ours says that much
-            if len(self._received) < _FRAME_HEAD + length:
+            end = _FRAME_HEAD + int.from_bytes(self._received[1:_FRAME_HEAD], "big")
+            if end + len(self._archive) > self._max_bytes:
+                return True  # our supervisor never sends that much
+            if len(self._received) < end:
                 return False
-            kind = self._received[:1]
-            content = bytes(memoryview(self._received)[_FRAME_HEAD : _FRAME_HEAD + length])
-            del self._received[: _FRAME_HEAD + length]
+            kind, content = self._received[:1], self._received[_FRAME_HEAD:end]
+            del self._received[:end]
             if kind == b"s":
                 self.has_started = True
             elif kind == b"f":
-                self._folder.append(content)
-                self._bytes_left -= length
+                self._archive += content
             else:
-                self.last = _parse_report(content)
+                with contextlib.suppress(ValueError):
+                    self.last = json.loads(content)
                 return True
         return False
 
+    @property
     def folder(self) -> Folder | None:
-        """Return the folder that came, if one did, and whole."""
-        folder = Folder(b"".join(self._folder))
-        return folder if self.last is not None and folder.is_whole() else None
-
-
-def _parse_report(content: bytes) -> dict[str, Any] | None:
-    try:
-        report = json.loads(content)
-    except ValueError:
-        return None
-    return report if isinstance(report, dict) else None
+        """The folder, if one was sent completely."""
+        is_whole = self.last is not None and self._archive
+        return Folder(bytes(self._archive)) if is_whole else None
 
 
 class _Capture:
-    """Text as it comes in, up to a limit."""
+    """Text as it comes in, up to a number of characters."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, max_chars: int) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._parts: list[str] = []
-        self._left = limits.output_chars
+        self._left = max_chars
 
     def add(self, data: bytes) -> bool:
-        """Take more output; return whether it still fits."""
+        """Add output; return whether it still fits."""
         text = self._decoder.decode(data)
         self._parts.append(text[: self._left])
         fits = len(text) <= self._left

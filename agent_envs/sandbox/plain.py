@@ -1,31 +1,20 @@
 """The level ``limits``: a subprocess with limits on time, memory, processes and output.
 
-It hides nothing: the program has the network, and this user's files and rights. Its environment
-is clean, its directory is its own, and its processes end with it, unless it works against that.
+It hides nothing: the program has the network, and this user's files and rights. Its environment is
+clean, its directory is its own, and its processes end with it, unless it actively evades that.
 """
 
 import contextlib
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
-from agent_envs.sandbox import tree
-from agent_envs.sandbox.limits import Level, Limits
-from agent_envs.sandbox.payload import (
-    BOOTSTRAP,
-    ENVIRONMENT,
-    PYTHON_FLAGS,
-    make_payload,
-    python_executable,
-)
-
-_END_SECONDS: Final = 20.0
+from agent_envs.sandbox.archive import remove_tree
+from agent_envs.sandbox.launching import ENVIRONMENT, end_process, python_command, start_module
+from agent_envs.sandbox.results import Level, Limits
 
 
 class PlainLauncher:
@@ -53,47 +42,32 @@ class PlainLauncher:
         del limits  # the supervisor sets them
         if self._is_closed:
             raise SandboxError("The sandbox is closed.")
-        folder = Path(tempfile.mkdtemp(prefix="agent-envs-scratch-"))
-        config: dict[str, Any] = {
+        folder = tempfile.mkdtemp(prefix="agent-envs-scratch-")
+        inherited = [control.fileno(), *descriptors]
+        config = {
             "control": control.fileno(),
             "descriptors": list(descriptors),
             "packages": self._packages,
-            "scratch": str(folder),
+            "scratch": folder,
         }
+        environment = {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
         try:
-            process = subprocess.Popen(  # noqa: S603
-                [python_executable(), *PYTHON_FLAGS, "-c", BOOTSTRAP],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**ENVIRONMENT, "HOME": str(folder), "TMPDIR": str(folder)},
-                cwd=folder,
-                pass_fds=[control.fileno(), *descriptors],
-                start_new_session=True,
-            )
-            assert process.stdin is not None  # noqa: S101 - it is a pipe
-            with process.stdin as stdin:
-                stdin.write(make_payload("supervisor", config))
+            process, stdin = start_module(
+                python_command(), "supervisor", config,
+                env=environment, cwd=folder, pass_fds=inherited,
+            )  # fmt: skip
         except OSError as error:
-            _remove(folder)
+            remove_tree(folder)
             raise SandboxError(f"A program could not be started: {error}") from error
-        return partial(_clean_up, process, folder)
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
+
+        def clean_up() -> None:
+            end_process(process, 20.0)
+            remove_tree(folder)
+
+        return clean_up
 
     def close(self) -> None:
-        """Start no more programs; those that run end with their callers."""
+        """Start no more programs; running ones end with their callers."""
         self._is_closed = True
-
-
-def _clean_up(process: "subprocess.Popen[bytes]", folder: Path) -> None:
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove the scratch directory, unless the supervisor did; what is left then is not ours."""
-    with contextlib.suppress(OSError):
-        tree.remove(str(folder))

@@ -1,4 +1,4 @@
-"""Is the untrusted program: what its process does, by mode.
+"""The process of the untrusted program, by mode.
 
 Runs inside, after all rights were given up: standard library only. Nothing here guards anything:
 the program may change all of it, and harms only itself.
@@ -16,10 +16,10 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from agent_envs.sandbox import checker, served, values
+from agent_envs.sandbox import judging, values
 
 _CHANNEL: Final = 3
-"""The descriptor of the way out, in the modes that have one."""
+"""Descriptor of the connection to the host or the tests, in the modes that have one."""
 _VERDICT: Final = 4
 
 
@@ -27,8 +27,8 @@ def run(mode: str, source: str) -> int:
     """Run `source`; return the exit code.
 
     Args:
-        mode: ``python``, ``shell``, ``session`` (calls come over the channel), ``serve`` (then
-            let tests elsewhere call it), or ``check`` (be those tests).
+        mode: ``python``, ``shell``, ``session`` (calls come over the channel), ``serve`` (tests
+            elsewhere then call it), or ``check`` (those tests).
         source: The program.
     """
     _open_standard_streams()
@@ -48,7 +48,7 @@ def _run_python(source: str, namespace: dict[str, Any]) -> None:
 
 
 def _run_session(source: str, namespace: dict[str, Any]) -> None:
-    """Run each call that comes; answer with one byte: did it end without an exception?"""
+    """Run each call, and reply whether it ended without an exception."""
     channel = values.Channel(_CHANNEL)
     number = 0
     while True:
@@ -62,7 +62,7 @@ def _run_session(source: str, namespace: dict[str, Any]) -> None:
             is_ok = True
         except SystemExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - foreign code; shown to who called
+        except BaseException as error:  # noqa: BLE001 - untrusted code; shown to the caller
             _show(error)
             is_ok = False
         sys.stdout.flush()
@@ -71,15 +71,14 @@ def _run_session(source: str, namespace: dict[str, Any]) -> None:
 
 
 def _serve(source: str, namespace: dict[str, Any]) -> None:
-    # Taken before the program runs, so that an honest program's odd globals do not matter.
-    server = served.Server(values.Channel(_CHANNEL), namespace)
+    channel = values.Channel(_CHANNEL)
     _execute(source, "main.py", namespace)
-    server.serve()
+    judging.serve(channel, namespace)
 
 
 def _check(source: str, namespace: dict[str, Any]) -> None:
     verdict = values.Channel(_VERDICT)
-    verdict.send(checker.run_tests(source, values.Channel(_CHANNEL), namespace))
+    verdict.send(judging.run_tests(source, values.Channel(_CHANNEL), namespace))
 
 
 _MODES: Final[dict[str, Callable[[str, dict[str, Any]], None]]] = {
@@ -101,7 +100,7 @@ def _run_shell(script: str) -> int:
 def _execute(
     source: str, filename: str, namespace: dict[str, Any], *, show_value: bool = False
 ) -> None:
-    """Run `source`; with `show_value`, print the value of a last expression, as a prompt does."""
+    """Run `source`; with `show_value`, print the value of a last expression."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree = ast.parse(source, filename)
     last = tree.body.pop() if show_value and tree.body else None
@@ -117,13 +116,13 @@ def _execute(
 
 
 def _finish(body: Callable[[], None]) -> int:
-    """Run `body` and what Python does at its end; return the exit code."""
+    """Run `body` and Python's own shutdown; return the exit code."""
     code = 0
     try:
         body()
     except SystemExit as error:
         code = _exit_code(error)
-    except BaseException as error:  # noqa: BLE001 - foreign code; shown to who called
+    except BaseException as error:  # noqa: BLE001 - untrusted code; shown to the caller
         _show(error)
         code = 1
     try:

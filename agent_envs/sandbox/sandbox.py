@@ -12,10 +12,11 @@ from typing import Any, Final, Self, TypeAlias
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox.container import ContainerLauncher
-from agent_envs.sandbox.execution import Execution, Launcher
+from agent_envs.sandbox.execution import Execution, make_request
 from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.limits import Level, Limits, Result, Verdict
+from agent_envs.sandbox.launching import Launcher
 from agent_envs.sandbox.plain import PlainLauncher
+from agent_envs.sandbox.results import Level, Limits, Result, Verdict
 from agent_envs.sandbox.strong import StrongLauncher
 from agent_envs.sandbox.values import Channel
 
@@ -64,20 +65,7 @@ def open_sandbox(
     return Sandbox(make_launcher(folders, image))
 
 
-class _Closing:
-    """Is closed at the end of a ``with`` statement."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Sandbox(_Closing):
+class Sandbox:
     """Runs untrusted programs, each in an empty scratch directory; safe to use from threads."""
 
     def __init__(self, launcher: Launcher) -> None:
@@ -102,18 +90,18 @@ class Sandbox(_Closing):
 
         Args:
             source: The program.
-            stdin: What it reads.
-            files: What its scratch directory holds first: relative path -> content, or the
-                `Folder` of an earlier result.
-            limits: What it may use.
-            collect_files: Whether `Result.folder` holds the scratch directory as it was left.
+            stdin: Its standard input.
+            files: Content of its scratch directory: relative path -> content, or the `Folder` of an
+                earlier result.
+            limits: Its limits.
+            collect_files: Whether `Result.folder` holds the scratch directory at the end.
 
         Raises:
             ConfigurationError: If a path leads out of the scratch directory.
-            SandboxError: If the sandbox itself broke.
+            SandboxError: If the sandbox itself failed.
         """
-        request = _make_request("python", source, files, collect_files=collect_files)
-        return self._run(request, stdin, limits or Limits())
+        request = make_request("python", source, stdin, collect_files=collect_files)
+        return self._run(request, limits, files)
 
     def run_shell(
         self,
@@ -125,8 +113,8 @@ class Sandbox(_Closing):
         collect_files: bool = False,
     ) -> Result:
         """Run a script with /bin/sh; arguments and errors as for `run_python`."""
-        request = _make_request("shell", script, files, collect_files=collect_files)
-        return self._run(request, stdin, limits or Limits())
+        request = make_request("shell", script, stdin, collect_files=collect_files)
+        return self._run(request, limits, files)
 
     def session(self, limits: Limits | None = None, *, files: Files | None = None) -> "Session":
         """Start a Python whose state lasts from call to call.
@@ -149,47 +137,41 @@ class Sandbox(_Closing):
     ) -> Verdict:
         """Judge an untrusted program by trusted tests, such that it cannot fake the verdict.
 
-        The two run in sandboxes of their own, and only values pass between them: the tests call
-        the program's functions, and compare what comes back where no line of the program runs.
-        The program never holds the tests, the expected values, or anything that says "passed".
+        The two run in separate sandboxes, and only plain values pass between them: the tests call
+        the program's functions, and compare the results where no line of the program runs. The
+        program never holds the tests, the expected values, or anything that says "passed".
 
-        What a program returns counts as what it is at once. Objects that are no plain data
-        (numbers, text, bytes, ranges, containers) can be called, iterated, indexed and asked for
-        attributes, but equal no plain value, cannot be calculated with, and stay as they were
-        seen until the tests do something to the program again. What is not a number (NaN) equals
-        nothing, as ever, and fails a test that orders it: ``not abs(nan - 4) > 1e-6`` would be
-        true. Any truth counts as one: ``assert f(2)`` passes a program that returns 1. An
-        exception that would steer the tests (`StopIteration`, `SystemExit`) reaches them as a
-        plain failure. A function that returns None may have changed its arguments in place, as
-        ``list.sort`` does, and the tests see it; where it returns something, they do not.
+        Results are numbers, text, bytes, ranges, containers and iterators; subclasses count as the
+        type they extend. Any other object is true or false and equals nothing. A result that is or
+        contains NaN is a failure, and infinity can be compared but not calculated with:
+        ``not abs(nan - 4) > 1e-6`` would be true. `StopIteration` and `SystemExit`, which would
+        steer the tests, reach them as a plain failure. Changes of arguments are not seen.
 
-        What this does not do: a program may still recognise the inputs it is called with, and
-        weak tests stay weak. Tests cannot inherit from the program's classes or catch its own
-        exception types. At the level ``limits`` the program could find and change the process of
-        the tests.
+        A program may still recognise the inputs it is called with, and weak tests stay weak. Tests
+        cannot use the program's classes, pass functions, or catch its own exception types. At the
+        level ``limits`` the program could find and change the process of the tests.
 
         Args:
             program: The untrusted program.
-            tests: Python that raises if the program is wrong; the functions of the program are
-                simply there, the common modules (``math``, ``re``, ...) too.
-            names: What the tests take from the program. If not given: every name that they use,
-                do not define, and that neither Python nor its library has.
-            helpers: Trusted Python, such as a reference solution. What the tests use of it
-                besides `names` is there; objects of its classes are made anew for the program,
-                by the class of that name there.
-            files: Put into the program's scratch directory first.
-            limits: What the program may use, tests included.
+            tests: Python that raises if the program is wrong. The program's functions and common
+                modules (``math``, ``re``, ...) are defined.
+            names: Names that the tests take from the program. By default every name that they use
+                and do not define, and that neither Python nor its library has.
+            helpers: Trusted Python, such as a reference solution, which defines what the tests use
+                besides `names`. The program gets objects of its classes as objects of its own class
+                of that name, with the same attributes.
+            files: Content of the program's scratch directory.
+            limits: Limits of the program, tests included.
         """
         limits = limits or Limits()
         to_program, to_tests = socket.socketpair()
         ours, verdict = socket.socketpair()
-        asked = {"tests": tests, "names": names and list(names), "helpers": helpers}
+        given = {"tests": tests, "names": names and list(names), "helpers": helpers}
         with ours:
-            serve = _make_request("serve", program, files)
-            check = _make_request("check", json.dumps(asked), None)
-            program_ends = [to_program.detach()]
-            test_ends = [to_tests.detach(), verdict.detach()]
-            with Execution(self._launcher, serve, limits, channels=program_ends) as tested:
+            folder, serve = _as_folder(files), make_request("serve", program)
+            check = make_request("check", json.dumps(given))
+            ends, test_ends = [to_program.detach()], [to_tests.detach(), verdict.detach()]
+            with Execution(self._launcher, serve, limits, folder=folder, channels=ends) as tested:
                 # The program's output must be read while the tests run, or it would block.
                 reader = threading.Thread(target=tested.wait, daemon=True)
                 reader.start()
@@ -208,23 +190,37 @@ class Sandbox(_Closing):
         """Show the level."""
         return f"Sandbox(level={self.level!r})"
 
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
     def _run(
-        self, request: dict[str, Any], stdin: str, limits: Limits, channels: Sequence[int] = ()
+        self,
+        request: dict[str, Any],
+        limits: Limits | None,
+        files: Files | None = None,
+        channels: Sequence[int] = (),
     ) -> Result:
-        text = stdin.encode(errors="replace")
-        with Execution(self._launcher, request, limits, stdin=text, channels=channels) as execution:
+        limits, folder = limits or Limits(), _as_folder(files)
+        with Execution(
+            self._launcher, request, limits, folder=folder, channels=channels
+        ) as execution:
             execution.wait()
             return execution.result()
 
     def _run_tests(self, request: dict[str, Any], limits: Limits, ends: list[int]) -> None:
-        # They wait for the program most of the time, and must outlive it to say so.
+        # They wait for the program most of the time, and must outlive it to report its end.
         own = Limits(
             wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
         )
-        self._run(request, "", own, channels=ends)
+        self._run(request, own, channels=ends)
 
 
-class Session(_Closing):
+class Session:
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
     def __init__(
@@ -238,9 +234,14 @@ class Session(_Closing):
         self._socket, theirs = socket.socketpair()
         self._channel = Channel(self._socket.fileno(), owns=False)
         self._is_closed = False
-        request = _make_request("session", "", files)
         try:
-            self._execution = Execution(launcher, request, limits, channels=[theirs.detach()])
+            self._execution = Execution(
+                launcher,
+                make_request("session", ""),
+                limits,
+                folder=_as_folder(files),
+                channels=[theirs.detach()],
+            )
         except BaseException:
             self._socket.close()
             raise
@@ -283,6 +284,14 @@ class Session(_Closing):
             if not self._is_closed:
                 self._close()
 
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
     def _receive(self) -> bytes:
         """Return the answer to a call; the program may have written anything there."""
         try:
@@ -298,15 +307,8 @@ class Session(_Closing):
             self._socket.close()
 
 
-def _make_request(
-    mode: str,
-    source: str,
-    files: Files | None,
-    *,
-    collect_files: bool = False,
-) -> dict[str, Any]:
-    folder = Folder.of(files) if isinstance(files, Mapping) and files else files or None
-    return {"mode": mode, "source": source, "folder": folder, "collect_files": collect_files}
+def _as_folder(files: Files | None) -> Folder | None:
+    return Folder.of(files) if isinstance(files, Mapping) and files else files or None  # type: ignore[return-value]
 
 
 def _read_verdict(ours: socket.socket) -> Verdict | None:

@@ -1,14 +1,12 @@
 """The system-call filter of the strong level, as a classic BPF program.
 
-A list of what is allowed: what ordinary programs need to work on files, memory, processes, threads,
-pipes and time, and where a call can do both good and harm, with which arguments. What is not on the
-list fails with EPERM, and with ENOSYS where programs then know another way or where the call is
-newer than these tables. So the kernel code that a program reaches is chosen here, once.
+An allowlist: what ordinary programs need for files, memory, processes, threads, pipes and time, and
+for calls that can also do harm, with which arguments. Other calls fail with EPERM, or with ENOSYS
+where programs then fall back to another call or where the call is newer than these tables.
 
-What it holds off beside the namespaces: the supervisor (process 1 of the namespace) cannot be the
-object of any call; sockets are connected pairs of streams, which cannot be bound, addressed, or
-used to pass descriptors; and nothing is left that would hold memory which nobody counts, or take
-the user's own quotas.
+In addition to the namespaces, the filter ensures that no call can target the supervisor (process 1
+of the namespace); that sockets are connected pairs of streams, which cannot be bound, addressed, or
+used to pass descriptors; and that no call holds uncounted memory or uses the user's own quotas.
 """
 
 import errno
@@ -79,7 +77,7 @@ _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x4
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _NEWEST_KNOWN: Final = 463
-"""Calls above this number are newer than the tables: they do not exist, as far as we say."""
+"""Calls above this number are newer than the tables, and answered as if they did not exist."""
 
 
 def _one_of(argument: int, *values: int, code: int = errno.EPERM) -> list[_Instruction]:
@@ -128,8 +126,8 @@ _SMALL_IF_SHARED: Final = [
 _PLAIN_FILE: Final = 0o060000
 """Bits that neither a file nor a pipe has in its mode."""
 _GUARDED: Final[Mapping[str, tuple[int, int | None, list[_Instruction]]]] = {
-    # No namespaces, no tracing, no child beside itself; and threads share their descriptors, or
-    # the supervisor could not see what they hold.
+    # No namespaces, tracing or sibling processes; and threads share their descriptors, or the
+    # supervisor could not see what they hold.
     "clone": (56, 220, [*_no_bit(0, 0x7E02A000), *_implies(0, 0x10000, 0x400)]),
     "prctl": (
         157,
@@ -155,8 +153,8 @@ _GUARDED: Final[Mapping[str, tuple[int, int | None, list[_Instruction]]]] = {
             code=errno.ENOTTY,
         ),
     ),
-    # No huge pages, which nobody counts, and shared anonymous memory by small objects: they stay
-    # whole while a page of them is mapped.
+    # No huge pages, which are not counted; shared anonymous memory in small objects only: an object
+    # stays while one of its pages is mapped.
     "mmap": (9, 222, [*_no_bit(3, 0x40000), *_SMALL_IF_SHARED]),
     "prlimit64": (302, 261, _OTHERS),
     "setpriority": (141, 140, [*_one_of(0, 0, 1), *_not(1, 1)]),
@@ -194,10 +192,10 @@ _PRETENDED: Final[Mapping[str, tuple[int, int | None, int]]] = {
     "setxattr": (188, 5, errno.ENOTSUP),  # `cp -p` knows file systems without
     "lsetxattr": (189, 6, errno.ENOTSUP),
     "fsetxattr": (190, 7, errno.ENOTSUP),
-    "sync": (162, 81, 0),  # all there is to write is in memory; the host's disks are not ours
+    "sync": (162, 81, 0),  # everything written is in memory; the host's disks are not concerned
     "syncfs": (306, 267, 0),
 }
-"""Calls that are not done and answered with something else than EPERM."""
+"""Calls that are not executed and answered with something other than EPERM."""
 
 
 def build_filter(machine: str = "") -> bytes:
@@ -207,13 +205,13 @@ def build_filter(machine: str = "") -> bytes:
         machine: As `platform.machine` names it; this machine if empty.
 
     Raises:
-        SandboxUnavailableError: If the processor's system calls are not known here.
+        SandboxUnavailableError: If there are no tables for the processor.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise SandboxUnavailableError(
-            f"The sandbox knows no system-call filter for {machine!r} (known: "
-            f"{', '.join(_ARCHITECTURES)}). Use level='container', or level='limits' for code you "
+            f"There is no system-call filter for {machine!r}, only for "
+            f"{', '.join(_ARCHITECTURES)}. Use level='container', or level='limits' for code you "
             "trust."
         )
     column = list(_ARCHITECTURES).index(machine)

@@ -1,10 +1,11 @@
 """The level ``strong``: namespaces, a read-only view of the system, and a system-call filter.
 
-A zygote (`agent_envs.sandbox.zygote`) is started once and forks per program. It needs nothing
-installed, only a Linux kernel that lets this user make namespaces.
+A zygote (`agent_envs.sandbox.zygote`) is started once and forks per program. Nothing has to be
+installed; the Linux kernel must let this user create namespaces.
 """
 
 import array
+import contextlib
 import json
 import os
 import socket
@@ -14,23 +15,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 from agent_envs.errors import ConfigurationError, SandboxError, SandboxUnavailableError
-from agent_envs.sandbox.execution import Execution
-from agent_envs.sandbox.limits import Level, Limits
-from agent_envs.sandbox.payload import (
-    BOOTSTRAP,
-    ENVIRONMENT,
-    PYTHON_FLAGS,
-    make_payload,
-    python_executable,
-)
+from agent_envs.sandbox.execution import Execution, make_request
+from agent_envs.sandbox.launching import ENVIRONMENT, end_process, python_command, start_module
+from agent_envs.sandbox.results import Level, Limits
 from agent_envs.sandbox.seccomp import build_filter
 
 _START_SECONDS: Final = 30.0
 _OLDEST_KERNEL: Final = (5, 14)
-"""From here on the limit on processes counts per user namespace, so per program."""
+"""From this version on, the limit on processes counts per user namespace, so per program."""
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 _DEVICES: Final = {  # as programs see it -> the host's
@@ -52,7 +47,7 @@ _PACKAGE_FOLDERS: Final = (
     "envs",  # conda's
     "pkgs",
 )
-"""Below a prefix, what is not Python's own: packages, and the user's projects among them."""
+"""Folders below a prefix that are not Python's own; the user's projects may be there."""
 _LINKS: Final = {
     "/tmp": "/scratch",  # noqa: S108
     "/var/tmp": "/scratch",  # noqa: S108
@@ -68,7 +63,7 @@ _FILES: Final = {
 }
 _WARM_MODULES: Final = (
     "collections bisect copy datetime functools heapq itertools json math operator random re "
-    "string typing"
+    "string tarfile typing"
 ).split()
 """Imported once, before the forks."""
 
@@ -113,16 +108,16 @@ if rights != ["", "1", "2"]:
     seen.append("more rights than it should")
 print(json.dumps(seen))
 """
-"""Tries to see what it must not see; a sandbox is called strong only if it fails throughout."""
+"""Tries to see what it must not see; `StrongLauncher` requires that it finds nothing."""
 
 
 class StrongLauncher:
-    """Starts programs in namespaces of their own."""
+    """Starts each program in its own namespaces."""
 
     level: Level = "strong"
 
     def __init__(self, packages: Sequence[Path] = ()) -> None:
-        """Start the zygote and try it out.
+        """Start the zygote and test it.
 
         Args:
             packages: Folders of Python packages that programs may import.
@@ -146,7 +141,7 @@ class StrongLauncher:
     def start(
         self, descriptors: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
-        """Have the zygote fork (see `Launcher`)."""
+        """Let the zygote fork (see `Launcher`)."""
         del limits  # the supervisor sets them
         passed = array.array("i", [control.fileno(), *descriptors])
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
@@ -170,23 +165,17 @@ class StrongLauncher:
 
     def _end_zygote(self) -> None:
         self._socket.close()
-        if self._owner != os.getpid():
-            return  # a fork of the process that owns it
-        try:
-            self._process.wait(_START_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._owner == os.getpid():  # not in a fork of the process that owns it
+            end_process(self._process, _START_SECONDS)
 
     def _test(self) -> None:
-        """Refuse to be called strong without having tried."""
+        """Run `PROBE`: whether isolation holds is tested, not assumed."""
         with tempfile.NamedTemporaryFile("w", prefix="agent-envs-canary-") as canary:
             canary.write("canary")
             canary.flush()
-            request = {"mode": "python", "source": PROBE, "folder": None, "collect_files": False}
-            stdin = f"{canary.name}\n".encode()
+            stdin, limits = f"{canary.name}\n", Limits(wall_seconds=20.0)
             try:
-                with Execution(self, request, Limits(wall_seconds=20.0), stdin=stdin) as probe:
+                with Execution(self, make_request("python", PROBE, stdin), limits) as probe:
                     probe.wait()
                     result = probe.result()
             except SandboxError as error:
@@ -196,7 +185,7 @@ class StrongLauncher:
 
 
 def _nothing_to_clean() -> None:
-    """The scratch directory went with its namespace."""
+    """Do nothing: the scratch directory disappeared with its namespace."""
 
 
 def _require_kernel() -> None:
@@ -209,7 +198,7 @@ def _require_kernel() -> None:
 
 
 def _require_readable(packages: Sequence[Path]) -> None:
-    """Refuse folders that root alone may read: programs are nobody."""
+    """Refuse folders that only root may read: programs run as the user "nobody"."""
     for folder in packages:
         if os.geteuid() == 0 and folder.stat().st_mode & 0o005 != 0o005:
             raise ConfigurationError(
@@ -220,45 +209,32 @@ def _require_readable(packages: Sequence[Path]) -> None:
 
 def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(  # noqa: S603
-            [python_executable(), *PYTHON_FLAGS, "-c", BOOTSTRAP],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-            cwd="/",
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # an interrupt at the terminal is for the host alone
-        )
-        config = {**config, "socket": theirs.fileno()}
-    payload = make_payload("zygote", config, ["zygote"])
     ours.settimeout(_START_SECONDS)
-    assert process.stdin is not None  # noqa: S101 - it is a pipe
-    try:
-        with process.stdin as stdin:
-            stdin.write(payload)
-        is_ready = ours.recv(16) == b"ready"
-    except OSError:
-        is_ready = False
-    if not is_ready:
-        ours.close()
-        process.stdin = None  # closed above
+    with theirs:
+        process, stdin = start_module(
+            python_command(), "zygote", {**config, "socket": theirs.fileno()},
+            stderr=subprocess.PIPE, env=ENVIRONMENT, cwd="/", pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+    stderr = cast("IO[bytes]", process.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        stdin.close()
+    with stderr:
         try:
-            _, errors = process.communicate(timeout=_START_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _, errors = process.communicate()
-        reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _unavailable(reason or "the sandbox's process did not start")
-    assert process.stderr is not None  # noqa: S101 - it is a pipe
-    process.stderr.close()
+            is_ready = ours.recv(16) == b"ready"
+        except OSError:
+            is_ready = False
+        if not is_ready:
+            ours.close()
+            end_process(process, _START_SECONDS)
+            os.set_blocking(stderr.fileno(), False)  # a child of the zygote may keep it open
+            reason = (stderr.read() or b"").decode(errors="replace").strip().rpartition("\n")[2]
+            raise _unavailable(reason or "the sandbox's process did not start")
     ours.settimeout(None)
     return process, ours
 
 
 def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
-    """Plan the file tree: Python and the system's programs, nothing of the user's."""
+    """List the file tree: Python and the system's programs, no files of the user."""
     binds: list[tuple[str, str]] = [
         (f"/dev/{host}", f"/dev/{name}") for name, host in _DEVICES.items()
     ]

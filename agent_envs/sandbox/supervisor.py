@@ -1,16 +1,18 @@
-"""Starts one program, watches what it takes, and ends its whole process tree.
+"""Start one program, watch its resource usage, and end its whole process tree.
 
 Runs inside, as the parent of the program: standard library only. At the levels ``strong`` and
 ``container`` it is the first process of its own process namespace, which the program can neither
-see nor signal; at the level ``limits`` it adopts orphans (a "subreaper") and hunts descendants.
+see nor signal; at the level ``limits`` it adopts orphans (as a "subreaper") and searches for
+descendants.
 
 It talks to the host over a socket that the program does not have. In: the request (four bytes of
-length, JSON), the folder to begin with, then one byte at a time: ``c`` a call of a session begins,
-``d`` it is done. End of file: stop. Out: frames (`send_frame`).
+length, JSON), the folder to begin with, then single bytes: ``c`` a call of a session begins, ``d``
+it is done. End of file: stop. Out: frames (`send_frame`).
 """
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -22,11 +24,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from agent_envs.sandbox import program, tree, usage
+from agent_envs.sandbox import archive, program, usage
 
 _POLL_SECONDS: Final = 0.02
-_COUNT_SECONDS: Final = 0.1
-"""How often memory is counted exactly; what is resident is looked at each time."""
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
 _PENDING_SIGNALS: Final = 128
@@ -36,13 +36,15 @@ _SET_CHILD_SUBREAPER: Final = 36
 class Namespace:
     """All other processes of this process namespace, whose first process we are."""
 
-    own_processes = 1
-    """Processes of ours that count against the program's limit."""
+    def __init__(self, own_processes: int = 1) -> None:
+        """Fail elsewhere: there, a signal to all would reach the user's processes.
 
-    def __init__(self) -> None:
-        """Refuse to exist elsewhere: there, a signal to all would hit the user's processes."""
+        Args:
+            own_processes: Our processes and threads, which count against the program's limit.
+        """
         if os.getpid() != 1:
             raise RuntimeError("not the first process of a namespace")
+        self.own_processes = own_processes
 
     def pids(self) -> Iterator[int]:
         """Yield the processes."""
@@ -51,13 +53,13 @@ class Namespace:
                 yield int(name)
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process at once; none can fork its way out."""
+        """Send a signal to every process at once; none can escape it by forking."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, number)
 
 
 class Descendants:
-    """The processes below this one, for want of a namespace."""
+    """The processes below this one, where there is no namespace."""
 
     own_processes = 0
 
@@ -89,23 +91,33 @@ Processes = Namespace | Descendants
 
 
 def receive_request(control: socket.socket) -> dict[str, Any]:
-    """Read the request from the host; its ``folder`` comes after it."""
+    """Read the request from the host, with the ``folder`` that follows it."""
     length = int.from_bytes(_read(control, 4), "big")
     request: dict[str, Any] = json.loads(_read(control, length))
     request["folder"] = _read(control, request["folder_bytes"])
     return request
 
 
+def _read(control: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = control.recv(min(length - len(data), _MB))
+        if not part:
+            raise EOFError("the host is gone")
+        data += part
+    return bytes(data)
+
+
 def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
-    """Tell the host something.
+    """Send one frame to the host.
 
     Args:
-        control: The way to it.
-        kind: ``s``: the program is about to start, and what goes wrong from here on is its doing.
+        control: The connection to it.
+        kind: ``s``: the program is about to start, so every later failure is the program's.
             ``f``: a part of the folder it left. ``r``: the report, in JSON; the last frame.
-        data: What the frame holds.
+        data: Content of the frame.
     """
-    with contextlib.suppress(OSError):  # the host is gone, and no one is left to be told
+    with contextlib.suppress(OSError):  # the host is gone
         control.sendall(kind + len(data).to_bytes(4, "big") + data)
 
 
@@ -116,39 +128,49 @@ def supervise(
     processes: Processes,
     confine: Callable[[], None],
 ) -> None:
-    """Run the program that `request` describes in the current directory; report on `control`.
+    """Run a program in the current directory, and report on `control`.
 
     Args:
-        request: ``mode``, ``source``, ``folder``, ``collect_files`` and ``limits``.
-        descriptors: Its standard input, output and error, and what else it inherits.
-        control: The way to the host.
-        processes: Those that end with it.
+        request: ``mode``, ``source``, ``stdin``, ``folder``, ``collect_files`` and ``limits``.
+        descriptors: Its standard output and error, and what else it inherits.
+        control: The connection to the host.
+        processes: The processes that end with it.
         confine: Called in the program's process, last of all: gives up rights for good.
     """
     folder, started = request.pop("folder"), time.time()
-    if folder:
-        tree.unpack(folder)
-    date = tree.date_of(folder) + 1
+    date = (archive.unpack(folder) if folder else archive.FIRST_DATE) + 1
     del folder  # or the program would be forked with it
+    stdin = _make_stdin(request.pop("stdin").encode(errors="replace"))
+    descriptors = [stdin, *descriptors]
+    limits, is_session = request["limits"], request["mode"] == "session"
     send_frame(control, b"s")
     main = os.fork()
     if main == 0:
         _become_program(request, descriptors, processes, confine)
     for descriptor in descriptors:
         os.close(descriptor)
-    is_session = request["mode"] == "session"
-    ending = _watch(main, control, processes, request["limits"], is_session=is_session)
+    ending = _watch(main, control, processes, limits, is_session=is_session)
     report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
     if request["collect_files"]:
-        max_bytes = request["limits"]["scratch_mb"] * _MB
-        packer = tree.Packer(date=date, started=started, max_bytes=max_bytes)
-        for part in packer.pack():
-            send_frame(control, b"f", part)
+        packer = archive.Packer(lambda part: send_frame(control, b"f", part), date, started)
+        packer.pack(limits["scratch_mb"] * _MB)
         report["left_out"] = packer.left_out
     send_frame(control, b"r", json.dumps(report).encode())
     control.close()
+
+
+def _make_stdin(data: bytes) -> int:
+    """Return a file in memory that the program can read but not change."""
+    file = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
 
 
 def _become_program(
@@ -181,19 +203,17 @@ def _place_descriptors(descriptors: list[int]) -> None:
 
 
 def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session: bool) -> None:
-    memory, size = limits["memory_mb"] * _MB, limits["file_mb"] * _MB
-    processes = limits["processes"] + processes.own_processes
     wanted = [
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, size),
-        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_AS, limits["memory_mb"] * _MB),
+        (resource.RLIMIT_FSIZE, limits["file_mb"] * _MB),
+        (resource.RLIMIT_NPROC, limits["processes"] + processes.own_processes),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),  # the user has one quota for all
     ]
-    if not is_session:  # whose processor time is per call, so only the watch can tell
+    if not is_session:  # whose processor time is per call, so only the watch can limit it
         wanted.append((resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1))))
     for which, value in wanted:
         _, hard = resource.getrlimit(which)
@@ -212,8 +232,8 @@ def _watch(
     *,
     is_session: bool,
 ) -> str:
-    """Wait until the main process ends, the host says stop, or a limit is reached."""
-    watch = _Watch(processes, limits)
+    """Wait until the main process ends, the host stops it, or a limit is reached; return which."""
+    watch = usage.Watch(processes.pids, limits)
     is_idle = is_session
     poll = select.poll()
     pidfd = os.pidfd_open(main)
@@ -241,49 +261,8 @@ def _watch(
         os.close(pidfd)
 
 
-class _Watch:
-    """Compares what the program takes with what it may."""
-
-    def __init__(self, processes: Processes, limits: dict[str, Any]) -> None:
-        self._processes, self._limits = processes, limits
-        self._max_bytes: int = limits["memory_mb"] * _MB
-        self._next_count = 0.0
-        self._start(0.0)
-
-    def begin(self) -> None:
-        """Start the clock of a call."""
-        self._start(usage.take_sample(self._processes.pids()).cpu_seconds)
-
-    def _start(self, cpu_seconds: float) -> None:
-        self._started = self._last_look = time.monotonic()
-        self._cpu_before = self._last_cpu = cpu_seconds
-        self._waited = 0.0  # for a processor
-
-    def exceeded(self) -> str:
-        """Return which limit is exceeded; empty if none is."""
-        now, sample = time.monotonic(), usage.take_sample(self._processes.pids())
-        if sample.is_runnable:
-            self._waited += now - self._last_look - (sample.cpu_seconds - self._last_cpu)
-        self._last_look, self._last_cpu = now, sample.cpu_seconds
-        longest = self._limits["wall_seconds"] + max(0.0, self._waited)
-        if now - self._started > min(longest, self._limits["longest_seconds"]):
-            return "timeout"
-        if sample.cpu_seconds - self._cpu_before > self._limits["cpu_seconds"]:
-            return "cpu_limit"
-        if sample.num_threads > self._limits["processes"]:
-            return "process_limit"  # root is exempt from the kernel's own limit
-        if sample.resident_bytes > self._max_bytes or now > self._next_count:
-            self._next_count = now + _COUNT_SECONDS
-            return "memory_limit" if self.holds_too_much() else ""
-        return ""
-
-    def holds_too_much(self) -> bool:
-        """Return whether it holds more memory than it may."""
-        return usage.count_memory(self._processes.pids()) > self._max_bytes
-
-
 def _reap_orphans(main: int) -> None:
-    """Reap what others left behind, or it would count as running."""
+    """Reap processes whose parents ended, or they would count as running."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (child := os.waitid(os.P_ALL, 0, options)) is not None and child.si_pid != main:
         os.waitpid(child.si_pid, 0)
@@ -302,16 +281,6 @@ def _end(main: int, processes: Processes) -> int | None:
             exit_code = os.waitstatus_to_exitcode(status)
 
 
-def _read(control: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = control.recv(min(length - len(data), _MB))
-        if not part:
-            raise EOFError("the host is gone")
-        data += part
-    return bytes(data)
-
-
 def main(config: dict[str, Any]) -> None:
     """Supervise one program as plain processes, at the level ``limits``.
 
@@ -322,13 +291,7 @@ def main(config: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=config["control"])
     sys.path += config["packages"]
-    supervise(
-        receive_request(control), config["descriptors"], control, Descendants(), _confine_nothing
-    )
+    request = receive_request(control)
+    supervise(request, config["descriptors"], control, Descendants(), lambda: None)
     os.chdir("/")
-    with contextlib.suppress(OSError):
-        tree.remove(config["scratch"])  # the host may be gone
-
-
-def _confine_nothing() -> None:
-    """Keep all rights but what the limits take."""
+    archive.remove_tree(config["scratch"])  # the host may be gone

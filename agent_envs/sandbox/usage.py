@@ -1,61 +1,109 @@
-"""What a program takes at this moment: processor time, processes, memory; as /proc tells it.
+"""Resource usage of a program's processes, sampled from /proc, compared with its limits.
 
-Runs inside, in the supervisor: standard library only. Memory is counted whichever way it is held.
-Where no control group does that for us, these are the ways that the system-call filter leaves:
-private and mapped pages, once for all who share them, also when the first thread of a process has
-ended; pages in swap; shared anonymous memory, which stays when the part of it that was mapped is
-gone, so each object counts as `SHARED_OBJECT_BYTES`, the most that the filter lets it be, or more;
-what waits in pipes and sockets, at its most; and the kernel's own records of mappings.
+Runs inside, in the supervisor: standard library only. No control group is needed. Memory counts
+however it is held, which is, under the system-call filter: private and mapped pages, once for all
+processes that share them, also after the first thread of a process has ended; pages in swap; shared
+anonymous memory, which outlives its mappings, so each object counts as `SHARED_OBJECT_BYTES`, the
+filter's maximum, or more; buffers of pipes and sockets, at their largest; the kernel's records of
+mappings.
 """
 
 import ctypes
 import os
 import resource
 import stat
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 SHARED_OBJECT_BYTES: Final = 4 << 20
+_COUNT_SECONDS: Final = 0.1
+"""How often memory is counted exactly; resident memory is read at each sample."""
 _PAGE: Final = resource.getpagesize()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _BUFFER_BYTES: Final = {stat.S_IFIFO: 65_536, stat.S_IFSOCK: 262_144}
 _MAPPING_BYTES: Final = 256
 _COUNTED: Final = (b"Pss_Anon:", b"Pss_File:", b"SwapPss:")
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)
-_SAME_MEMORY: Final = 1  # KCMP_VM
+_KCMP_VM: Final = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Sample(NamedTuple):
-    """What one look at a program's processes found."""
+class Watch:
+    """Compares the usage of a program, or of one call of a session, with its limits."""
 
-    cpu_seconds: float
-    """Processor time of those that live, and of those that they, or we, have waited for."""
-    num_threads: int
-    resident_bytes: int
-    """What is in memory, counted anew for each process that shares it; nothing hidden."""
-    is_runnable: bool
-    """Whether one of them has a processor or waits for one."""
+    def __init__(self, pids: Callable[[], Iterable[int]], limits: dict[str, Any]) -> None:
+        """Watch the processes that `pids` lists."""
+        self._pids, self._limits = pids, limits
+        self._max_bytes: int = limits["memory_mb"] << 20
+        self._next_count = 0.0
+        self._living: dict[tuple[int, bytes], int] = {}
+        self._ended_ticks = 0
+        self._cpu = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the clocks."""
+        self._sample()
+        self._started = self._last_time = time.monotonic()
+        self._cpu_before = self._cpu
+        self._waited = 0.0  # for a processor
+
+    def exceeded(self) -> str:
+        """Return the limit that is exceeded, or an empty string."""
+        now, cpu_before = time.monotonic(), self._cpu
+        num_threads, resident_bytes, is_runnable = self._sample()
+        cpu_seconds = self._cpu - self._cpu_before
+        if is_runnable:
+            self._waited += max(0.0, now - self._last_time - (self._cpu - cpu_before))
+        self._last_time = now
+        # A program that hides processor time must not gain wall-clock time by it.
+        waited = min(self._waited, 9 * cpu_seconds)
+        longest = min(self._limits["wall_seconds"] + waited, self._limits["longest_seconds"])
+        if now - self._started > longest:
+            return "timeout"
+        if cpu_seconds > self._limits["cpu_seconds"]:
+            return "cpu_limit"
+        if num_threads > self._limits["processes"]:
+            return "process_limit"  # root is exempt from the kernel's own limit
+        if resident_bytes > self._max_bytes or now > self._next_count:
+            self._next_count = now + _COUNT_SECONDS
+            return "memory_limit" if self.holds_too_much() else ""
+        return ""
+
+    def holds_too_much(self) -> bool:
+        """Return whether the processes hold more memory than they may."""
+        return count_memory(self._pids()) > self._max_bytes
+
+    def _sample(self) -> tuple[int, int, bool]:
+        """Read the processes; return threads, resident bytes and whether one of them is runnable.
+
+        Processor time never decreases: a parent that ignores SIGCHLD makes the time of its children
+        vanish from the kernel's sums, so what was seen of a process counts after its end.
+        """
+        reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ticks = num_threads = pages = 0
+        living: dict[tuple[int, bytes], int] = {}
+        is_runnable = False
+        for pid in self._pids():
+            if fields := stat_fields(pid):
+                own = int(fields[11]) + int(fields[12])
+                ticks += own + int(fields[13]) + int(fields[14])
+                living[pid, fields[19]] = own
+                num_threads += int(fields[17])
+                pages += int(fields[21])
+                is_runnable |= fields[0] == b"R"
+        self._ended_ticks += sum(t for key, t in self._living.items() if key not in living)
+        self._living = living
+        seen = (self._ended_ticks + sum(living.values())) / _TICKS
+        reported = reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
+        self._cpu = max(self._cpu, seen, reported)
+        return num_threads, pages * _PAGE, is_runnable
 
 
-def take_sample(pids: Iterator[int]) -> Sample:
-    """Look at processes, quickly."""
-    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks = num_threads = pages = 0
-    is_runnable = False
-    for pid in pids:
-        if fields := stat_fields(pid):
-            ticks += sum(int(field) for field in fields[11:15])
-            num_threads += int(fields[17])
-            pages += int(fields[21])
-            is_runnable |= fields[0] == b"R"
-    seconds = reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
-    return Sample(seconds, num_threads, pages * _PAGE, is_runnable)
-
-
-def count_memory(pids: Iterator[int]) -> int:
-    """Return the bytes that processes hold, in whichever way, each counted once."""
+def count_memory(pids: Iterable[int]) -> int:
+    """Return the bytes that processes hold in any way, each counted once."""
     total, seen = 0, list[int]()
     shared: dict[bytes, int] = {}
     buffers: dict[tuple[int, int], int] = {}
@@ -81,7 +129,7 @@ def stat_fields(pid: int) -> list[bytes]:
 
 
 def _living_thread(pid: int) -> int:
-    """Return the first thread of a process, or if that has ended, one that lives: it has memory."""
+    """Return the first thread of a process, or if it has ended, one that lives and has memory."""
     if stat_fields(pid)[:1] == [b"Z"]:
         for name in _list(f"/proc/{pid}/task"):
             if _read_proc(f"/proc/{pid}/task/{name}/maps"):
@@ -90,12 +138,12 @@ def _living_thread(pid: int) -> int:
 
 
 def _share_memory(thread: int, other: int) -> bool:
-    """Return whether two threads share their memory; all that have ended would seem to."""
-    return bool(_libc.syscall(_KCMP, thread, other, _SAME_MEMORY, 0, 0) == 0)
+    """Return whether two living threads share their memory."""
+    return bool(_libc.syscall(_KCMP, thread, other, _KCMP_VM, 0, 0) == 0)
 
 
 def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:
-    """Add the shared anonymous objects of a process: each a file of its own, without a name."""
+    """Add the shared anonymous objects of a process; each has an inode of its own."""
     if b"/dev/zero" not in maps:
         return
     sizes: dict[bytes, int] = {}
@@ -109,7 +157,7 @@ def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:
 
 
 def _add_buffers(place: str, buffers: dict[tuple[int, int], int]) -> None:
-    """Add the pipes, with a name or without, and the sockets of a process to `buffers`."""
+    """Add the pipes and sockets of a process."""
     for name in _list(f"{place}/fd"):
         try:
             about = os.stat(f"{place}/fd/{name}")  # noqa: PTH116 - pathlib is slow

@@ -1,89 +1,116 @@
-"""Plain values as JSON and back: what crosses between an untrusted program and its tests.
+"""Plain values as JSON and back: all that passes between an untrusted program and its tests.
 
-Runs on both sides, in the sandbox: standard library only. Decoding makes nothing but plain data
-(and, through `reference`, stand-ins), so a hostile sender can choose the value and no more.
+Runs on both sides, inside sandboxes: standard library only. Decoding creates plain data only, so a
+hostile sender chooses the value and nothing else.
 """
 
+import collections
 import json
 import math
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, Final, TypeAlias
 
-_BY_TAG: dict[str, Callable[[Any], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
+_MAX_MESSAGE_BYTES: Final = 64 << 20
+_COLLECTIONS: Final[tuple[tuple[str, type, Callable[[list[Any]], Any]], ...]] = (
+    ("dict", dict, dict),
+    ("tuple", tuple, tuple),
+    ("set", set, set),
+    ("frozenset", frozenset, frozenset),
+    ("deque", collections.deque, collections.deque),
+    ("iterator", Iterator, iter),
+    ("keys", KeysView, lambda items: dict.fromkeys(items).keys()),
+    ("values", ValuesView, lambda items: dict(enumerate(items)).values()),
+    ("items", ItemsView, lambda items: dict(items).items()),
+)
+"""Tag, type, and how to build a value from its items."""
+_SCALARS: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
+    (int, lambda value: hex(int(value))),
+    (float, lambda value: float(value).hex()),
+    (complex, lambda value: [value.real.hex(), value.imag.hex()]),
+    (bytes, lambda value: bytes(value).hex()),
+    (bytearray, lambda value: bytes(value).hex()),
+    (range, lambda value: [hex(value.start), hex(value.stop), hex(value.step)]),
+)
+_RATIONALS: Final[dict[str, Callable[[Any], Any]]] = {  # of modules that few programs import
+    "decimal.Decimal": lambda value: {"Decimal": str(value)},
+    "fractions.Fraction": lambda value: {
+        "Fraction": [hex(value.numerator), hex(value.denominator)]
+    },
 }
-_TYPES: dict[str, type] = {
+_TYPES: Final[dict[str, type]] = {
     kind.__name__: kind
-    for kind in (
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        bytearray,
-        list,
-        tuple,
-        set,
-        frozenset,
-        dict,
-    )
+    for kind in (bool, str, list, dict, tuple, set, frozenset, *(kind for kind, _ in _SCALARS))
 }
-_RATIONALS: Final = (("decimal", "Decimal"), ("fractions", "Fraction"))
 
 
-def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
+def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     """Return `value` as JSON-able data.
 
     Args:
-        value: Anything. Containers are copied; subclasses become the type they extend.
-        reference: Makes the JSON-able stand-in of an object that is not plain data.
+        value: Anything. Subclasses become the plain type they extend.
+        other: Encodes what is no plain data.
     """
-    if value is None or isinstance(value, bool | str):
-        return str(value) if isinstance(value, str) else value
-    if isinstance(value, int):
-        return {"int": hex(int(value))}
-    if isinstance(value, float):
-        return {"float": float(value).hex()}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if isinstance(value, bytes | bytearray):
-        return {type(value).__name__: bytes(value).hex()}
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, list):
-        return [encode(item, reference) for item in value]
-    for kind in (tuple, set, frozenset):
+        return [encode(item, other) for item in value]
+    for kind, write in _SCALARS:
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item, reference) for item in value]}
-    if isinstance(value, dict):
-        pairs = [[encode(k, reference), encode(v, reference)] for k, v in value.items()]
-        return {"dict": pairs}
-    return _encode_object(value, reference)
-
-
-def _encode_object(value: Any, reference: Callable[[Any], Any]) -> dict[str, Any]:
+            return {kind.__name__: write(value)}
+    for tag, kind, _ in _COLLECTIONS:
+        if isinstance(value, kind):
+            items: Any = value.items() if isinstance(value, dict) else value
+            return {tag: [encode(item, other) for item in items]}
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
-    kind = type(value)
-    if kind is range:
-        return {"range": [hex(value.start), hex(value.stop), hex(value.step)]}
-    if (kind.__module__, kind.__name__) in _RATIONALS:  # not imported here: few programs need them
-        if kind.__name__ == "Decimal":
-            return {"Decimal": str(value)}
-        return {"Fraction": [hex(value.numerator), hex(value.denominator)]}
-    return {"reference": reference(value)}
+    name = f"{type(value).__module__}.{type(value).__name__}"
+    return _RATIONALS[name](value) if name in _RATIONALS else other(value)
 
 
-def decode(
-    data: Any, reference: Callable[[Any], Any], number: Callable[[float], float] = float
-) -> Any:
+def _decimal(text: str) -> Any:
+    import decimal
+
+    return decimal.Decimal(text + "")
+
+
+def _fraction(parts: list[str]) -> Any:
+    import fractions
+
+    return fractions.Fraction(*_integers(parts))
+
+
+def _complex(parts: list[str]) -> complex:
+    return complex(*map(float.fromhex, parts))
+
+
+def _integers(parts: list[str]) -> list[int]:
+    return [int(part, 16) for part in parts]
+
+
+Tags: TypeAlias = Mapping[str, Callable[[Any], Any]]
+PLAIN_TAGS: Final[Tags] = {
+    "int": lambda text: int(text, 16),
+    "float": float.fromhex,
+    "complex": _complex,
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "range": lambda parts: range(*_integers(parts)),
+    "Decimal": _decimal,
+    "Fraction": _fraction,
+    "type": _TYPES.__getitem__,
+}
+"""How to decode each scalar."""
+_BUILDERS: Final = {tag: build for tag, _, build in _COLLECTIONS}
+
+
+def decode(data: Any, tags: Tags) -> Any:
     """Return the value that `encode` wrote.
 
     Args:
         data: JSON-able data, possibly hostile.
-        reference: Makes the object for a stand-in.
-        number: Takes each float; what it returns stands in its place.
+        tags: `PLAIN_TAGS`, and more.
 
     Raises:
         ValueError: If `data` is not what `encode` writes.
@@ -91,120 +118,87 @@ def decode(
     if data is None or isinstance(data, bool | str):
         return data
     if isinstance(data, list):
-        return [decode(item, reference, number) for item in data]
-    if not isinstance(data, dict) or len(data) != 1:
-        raise ValueError("malformed value")
-    [(tag, content)] = data.items()
+        return [decode(item, tags) for item in data]
     try:
-        return _decode_tagged(tag, content, reference, number)
+        [(tag, content)] = data.items()
+        if tag in _BUILDERS:
+            return _BUILDERS[tag](decode(content, tags))
+        return tags[tag](content)
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise ValueError("malformed value") from error
 
 
-def _decode_tagged(
-    tag: str, content: Any, reference: Callable[[Any], Any], number: Callable[[float], float]
-) -> Any:
-    if tag in _SCALARS:
-        return _SCALARS[tag](content)
-    match tag:
-        case "float":
-            return number(float.fromhex(content))
-        case "dict":
-            return dict(decode(content, reference, number))
-        case "tuple" | "set" | "frozenset":
-            return _BY_TAG[tag](decode(content, reference, number))
-        case "type" if content in _TYPES:
-            return _TYPES[content]
-        case "reference":
-            return reference(content)
-    raise ValueError("malformed value")
+class NotANumberError(ValueError):
+    """A value is, or contains, NaN."""
 
 
-def _complex(parts: list[str]) -> complex:
-    real, imaginary = (float.fromhex(part) for part in parts)
-    if math.isnan(real) or math.isnan(imaginary):  # its absolute value would be a plain float
-        raise ValueError("a complex number that is not a number")
-    return complex(real, imaginary)
+class Infinity(float):
+    """Infinity returned by a program: comparable, but not part of any arithmetic.
 
-
-def _decimal(text: str) -> Any:
-    import decimal
-
-    value = decimal.Decimal(text + "")
-    if value.is_nan():
-        raise ValueError("a decimal number that is not a number")
-    return value
-
-
-def _fraction(parts: list[str]) -> Any:
-    import fractions
-
-    numerator, denominator = (int(part, 16) for part in parts)
-    return fractions.Fraction(numerator, denominator)
-
-
-_MAX_MESSAGE_BYTES: Final = 64 << 20
-_SCALARS: Final[dict[str, Callable[[Any], Any]]] = {
-    "int": lambda text: int(text, 16),
-    "complex": _complex,
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "range": lambda parts: range(*(int(part, 16) for part in parts)),
-    "Decimal": _decimal,
-    "Fraction": _fraction,
-}
-
-
-class NonFinite(float):
-    """Infinity, or what is not a number, out of a program under test.
-
-    ``not abs(nan - 4) > 1e-6`` is true, and so would be a test that is written that way. Here what
-    is not a number stays that through arithmetic, and refuses to be ordered.
+    ``inf / inf`` is NaN, and ``not abs(nan) > 1e-6`` is true: a test written that way would pass.
     """
 
-    def __float__(self) -> float:
-        """Return infinity as a plain number."""
-        self._refuse_nan()
-        return float.__add__(self, 0.0)
 
-    def _refuse_nan(self, *others: Any) -> None:
-        if any(math.isnan(value) for value in (self, *others) if isinstance(value, float)):
-            raise ArithmeticError("what is not a number (NaN) is neither more nor less")
+def _refuse(*_: Any) -> Any:
+    raise ArithmeticError("the program returned infinity, which cannot be calculated with")
 
 
-def keep_nonfinite(value: Any) -> Any:
-    """Return a float that is not finite as `NonFinite`, anything else as it is."""
-    is_odd = isinstance(value, float) and not math.isfinite(value)
-    return NonFinite(value) if is_odd else value
+for _name in (
+    "abs add divmod float floordiv int mod mul neg pos pow radd rdivmod rfloordiv rmod rmul round "
+    "rpow rsub rtruediv sub truediv trunc"
+).split():
+    setattr(Infinity, f"__{_name}__", _refuse)
 
 
-def _calculate(name: str) -> Callable[..., Any]:
-    return lambda self, *others: keep_nonfinite(getattr(float, name)(self, *others))
+class Opaque:
+    """An object of the program that is no plain data: it is true or false, and equals nothing."""
+
+    def __init__(self, content: Any) -> None:
+        """Decode ``[name of the type, truth]``."""
+        name, self._truth = content
+        self._name = str(name)[:100]
+
+    def __bool__(self) -> bool:
+        """Return its truth, which the program decided when it returned the object."""
+        return self._truth is True
+
+    def __repr__(self) -> str:
+        """Show the type."""
+        return f"<{self._name} of the program>"
 
 
-def _order(name: str) -> Callable[..., bool]:
-    def compare(self: NonFinite, other: Any) -> bool:
-        self._refuse_nan(other)
-        answer: bool = getattr(float, name)(self, other)
-        return answer
-
-    return compare
+def _float(text: str) -> float:
+    number = float.fromhex(text)
+    if math.isnan(number):
+        raise NotANumberError
+    return Infinity(number) if math.isinf(number) else number
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(NonFinite, f"__{_name}__", _calculate(f"__{_name}__"))
-    setattr(NonFinite, f"__r{_name}__", _calculate(f"__r{_name}__"))
-for _name in ("abs", "neg", "pos", "round"):
-    setattr(NonFinite, f"__{_name}__", _calculate(f"__{_name}__"))
-for _name in ("lt", "le", "gt", "ge"):
-    setattr(NonFinite, f"__{_name}__", _order(f"__{_name}__"))
+def _finite(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def check(content: Any) -> Any:
+        value = read(content)
+        if not math.isfinite(abs(value)):
+            raise NotANumberError
+        return value
+
+    return check
+
+
+HOSTILE_TAGS: Final[Tags] = {
+    **PLAIN_TAGS,
+    "float": _float,
+    "complex": _finite(_complex),
+    "Decimal": _finite(_decimal),
+    "opaque": Opaque,
+}
+"""How to decode what a program under test returned."""
 
 
 class Channel:
     """Messages over a socket: four bytes of length, then JSON."""
 
     def __init__(self, descriptor: int, *, owns: bool = True) -> None:
-        """Speak over a socket, which is closed at the end if it `owns` it."""
+        """Use a socket, which is closed at the end if the channel `owns` it."""
         self._file = open(descriptor, "r+b", buffering=0, closefd=owns)  # noqa: SIM115
 
     def send(self, message: Any) -> None:
@@ -219,7 +213,7 @@ class Channel:
 
         Raises:
             EOFError: If the other side is gone.
-            ValueError: If what came is not a message.
+            ValueError: If the data is not a message.
         """
         length = int.from_bytes(self._read(4), "big")
         if length > _MAX_MESSAGE_BYTES:

@@ -1,9 +1,8 @@
-"""The strong level, inside: a small Python in a world of its own that forks once per program.
+"""The strong level, inside: a small isolated Python that forks once per program.
 
-`main` leaves the host's namespaces, builds a file tree that holds Python and the system's
-programs read-only and nothing else, and serves. Each request comes as file descriptors over a
-socket; a fork enters a user, mount and process namespace of its own, with an empty scratch
-directory, and supervises the program there. Standard library only.
+`main` leaves the host's namespaces, builds a read-only file tree of Python and the system's
+programs, and serves. Each request comes as file descriptors over a socket; a fork with its own
+namespaces and an empty scratch directory supervises the program. Standard library only.
 """
 
 import ctypes
@@ -25,7 +24,7 @@ _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
 _AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
 _OWN_NAMESPACES: Final = _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
-"""What each program has for itself."""
+"""Namespaces that each program has for itself."""
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 _MOUNT_SETATTR: Final = 442  # the same number on every processor
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
@@ -34,7 +33,7 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 _SET_DUMPABLE, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _SECCOMP_FILTER = 4, 38, 22, 2
 
 UID: Final = 65_534
-"""Who programs are: nobody, inside and (if the host's process is root) outside."""
+"""User of programs: "nobody", inside and (if the host's process is root) outside."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock = ctypes.PyDLL(None)
@@ -71,12 +70,12 @@ def main(config: dict[str, Any]) -> None:
 def _leave_namespaces() -> bool:
     """Leave the host's namespaces; return whether as root, who can become another user.
 
-    Root without CAP_SYS_ADMIN, or in a user namespace that knows a single user, does what any
-    other user does: makes a user namespace first.
+    Root without CAP_SYS_ADMIN, or in a user namespace with a single user, creates a user namespace
+    first, as any other user does.
     """
     flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     uid, gid = os.geteuid(), os.getegid()
-    may_change = uid == 0 and _knows("uid") and _knows("gid") and _may_set_groups()
+    may_change = uid == 0 and _has_id("uid") and _has_id("gid") and _may_set_groups()
     if may_change and _libc.unshare(flags) == 0:
         return True
     _check(_libc.unshare(flags | _NEWUSER), "unshare: user namespaces")
@@ -84,8 +83,8 @@ def _leave_namespaces() -> bool:
     return False
 
 
-def _knows(kind: str) -> bool:
-    """Return whether this user namespace has the id that programs are to have."""
+def _has_id(kind: str) -> bool:
+    """Return whether `UID` exists in this user namespace."""
     for line in Path(f"/proc/self/{kind}_map").read_text().splitlines():
         first, _, count = map(int, line.split())
         if first <= UID < first + count:
@@ -121,11 +120,11 @@ class Zygote:
                 os._exit(0)
             if _fork_into(_OWN_NAMESPACES) == 0:
                 self._enter(descriptors)
-            for descriptor in descriptors:  # if it failed, the host sees that nobody is there
+            for descriptor in descriptors:  # if the fork failed, the host sees their end
                 os.close(descriptor)
 
     def _enter(self, descriptors: list[int]) -> NoReturn:
-        """Be the first process of the namespaces of one program."""
+        """Be the first process in the namespaces of one program."""
         control = socket.socket(fileno=descriptors.pop(0))
         try:
             self._host.close()
@@ -148,7 +147,7 @@ class Zygote:
             os._exit(0)
 
     def _confine(self) -> None:
-        """Give up every right for good, and with it the way to lower ``oom_score_adj``."""
+        """Give up every right for good, also the right to lower ``oom_score_adj``."""
         _set_attributes("/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC, 0)
         header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
         _check(_libc.syscall(_CAPSET[os.uname().machine], header, bytes(24)))
@@ -160,10 +159,10 @@ class Zygote:
 
 
 def _fork_into(flags: int) -> int:
-    """Fork a child that is in new namespaces from its first moment; return as `os.fork`, or -1.
+    """Fork a child into new namespaces; return as `os.fork`, or -1.
 
-    `os.unshare` would take a fork more: a process namespace begins with the next child. Python's
-    own work after a fork is not done, and not needed: there is one thread, and the child forks
+    `os.unshare` would take one more fork: a process namespace begins with the next child. Python's
+    own work after a fork is skipped, and not needed: there is one thread, and the child forks
     again, by `os.fork`, before a line of a program runs.
     """
     number = ctypes.c_long(_CLONE[os.uname().machine])
@@ -172,7 +171,7 @@ def _fork_into(flags: int) -> int:
 
 
 def _build_root(config: dict[str, Any]) -> None:
-    """Make a file tree of read-only mounts and live in it; the host's tree is gone."""
+    """Make a tree of read-only mounts the root directory; the host's tree is gone."""
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("base", "/tmp", "tmpfs", _NOSUID | _NODEV)  # noqa: S108 - only a place to mount on
     os.chdir("/tmp")  # noqa: S108
@@ -223,7 +222,7 @@ def _make_parent(path: str) -> Path:
 
 
 def _become_nobody() -> None:
-    """Leave root behind: it is exempt from the limit on processes and owns the host's files."""
+    """Stop being root, who is exempt from the limit on processes and owns the host's files."""
     os.setgroups([])
     os.setresgid(UID, UID, UID)
     os.setresuid(UID, UID, UID)
@@ -231,7 +230,7 @@ def _become_nobody() -> None:
 
 
 def _map_ids(uid: int, gid: int) -> None:
-    """Be nobody in the new user namespace."""
+    """Map this user to "nobody" in the new user namespace."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{UID} {uid} 1"),

@@ -21,7 +21,9 @@ from agent_envs.sandbox import (
 
 LIMITS: Final = Limits(wall_seconds=5.0, cpu_seconds=5.0, output_chars=6_000)
 JUDGING_LIMITS: Final = Limits(wall_seconds=20.0, cpu_seconds=5.0, output_chars=6_000)
-"""A program is judged by its processor time; the clock is for those that wait for nothing."""
+"""Programs are judged by processor time; the wall clock ends those that only sleep."""
+SHELL_LIMITS: Final = Limits(wall_seconds=5.0, cpu_seconds=5.0, output_chars=6_000, scratch_mb=16)
+"""A folder is kept in memory, in every snapshot, so it is small."""
 BROKEN_TEXT: Final = "[the program broke its sandbox]"
 _LOGGER: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -48,37 +50,36 @@ def shared_sandbox(level: Level) -> Sandbox:
 
 
 def run_python(level: Level, source: str) -> Result:
-    """Run a program in the shared sandbox; whatever it breaks is its own failure."""
-    return _blaming(level, lambda sandbox: sandbox.run_python(source, limits=LIMITS), _BROKEN)
+    """Run a program in the shared sandbox; if it breaks the sandbox, it has failed."""
+    return _retry(level, lambda sandbox: sandbox.run_python(source, limits=LIMITS), _BROKEN)
 
 
 def run_shell(level: Level, script: str, folder: Folder) -> Result:
-    """Run a script in a folder, in the shared sandbox; whatever it breaks is its own failure."""
+    """Run a script in a folder, in the shared sandbox; if it breaks the sandbox, it has failed."""
 
     def run(sandbox: Sandbox) -> Result:
-        return sandbox.run_shell(script, files=folder, limits=LIMITS, collect_files=True)
+        return sandbox.run_shell(script, files=folder, limits=SHELL_LIMITS, collect_files=True)
 
-    return _blaming(level, run, _BROKEN)
+    return _retry(level, run, _BROKEN)
 
 
 def judge(level: Level, program: str, tests: str, **options: Any) -> Verdict:
-    """Judge a program as `Sandbox.check_python` does; whatever it breaks is its own failure."""
-    failed = Verdict(passed=False, reason="exited", message=BROKEN_TEXT)
-    return _blaming(
-        level,
-        lambda sandbox: sandbox.check_python(program, tests, limits=JUDGING_LIMITS, **options),
-        failed,
-    )
+    """Judge a program (see `Sandbox.check_python`); if it breaks the sandbox, it has failed."""
+
+    def check(sandbox: Sandbox) -> Verdict:
+        return sandbox.check_python(program, tests, limits=JUDGING_LIMITS, **options)
+
+    return _retry(level, check, Verdict(passed=False, reason="exited", message=BROKEN_TEXT))
 
 
-def _blaming(level: Level, use: Callable[[Sandbox], _T], failed: _T) -> _T:
-    """Use the shared sandbox; say `failed` where the program is to blame that it does not work.
+def _retry(level: Level, use: Callable[[Sandbox], _T], failed: _T) -> _T:
+    """Use the shared sandbox, and if it fails a new one; return `failed` if both fail.
 
-    What was left broken is no fault of this program: it is tried again in a fresh sandbox. The
-    machine is to blame only if that cannot run an empty program either.
+    An earlier program may have broken the first. If the new one cannot run an empty program either,
+    the machine is the cause.
 
     Raises:
-        SandboxError: If the machine is to blame.
+        SandboxError: If the machine is the cause.
     """
     try:
         return use(shared_sandbox(level))
@@ -101,10 +102,10 @@ def _forget_shared(level: Level) -> None:
 
 
 class PythonSession:
-    """The tool ``python(code)``: variables last from call to call, until the next episode."""
+    """The tool ``python(code)``: variables are kept from call to call, until the next episode."""
 
     def __init__(self, level: Level) -> None:
-        """Isolate at `level`; the session begins with the first call."""
+        """Isolate at `level`; the session starts with the first call."""
         self._level = level
         self._session: Session | None = None
 
@@ -147,7 +148,7 @@ class PythonSession:
 
 
 def describe(result: Result) -> str:
-    """Return what a model is shown of a program's end."""
+    """Return the text of a result that a model reads."""
     parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
     if (stopped := _STATUS_TEXTS.get(result.status)) is not None:
         parts.append(stopped.format(limits=LIMITS))

@@ -131,7 +131,7 @@ class CommandLineEnv(ToolEnv):
     def begin_episode(self) -> None:
         """Lay the folder out anew."""
         self._made: ShellTask = self.task.data["task"]
-        self._take(Folder.of(self._made.files))
+        self._set_folder(Folder.of(self._made.files))
         self._progress = Progress(self.share_right)  # right at first earns nothing
 
     def shell(self, command: str) -> str:
@@ -142,20 +142,15 @@ class CommandLineEnv(ToolEnv):
         """
         result = run_shell(self._level, command, self._folder)
         if result.folder is not None:  # else it was lost, and the one before stays
-            self._take(result.folder)
+            self._set_folder(result.folder)
         self.noted["progress"] += self._progress.advance(self.share_right)
         return "\n".join([describe(result), *(f"[not kept: {line}]" for line in result.left_out)])
 
-    def _take(self, folder: Folder) -> None:
-        """Make this the folder of the task; look at what is judged of it."""
+    def _set_folder(self, folder: Folder) -> None:
         self._folder = folder
-        judged = {path.encode(): path for path in (*self._made.expected, *self._made.absent)}
-        files = folder.files()
-        self._contents = {
-            judged[entry.path]: _text(files.get(entry.path))
-            for entry in folder.entries()
-            if entry.path in judged
-        }
+        judged = {*self._made.expected, *self._made.absent}
+        contents = folder.contents().items()
+        self._contents = {path: _text(content) for path, content in contents if path in judged}
 
     @property
     def share_right(self) -> float:

@@ -1,4 +1,4 @@
-"""The levels: which one is in force, what to do without it, and the two weaker ones."""
+"""Levels of isolation: how one is chosen and tested, and the two weaker ones."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from agent_envs.errors import (
     SandboxUnavailableError,
     UnknownNameError,
 )
-from agent_envs.sandbox import Limits, open_sandbox, strong
+from agent_envs.sandbox import Limits, __main__, launching, open_sandbox, strong
 
 FAKE_ENGINE = """#!/bin/sh
 # Takes a docker command line, writes it down, and runs what would run in the container, here.
@@ -23,6 +23,7 @@ while [ "$1" != an-image ]; do shift; done
 shift
 mkdir -p "{folder}/scratch" && cd "{folder}/scratch" && exec {python} "$@"
 """
+FORK_BOMB = "import os, time\nwhile os.fork(): pass\ntime.sleep(9)"
 
 
 @pytest.fixture
@@ -41,24 +42,88 @@ def fake_docker(tmp_path, monkeypatch):
     return install
 
 
+@pytest.fixture
+def no_namespaces(monkeypatch):
+    monkeypatch.setattr(launching, "BOOTSTRAP", "import sys; sys.exit('unshare: not permitted')")
+
+
 def test_the_level_in_force_is_reported(sandbox, plain_sandbox):
     assert (sandbox.level, plain_sandbox.level) == ("strong", "limits")
     assert repr(sandbox) == "Sandbox(level='strong')"
 
 
-def test_an_unknown_level_is_an_error():
+def test_wrong_arguments_are_refused():
     with pytest.raises(UnknownNameError, match="Did you mean 'strong'"):
         open_sandbox("stron")
+    with pytest.raises(ConfigurationError, match="Drop one of the two"):
+        open_sandbox("strong", image="python:3.11")
 
 
-def test_a_machine_without_namespaces_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(strong, "BOOTSTRAP", "import sys; sys.exit('unshare: not permitted')")
+@pytest.mark.usefixtures("no_namespaces")
+def test_the_error_without_namespaces_says_what_to_do():
     with pytest.raises(SandboxUnavailableError) as caught:
         open_sandbox()
     message = str(caught.value)
-    assert "unshare: not permitted" in message
-    for advice in ("sysctl", "level='container'", "level='limits'", "apt install"):
+    for advice in ("unshare: not permitted", "sysctl", "level='container'", "level='limits'"):
         assert advice in message
+
+
+def test_an_old_kernel_is_refused(monkeypatch):
+    monkeypatch.setattr(strong, "_OLDEST_KERNEL", (99, 0))
+    with pytest.raises(SandboxUnavailableError, match="its kernel is") as caught:
+        open_sandbox()
+    finding = __main__.examine()[0]
+    assert (finding.is_offered, finding.notes) == (False, (str(caught.value),))
+
+
+@pytest.mark.usefixtures("no_namespaces")
+def test_every_level_is_tested_and_reported(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    monkeypatch.setattr(strong, "_START_SECONDS", 5.0)
+    findings = {finding.level: finding for finding in __main__.examine()}
+    assert list(findings) == ["strong", "container", "limits"]
+    assert "unshare: not permitted" in findings["strong"].notes[0]
+    assert "apt install podman" in findings["container"].notes[0]
+    assert not findings["strong"].is_offered
+    assert not findings["container"].is_offered
+
+
+def test_the_command_prints_its_findings(sandbox):
+    text = subprocess.run(
+        [sys.executable, "-m", "agent_envs.sandbox"], capture_output=True, text=True, check=True
+    ).stdout
+    for part in (
+        "level='strong': yes",
+        "level='limits': yes",
+        "nothing is hidden",
+        "CAP_SYS_ADMIN",
+    ):
+        assert part in text
+
+
+@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
+@pytest.mark.parametrize(
+    "less",
+    [
+        pytest.param(["setpriv", "--bounding-set", "-sys_admin"], id="no CAP_SYS_ADMIN"),
+        pytest.param(["unshare", "--user", "--map-root-user"], id="a single user"),
+    ],
+)
+def test_strong_isolation_works_with_fewer_rights(less):
+    source = (
+        "from agent_envs.sandbox import Limits, open_sandbox\n"
+        "with open_sandbox() as sandbox:\n"
+        "    print(sandbox.run_python('import os; print(os.getuid())').stdout, end='')\n"
+        "    limits = Limits(processes=8, wall_seconds=5)\n"
+        f"    print(sandbox.run_python({FORK_BOMB!r}, limits=limits).status)\n"
+    )
+    if subprocess.run([*less, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{less[0]} does not work here")
+    done = subprocess.run(
+        [*less, sys.executable, "-c", source], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split()[0] == "65534", done.stderr
+    assert done.stdout.split()[1] in ("process_limit", "error")
 
 
 @pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
@@ -77,12 +142,6 @@ def test_the_probe_does_see_what_a_weaker_level_shows(plain_sandbox, tmp_path):
         assert sight in result.stdout
 
 
-def test_an_old_kernel_is_refused(monkeypatch):
-    monkeypatch.setattr(strong, "_OLDEST_KERNEL", (99, 0))
-    with pytest.raises(SandboxUnavailableError, match="its kernel is"):
-        open_sandbox()
-
-
 @pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
 def test_a_closed_sandbox_says_so():
     for level in ("strong", "limits"):
@@ -97,19 +156,14 @@ def test_importing_the_package_does_not_import_the_sandbox():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_plain_limits_hold_time_memory_and_output(plain_sandbox):
-    quick = Limits(wall_seconds=2, cpu_seconds=2, memory_mb=128, output_chars=1000)
-    statuses = [
-        plain_sandbox.run_python(source, limits=quick).status
-        for source in (
-            "print(1)",
-            "import time; time.sleep(60)",
-            "bytearray(10**9)",
-            "while True: print('x' * 100)",
-            "1 / 0",
-        )
-    ]
-    assert statuses == ["ok", "timeout", "memory_limit", "output_limit", "error"]
+def test_plain_limits_hold(plain_sandbox):
+    quick = Limits(wall_seconds=2, cpu_seconds=2, memory_mb=128, output_chars=1000, processes=8)
+    sources = ("print(1)", "import time; time.sleep(60)", "bytearray(10**9)", "1 / 0", FORK_BOMB,
+               "while True: print('x' * 100)")  # fmt: skip
+    statuses = [plain_sandbox.run_python(source, limits=quick).status for source in sources]
+    assert statuses[:4] == ["ok", "timeout", "memory_limit", "error"]
+    assert statuses[4] in ("process_limit", "error")  # the kernel does not limit root
+    assert statuses[5] == "output_limit"
 
 
 def test_plain_limits_end_processes_that_left_their_group_and_parent(plain_sandbox, tmp_path):
@@ -129,25 +183,48 @@ time.sleep(0.1)
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 
 
-def test_plain_limits_remove_the_scratch_directory_whatever_it_holds(plain_sandbox):
-    result = plain_sandbox.run_shell(
-        "pwd; mkdir -p a/b; echo x > a/b/c; ln -s /etc/passwd link; chmod 000 a", collect_files=True
+def test_the_environment_is_clean_at_every_level(sandbox, plain_sandbox, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "canary")
+    assert "canary" not in plain_sandbox.run_shell("env").stdout
+    assert "canary" not in sandbox.run_shell("env; cat /proc/*/environ").stdout
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("d=$PWD; cd /; rmdir $d; ln -s {victim} $d", id="a link instead"),
+        pytest.param("d=$PWD; cd /; rmdir $d; echo x > $d", id="a file instead"),
+        pytest.param(
+            "ln -s {victim} link; mkdir -p a/b; ln -s {victim} a/b; chmod 0 a", id="below"
+        ),
+        pytest.param("rm -rf $PWD", id="nothing"),
+        pytest.param("kill -9 $PPID; mkdir -p a/b; chmod 0 a; sleep 0.1", id="no supervisor"),
+        pytest.param(
+            "python3 -c 'import os\nfor _ in range(1500): os.mkdir(\"d\"); os.chdir(\"d\")\n"
+            "os.kill(os.getppid(), 9)'", id="deep",
+        ),
+    ],
+)  # fmt: skip
+def test_cleaning_up_removes_everything_and_follows_no_link(
+    plain_sandbox, leaves_nothing, tmp_path, script
+):
+    victim = tmp_path / "victim"
+    (victim / "sub").mkdir(parents=True)
+    (victim / "sub").chmod(0o755)
+    assert plain_sandbox.run_shell(script.replace("{victim}", str(victim))).status in (
+        "ok",
+        "error",
     )
-    assert not Path(result.stdout.strip()).exists()
-    assert Path("/etc/passwd").exists()
+    assert (victim / "sub").stat().st_mode & 0o777 == 0o755
+    leaves_nothing()
 
 
-def test_plain_limits_keep_sessions_and_check_programs(plain_sandbox):
+def test_plain_sessions_and_verdicts_work(plain_sandbox):
     with plain_sandbox.session() as session:
         session.run("x = 41")
         assert session.run("x + 1").stdout == "42\n"
     assert plain_sandbox.check_python("def f(): return 1", "assert f() == 1").passed
     assert not plain_sandbox.check_python("import os; os._exit(0)", "assert f() == 1").passed
-
-
-def test_the_environment_is_clean_at_every_level(plain_sandbox, monkeypatch):
-    monkeypatch.setenv("API_TOKEN", "canary")
-    assert "canary" not in plain_sandbox.run_shell("env").stdout
 
 
 def test_a_container_is_started_with_every_restriction(fake_docker):
@@ -156,9 +233,10 @@ def test_a_container_is_started_with_every_restriction(fake_docker):
         assert sandbox.level == "container"
         limits = Limits(memory_mb=256, processes=10, scratch_mb=32)
         result = sandbox.run_shell(
-            "cat a; cat; echo e >&2", files={"a": "1"}, stdin="2", limits=limits
+            "cat a; cat; echo e >&2", files={"a": "1"}, stdin="2", limits=limits, collect_files=True
         )
     assert (result.status, result.stdout, result.stderr) == ("ok", "12", "e\n")
+    assert result.files == {"a": b"1"}
     given = arguments.read_text().splitlines()
     for argument in (
         "--rm",
@@ -176,11 +254,11 @@ def test_a_container_is_started_with_every_restriction(fake_docker):
         assert argument in given
 
 
-def test_a_container_runs_programs_sessions_and_checks(fake_docker):
+def test_a_container_runs_programs_sessions_and_checks(fake_docker, leaves_nothing):
     fake_docker()
     quick, narrow = Limits(wall_seconds=1), Limits(wall_seconds=30, output_chars=2000)
     with open_sandbox("container", image="an-image") as sandbox:
-        big = "x" * 300_000
+        big = "x" * 300_000  # more than a pipe holds
         wide = Limits(output_chars=400_000)
         echo = "import sys\nprint(len(sys.stdin.read()), 'y' * 300_000)"
         assert len(sandbox.run_python(echo, stdin=big, limits=wide).stdout) > 300_000
@@ -188,11 +266,13 @@ def test_a_container_runs_programs_sessions_and_checks(fake_docker):
         assert (
             sandbox.run_python("while 1: print('x' * 99)", limits=narrow).status == "output_limit"
         )
-        with sandbox.session() as session:
-            session.run("x = 41")
-            assert session.run("x + 1").stdout == "42\n"
+        with sandbox.session(wide) as session:
+            session.run(f"x = {big!r}")
+            for _ in range(5):  # a reply never arrives before the output that preceded it
+                assert session.run("print(x)").stdout == big + "\n"
         assert sandbox.check_python("def f(): return 1", "assert f() == 1").passed
         assert not sandbox.check_python("def f(): return 2", "assert f() == 1").passed
+    leaves_nothing()
 
 
 def test_without_a_container_engine_the_error_says_what_to_install(monkeypatch, tmp_path):
@@ -205,36 +285,3 @@ def test_an_engine_that_does_not_answer_is_named(fake_docker):
     fake_docker(exit_code=1)
     with pytest.raises(SandboxUnavailableError, match="`docker info` fails"):
         open_sandbox("container", image="an-image")
-
-
-def test_an_image_without_containers_is_refused():
-    with pytest.raises(ConfigurationError, match="Drop one of the two"):
-        open_sandbox("strong", image="python:3.11")
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param("d=$PWD; cd /; rmdir $d; ln -s {victim} $d", id="a link instead"),
-        pytest.param("d=$PWD; cd /; rmdir $d; echo x > $d", id="a file instead"),
-        pytest.param(
-            "ln -s {victim} link; mkdir -p a/b; ln -s {victim} a/b; chmod 0 a", id="below"
-        ),
-        pytest.param("rm -rf $PWD", id="nothing"),
-        pytest.param("kill -9 $PPID; mkdir -p a/b; chmod 0 a; sleep 0.1", id="no supervisor"),
-    ],
-)
-def test_cleaning_up_follows_no_link(plain_sandbox, leaves_nothing, tmp_path, script):
-    victim = tmp_path / "victim"
-    (victim / "sub").mkdir(parents=True)
-    (victim / "sub").chmod(0o755)
-    assert plain_sandbox.run_shell(script.format(victim=victim)).status in ("ok", "error")
-    assert (victim / "sub").stat().st_mode & 0o777 == 0o755
-    leaves_nothing()
-
-
-def test_a_deep_tree_is_removed(plain_sandbox, leaves_nothing):
-    plain_sandbox.run_python(
-        "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.kill(os.getppid(), 9)"
-    )
-    leaves_nothing()

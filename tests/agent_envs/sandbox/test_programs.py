@@ -227,7 +227,7 @@ def test_closing_the_sandbox_ends_everything(leaves_nothing):
     sandbox.close()
     ended = session.run("p")
     assert (ended.status, ended.exit_code) == ("error", -9)
-    assert "ended together with what watched it" in ended.stderr
+    assert "ended together with its supervisor" in ended.stderr
     assert session.is_closed
     leaves_nothing()
 

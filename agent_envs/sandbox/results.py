@@ -1,4 +1,4 @@
-"""What a program may use, and what came of it."""
+"""Limits of a program, and its results."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -18,38 +18,37 @@ Status: TypeAlias = Literal[
     "output_limit",
     "closed",
 ]
-"""``error``: the program failed by itself, or took what watched it along. ``process_limit``: more
-processes than it may have, where the kernel could not refuse them. ``closed``: the session had
-ended before the call."""
+"""``error``: the program failed, or ended its own supervisor. ``process_limit``: too many processes
+where the kernel could not refuse them. ``closed``: the session had ended before the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one program, or one call of a session, may use."""
+    """Limits of one program, or of one call of a session."""
 
     wall_seconds: float = 5.0
-    """Time on the clock, from the start of the program to the end of its last process, without that
-    in which it waits for a processor: a busy machine changes no verdict."""
+    """Wall-clock time until the last process ends, not counting the time it waits for a processor:
+    a busy machine changes no verdict."""
     cpu_seconds: float = 5.0
     """Processor time of all its processes together."""
     memory_mb: int = 512
-    """Memory: address space of each process, and what all of them hold together."""
+    """Address space of each process, and memory of all processes together."""
     processes: int = 32
     """Processes and threads at the same time."""
     file_mb: int = 16
     """Size of one file."""
     scratch_mb: int = 64
-    """Size of all files together; at the level ``limits`` nothing holds this one."""
+    """Size of all files together; not enforced at the level ``limits``."""
     output_chars: int = 20_000
     """Characters of standard output, and as many of standard error."""
 
     @property
     def longest_seconds(self) -> float:
-        """Time on the clock at most, however busy the machine is."""
+        """Wall-clock time at most, however busy the machine is."""
         return 10 * self.wall_seconds
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing could run under."""
+        """Check the values."""
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if not value > 0:
@@ -62,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a program did, as far as it may be seen."""
+    """Result of a program."""
 
     status: Status
     """How it ended."""
@@ -73,29 +72,25 @@ class Result:
     stderr: str
     """Standard error, likewise."""
     folder: Folder | None = None
-    """What the scratch directory held at the end, if it was asked for; None also where it was lost
-    with the program (then the status is no ``ok``), so go on with the folder before."""
+    """The scratch directory at the end, if requested; None also if it was lost together with the
+    program (then the status is not ``ok``), so continue with the folder before."""
     left_out: tuple[str, ...] = ()
-    """What `folder` does not hold, and why; a few lines of ``path: reason``."""
+    """What `folder` does not contain, and why; a few lines of ``path: reason``."""
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The plain files of `folder`: path -> content.
-
-        Bytes of a path that are not UTF-8 become lone surrogates (PEP 383), so no two paths
-        become one.
-        """
-        contents = self.folder.files() if self.folder is not None else {}
-        return {path.decode(errors="surrogateescape"): data for path, data in contents.items()}
+        """The plain files of `folder`: path -> content."""
+        contents = self.folder.contents() if self.folder is not None else {}
+        return {path: content for path, content in contents.items() if content is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a program passed its tests."""
+    """Verdict of tests on a program."""
 
     passed: bool
     """True only if the tests ran to their end and none failed."""
     reason: Literal["passed", "failed", "exited", "timeout", "limit"]
-    """``exited``: the program ended before the tests did. ``limit``: it took too much."""
+    """``exited``: the program ended before the tests did. ``limit``: it used too much."""
     message: str
-    """What failed, in words; the tests' own text, so not for the eyes of the model."""
+    """Which test failed and how; it quotes the tests, so do not show it to the model."""

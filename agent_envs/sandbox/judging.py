@@ -1,0 +1,227 @@
+"""Judge a program: tests on one side, the program on the other, plain values in between.
+
+The tests run in a sandbox of their own. Calling a function of the program sends its arguments to
+the program's sandbox (`serve`) and decodes the result as plain data. So every comparison happens
+where no line of the program runs, and there is nothing to forge: no token to read, no assert to
+patch, no exit code to set. Runs inside sandboxes: standard library only.
+"""
+
+import ast
+import builtins
+import contextlib
+import importlib
+import json
+import linecache
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from agent_envs.sandbox.values import (
+    HOSTILE_TAGS,
+    PLAIN_TAGS,
+    Channel,
+    NotANumberError,
+    decode,
+    encode,
+)
+
+_TEST_MODULES: Final = ("collections", "itertools", "math", "random", "re", "string", "sys")
+_GONE_TEXT: Final = "the program ended before the tests did"
+_MAX_MESSAGE_CHARS: Final = 2000
+
+
+class ProgramGoneError(BaseException):
+    """The program ended or sent no value; tests must not catch it as an ordinary exception."""
+
+
+class RemoteError(Exception):
+    """The program failed with something that is not one of Python's own exceptions."""
+
+
+class Program:
+    """The program under test, as its tests see it."""
+
+    def __init__(self, channel: Channel, helper_classes: frozenset[type]) -> None:
+        """Connect to a program.
+
+        Args:
+            channel: The connection to `serve`.
+            helper_classes: Classes whose objects may be passed to the program, which gets them as
+                objects of its own class of that name with the same attributes.
+        """
+        self._channel, self._helper_classes = channel, helper_classes
+        self.is_gone = False
+        """Whether the program ended; it stays so, whatever the tests catch."""
+
+    def copy_globals(self, names: list[str], namespace: dict[str, Any]) -> None:
+        """Copy those of `names` that the program defines; functions become remote calls."""
+        for name in names:
+            answer = self._request({"name": name})
+            if answer.get("callable"):
+                namespace[name] = self._function(name)
+            elif not answer.get("missing"):
+                namespace[name] = answer["value"]
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        def function(*arguments: Any, **keywords: Any) -> Any:
+            data = encode((arguments, keywords), self._encode_object)
+            return self._request({"name": name, "arguments": data})["value"]
+
+        function.__name__ = name
+        return function
+
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the program's answer, with its ``value`` decoded.
+
+        Raises:
+            Exception: What the program raised.
+            ProgramGoneError: If there is no valid answer.
+        """
+        try:
+            self._channel.send(request)
+            answer = dict(self._channel.receive())
+            error = _as_exception(*answer["error"]) if "error" in answer else None
+            answer["value"] = decode(answer.get("value"), HOSTILE_TAGS)
+        except NotANumberError:
+            raise RemoteError(f"{request['name']}() returned NaN") from None
+        except (
+            EOFError, OSError, ValueError, TypeError, LookupError, RecursionError, MemoryError,
+        ) as problem:  # fmt: skip
+            self.is_gone = True
+            raise ProgramGoneError(str(problem)) from None
+        if error is not None:
+            raise error
+        return answer
+
+    def _encode_object(self, value: Any) -> dict[str, Any]:
+        kind = type(value)
+        if kind not in self._helper_classes:
+            raise TypeError(f"a {kind.__name__} cannot be passed to the program under test")
+        return {"object": [kind.__name__, encode(vars(value), self._encode_object)]}
+
+
+def _as_exception(name: str, message: str) -> Exception:
+    """Return the program's exception as one of Python's own, if it claims to be one.
+
+    Not `StopIteration`, which would end the loop of the tests that contains the call.
+    """
+    kind = getattr(builtins, name, None)
+    steers = isinstance(kind, type) and issubclass(kind, StopIteration | StopAsyncIteration)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not steers:
+        with contextlib.suppress(TypeError):  # UnicodeError and its kind need more arguments
+            return kind(str(message))
+    return RemoteError(f"{name}: {message}")
+
+
+def serve(channel: Channel, namespace: dict[str, Any]) -> None:
+    """Be the program's side: look up and call its globals until the tests are over.
+
+    Nothing here guards anything: the program may change all of it.
+    """
+
+    def make(content: Any) -> Any:
+        kind = namespace[content[0]]
+        value = kind.__new__(kind)
+        vars(value).update(decode(content[1], tags))
+        return value
+
+    tags = {**PLAIN_TAGS, "object": make}
+    while True:
+        try:
+            request = channel.receive()
+        except EOFError:
+            return
+        channel.send(_answer(request, namespace, tags))
+
+
+def _answer(
+    request: dict[str, Any], namespace: dict[str, Any], tags: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, Any]:
+    try:
+        if request["name"] not in namespace:
+            return {"missing": True}
+        value = namespace[request["name"]]
+        if "arguments" in request:
+            arguments, keywords = decode(request["arguments"], tags)
+            value = value(*arguments, **keywords)
+        elif callable(value):
+            return {"callable": True}
+        return {"value": encode(value, _describe)}
+    except BaseException as error:  # noqa: BLE001 - untrusted code; the tests judge it
+        return {"error": [type(error).__name__, str(error)]}
+
+
+def _describe(value: Any) -> dict[str, Any]:
+    return {"opaque": [type(value).__name__, bool(value)]}
+
+
+def run_tests(source: str, channel: Channel, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Run tests against the program at the other end.
+
+    Args:
+        source: JSON: ``tests``; ``names``, what the program provides (None: all that the tests use
+            and do not define); ``helpers``, trusted Python that defines what else they use.
+        channel: The connection to the program.
+        namespace: Where to run the tests.
+
+    Returns:
+        ``{"passed": bool, "reason": str, "message": str}``.
+    """
+    request = json.loads(source)
+    tests, names, helpers = request["tests"], request["names"], request["helpers"]
+    linecache.cache["tests.py"] = (len(tests), None, tests.splitlines(keepends=True), "tests.py")
+    program: Program | None = None
+    reason, message = "passed", ""
+    try:
+        # The program's "module" could be anything, so the tests get the real ones.
+        namespace.update((name, importlib.import_module(name)) for name in _TEST_MODULES)
+        free = free_names(ast.parse(tests, "tests.py"))
+        names = free if names is None else names
+        trusted = set(free).difference(names)
+        defined = _run_helpers(helpers, trusted)
+        namespace.update((name, defined[name]) for name in trusted if name in defined)
+        kinds = (v for v in defined.values() if isinstance(v, type) and v.__module__ == "helpers")
+        program = Program(channel, frozenset(kinds))
+        program.copy_globals(names, namespace)
+        exec(compile(tests, "tests.py", "exec"), namespace)  # noqa: S102 - trusted tests
+    except ProgramGoneError as error:
+        reason, message = "exited", f"{_GONE_TEXT} ({error})"
+    except BaseException as error:  # noqa: BLE001 - the tests; reported as the verdict
+        reason, message = "failed", _explain(error)
+    if program is not None and program.is_gone and reason != "exited":
+        reason, message = "exited", _GONE_TEXT
+    return {
+        "passed": reason == "passed", "reason": reason, "message": message[:_MAX_MESSAGE_CHARS],
+    }  # fmt: skip
+
+
+def _run_helpers(helpers: str, wanted: set[str]) -> dict[str, Any]:
+    """Return the globals of the helpers; empty if they define nothing `wanted`."""
+    code = compile(helpers, "helpers.py", "exec")
+    defined: dict[str, Any] = {}
+    if wanted.intersection(code.co_names):
+        defined["__name__"] = "helpers"
+        exec(code, defined)  # noqa: S102 - trusted
+    return defined
+
+
+def free_names(tree: ast.Module) -> list[str]:
+    """Return the names that tests use and neither define nor have from Python."""
+    nodes = list(ast.walk(tree))
+    used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = {node.name for node in nodes if isinstance(node, kinds)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+    return sorted(used - defined - set(sys.stdlib_module_names) - set(dir(builtins)))
+
+
+def _explain(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    at = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"
+    ]
+    where = f"line {at[-1].lineno}, {at[-1].line}: " if at else ""
+    return where + lines[-1].strip()

@@ -1,0 +1,137 @@
+"""Launchers of programs: their protocol, and how our modules get into a sandbox.
+
+Modules are sent as text over standard input. So a sandbox needs no file of ours, and neither the
+command line nor a traceback shows where this package is installed.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, Protocol, cast
+
+from agent_envs.sandbox.results import Level, Limits
+
+BOOTSTRAP: Final = """
+import json, os, sys
+def read(length):
+    data = b""
+    while len(data) < length:
+        part = os.read(0, length - len(data))
+        if not part:
+            sys.exit(70)
+        data += part
+    return data
+payload = json.loads(read(int(read(10))))
+for name, source in payload["modules"]:
+    module = sys.modules[name] = type(sys)(name)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+sys.modules[payload["main"]].main(payload["config"])
+"""
+PYTHON_FLAGS: Final = ("-P", "-s", "-S", "-B", "-X", "utf8")
+"""As ``-I -S``, but with our environment variables: they fix the order of sets for every run."""
+ENVIRONMENT: Final = {
+    "HOME": "/scratch",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",  # or each thread takes 64 MB of address space
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONHASHSEED": "0",
+    "TMPDIR": "/scratch",
+}
+"""All the variables that a program sees."""
+_PACKAGE: Final = "agent_envs.sandbox"
+_MODULES: Final = ("values", "judging", "program", "archive", "usage", "supervisor")
+
+
+class Launcher(Protocol):
+    """Starts programs at one level of isolation."""
+
+    level: Level
+
+    def start(
+        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
+    ) -> Callable[[], None]:
+        """Start a supervisor that takes its request from `control`.
+
+        Args:
+            descriptors: The program's standard output and error, and further ones.
+            control: The supervisor's end of the connection.
+            limits: Limits of the program.
+
+        Returns:
+            A function to call after the program has ended, to clean up.
+
+        Raises:
+            SandboxError: If it cannot be started.
+        """
+
+    def close(self) -> None:
+        """End everything that still runs."""
+
+
+def python_command() -> list[str]:
+    """Return the command of the real interpreter, not of a virtual environment's link to it."""
+    return [os.path.realpath(sys.executable), *PYTHON_FLAGS, "-c", BOOTSTRAP]
+
+
+def start_module(
+    command: Sequence[str],
+    module: str,
+    config: dict[str, Any],
+    *,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    **options: Any,
+) -> tuple["subprocess.Popen[bytes]", IO[bytes]]:
+    """Start `command`, which runs `BOOTSTRAP`, and send it our modules.
+
+    Args:
+        command: The command.
+        module: The module of this package whose ``main(config)`` runs.
+        config: Its argument, JSON-able.
+        stdout: As for `subprocess.Popen`.
+        stderr: Likewise.
+        options: Further ones for it.
+
+    Returns:
+        The process, and its standard input.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    folder, names = Path(__file__).parent, dict.fromkeys([*_MODULES, module])
+    modules = [["agent_envs", ""], [_PACKAGE, ""]]
+    modules += [[f"{_PACKAGE}.{n}", (folder / f"{n}.py").read_text("utf-8")] for n in names]
+    text = json.dumps({"main": f"{_PACKAGE}.{module}", "config": config, "modules": modules})
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,  # an interrupt at the terminal is for the host alone
+        **options,
+    )
+    stdin = cast("IO[bytes]", process.stdin)
+    try:
+        stdin.write(f"{len(text):010d}{text}".encode())
+        stdin.flush()
+    except BrokenPipeError:
+        pass  # it ended; the caller notices
+    return process, stdin
+
+
+def end_process(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Wait for the end of a process, and kill it after `seconds`; return whether it ended alone."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
