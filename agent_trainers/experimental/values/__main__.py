@@ -103,8 +103,8 @@ def run(arguments: Sequence[str]) -> None:
         venue = open_venue(options, say)
         write_settings(folder, settings)
         with open_policy(options, venue) as policy:
-            played = _collect(options, venue, policy, folder / "branches")
-        _train(options, venue, played, folder)
+            episodes = _collect(options, venue, policy, folder / "branches")
+        _train(options, venue, episodes, folder)
 
 
 def _check(options: ValueArguments) -> None:
@@ -132,7 +132,7 @@ def _collect(
         tasks[i : i + options.tasks_at_once] for i in range(0, len(tasks), options.tasks_at_once)
     ]
     parts.mkdir(exist_ok=True)
-    played: list[Trajectory] = []
+    episodes: list[Trajectory] = []
     with tqdm(total=len(tasks), desc="collecting", unit="task") as bar:
         for number, portion in enumerate(portions):
             part = parts / f"{number:06d}.jsonl.gz"
@@ -142,9 +142,9 @@ def _collect(
                 rollout.close()
                 check_played(found)
                 save_trajectories(part, found)
-            played += load_trajectories(part)
+            episodes += load_trajectories(part)
             bar.update(len(portion))
-    return played
+    return episodes
 
 
 def _branch_out(
@@ -163,7 +163,7 @@ def _branch_out(
 
 
 def _train(
-    options: ValueArguments, venue: Venue, played: Sequence[Trajectory], folder: Path
+    options: ValueArguments, venue: Venue, episodes: Sequence[Trajectory], folder: Path
 ) -> None:
     import torch
 
@@ -172,7 +172,7 @@ def _train(
     from agent_trainers.trainers.critic import CriticModel, save_critic
 
     rng = np.random.default_rng(options.seed)
-    sets = training.make_sets(played, options.target, options.gamma, rng)
+    sets = training.make_sets(episodes, options.target, options.gamma, rng)
     torch.manual_seed(options.seed)
     critic = CriticModel(venue.model)
     if torch.accelerator.is_available():
@@ -200,8 +200,8 @@ def _train(
         "model": options.model,
         "target": options.target,
         "gamma": options.gamma,
-        "num_episodes": len(played),
-        "environment_steps": _num_steps(venue, played),
+        "num_episodes": len(episodes),
+        "environment_steps": _num_steps(venue, episodes),
         "num_examples": {
             name: sum(len(row.examples) for row in rows) for name, rows in sets._asdict().items()
         },
@@ -215,12 +215,12 @@ def _train(
     say(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
 
 
-def _num_steps(venue: Venue, played: Sequence[Trajectory]) -> int:
+def _num_steps(venue: Venue, episodes: Sequence[Trajectory]) -> int:
     """Return the number of environment steps, replayed ones included."""
     env = venue.make_env()
     replays = not can_be_saved(env)
     env.close()
-    return sum(len(t.transitions) - (0 if replays else t.start) for t in played)
+    return sum(len(t.transitions) - (0 if replays else t.start) for t in episodes)
 
 
 def _print_table(options: ValueArguments, results: dict[str, Any]) -> None:

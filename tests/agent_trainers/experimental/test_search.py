@@ -11,7 +11,7 @@ from gymnasium.wrappers import TimeLimit
 
 from agent_envs.errors import RolloutError
 from agent_trainers.experimental.search.search import Node, SearchRollout, readings_of, score_node
-from agent_trainers.experimental.search.strategies import REWARDS, SEARCHES, SearchSettings
+from agent_trainers.experimental.search.strategies import SEARCHES, SearchSettings
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.generation import Generation
 from agent_trainers.rollout.collector import EpisodeSpec
@@ -19,8 +19,7 @@ from agent_trainers.rollout.episode import Episode
 from agent_trainers.trajectory import StopReason
 
 LENGTH = 3
-ORACLES = [name for name, kind in SEARCHES.items() if kind.needs == REWARDS]
-OTHERS = [name for name in SEARCHES if name not in ORACLES]
+ORACLE = "oracle_best_of"
 GUIDED = [name for name, kind in SEARCHES.items() if kind.uses_value]
 
 
@@ -29,12 +28,12 @@ def solution(task):
 
 
 class Lock(gym.Env):
-    """Opens if all digits are right, which is said by nothing but the reward at the end."""
+    """Opens if all digits are right; only the final reward tells."""
 
     is_immediate = True
 
-    def __init__(self, pay=float, fault=None):
-        self._pay, self._fault = pay, fault
+    def __init__(self, pay=float, fault=None, steps=None):
+        self._pay, self._fault, self._steps = pay, fault, [] if steps is None else steps
 
     def reset(self, *, seed=None, options=None):
         self.task, self.digits = options["task"], []
@@ -43,6 +42,7 @@ class Lock(gym.Env):
     def step(self, action):
         if self._fault == (self.task, len(self.digits)):
             raise RuntimeError("broken")
+        self._steps.append(action)
         self.digits.append(action)
         is_over = len(self.digits) == LENGTH
         reward = self._pay(is_over and self.digits == solution(self.task))
@@ -64,12 +64,23 @@ class Lock(gym.Env):
                 "metrics": {"success": success}}  # fmt: skip
 
 
+class Drifting(Lock):
+    """Shows something else each time."""
+
+    counter = itertools.count()
+
+    def _info(self):
+        info = super()._info()
+        info["messages"][-1]["content"] += f" {next(self.counter)}"
+        return info
+
+
 class Unsaved(gym.Wrapper):
-    """A wrapper that nobody knows: states are reached by replay, steps are taken in threads."""
+    """Unknown wrapper: states are reached by replay, steps have a deadline."""
 
 
 class Judge:
-    """Knows the solution: the share of right digits from the first on. Counts what it reads."""
+    """Value: the share of right digits from the first on. Five tokens a reading."""
 
     def read(self, readings):
         values = []
@@ -86,6 +97,10 @@ def limited(**settings):
     return TimeLimit(Lock(**settings), LENGTH)
 
 
+def unsaved(**settings):
+    return Unsaved(limited(**settings))
+
+
 def draw(request):
     return str(request.rng.integers(4))
 
@@ -97,129 +112,103 @@ def specs(count=3):
     ]
 
 
-def search(name, make_env=limited, played=None, budget=None, **settings):
-    plan = SEARCHES[name].make_plan(SearchSettings(**settings))
-    value = Judge() if SEARCHES[name].uses_value else None
-    rollout = SearchRollout(make_env, ScriptedPolicy(draw), plan, budget or 60, value=value)
-    return rollout.collect(played or specs())
+def search(name, make_env=limited, *, on=None, budget=60, policy=None, value=None, timeout=300.0,
+           **settings):  # fmt: skip
+    rollout = SearchRollout(
+        make_env,
+        policy or ScriptedPolicy(draw),
+        SEARCHES[name].make_plan(SearchSettings(**settings)),
+        budget,
+        value=(value or Judge()) if SEARCHES[name].uses_value else None,
+        step_timeout=timeout,
+    )
+    return rollout.collect(on or specs())
 
 
 def actions(trajectories):
     return [[t.action for t in trajectory.transitions] for trajectory in trajectories]
 
 
-@pytest.mark.parametrize("name", [*GUIDED, "oracle_best_of"])
-def test_a_search_that_is_told_what_is_good_finds_what_chance_does_not(name):
-    # 64 episodes there are: most are seen by those that play whole ones
-    budget = 300 if "best_of" in name or "oracle" in name else 60
-    found = search(name, played=specs(4), budget=budget, candidates=12)
-    chance = search("sample", played=specs(4))
-    assert sum(t.success for t in found) >= 3 > 1 >= sum(t.success for t in chance)
+@pytest.mark.parametrize("name", [*GUIDED, ORACLE])
+def test_guided_search_solves_more_than_sampling(name):
+    # there are 64 episodes: strategies that run whole ones need to see most of them
+    budget = 300 if "best_of" in name else 60
+    found = search(name, on=specs(4), budget=budget, candidates=12)
+    sampled = search("sample", on=specs(4))
+    assert sum(t.success for t in found) >= 3 > 1 >= sum(t.success for t in sampled)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_the_environment_pays_changes_nothing_unless_an_oracle_looks(name):
-    payments = np.random.default_rng(0)
-    noisy = functools.partial(limited, pay=lambda _: float(payments.normal()))
-    assert actions(search(name, noisy)) == actions(search(name))
-
-
-@pytest.mark.parametrize("name", ORACLES)
-def test_an_oracle_goes_by_what_the_environment_pays(name):
-    spiteful = functools.partial(limited, pay=lambda is_right: -float(is_right))
-    assert all(t.return_ == 0 for t in search(name, spiteful, budget=100))
-
-
-class Counted(Lock):
-    """Notes every step that is taken in it."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self._taken = steps
-
-    def step(self, action):
-        self._taken.append(action)
-        return super().step(action)
-
-
-@pytest.mark.parametrize("budget", [1, 13, 60])
 @pytest.mark.parametrize("name", SEARCHES)
-def test_no_search_takes_more_steps_than_its_budget(name, budget):
+def test_only_the_oracle_uses_rewards(name):
+    rewards = np.random.default_rng(0)
+    noisy = functools.partial(limited, pay=lambda _: float(rewards.normal()))
+    assert (actions(search(name, noisy)) == actions(search(name))) == (name != ORACLE)
+    if name == ORACLE:
+        inverted = functools.partial(limited, pay=lambda is_right: -float(is_right))
+        assert all(t.return_ == 0 for t in search(name, inverted, budget=100))
+
+
+@pytest.mark.parametrize(("make_env", "budget"), [
+    *((limited, budget) for budget in (1, 13, 60)), *((unsaved, budget) for budget in (4, 13, 31)),
+])  # fmt: skip
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_stay_within_the_budget_including_replayed_steps(name, make_env, budget):
     steps = []
-    found = search(name, lambda: TimeLimit(Counted(steps), LENGTH), budget=budget)
-    assert len(steps) == sum(t.metrics["search_steps"] for t in found) <= 3 * budget
+    found = search(name, functools.partial(make_env, steps=steps), budget=budget)
+    assert len(steps) == sum(t.metrics["search_steps"] for t in found)
     assert all(t.metrics["search_steps"] <= budget for t in found)
-    if budget >= 13:  # room for an episode is kept
+    # an episode takes 3 steps; with replay before each, 1 + 2 + 3
+    if budget >= 13:
         assert all(t.stop_reason is StopReason.ANSWERED for t in found)
-    else:
+    if budget == 1:
         assert all(t.stop_reason is StopReason.TURN_LIMIT and t.is_truncated for t in found)
 
 
-@pytest.mark.parametrize("budget", [4, 6, 13, 20, 31])
 @pytest.mark.parametrize("name", SEARCHES)
-def test_steps_that_are_taken_again_stay_within_the_budget_too(name, budget):
-    make_env = lambda: Unsaved(TimeLimit(Counted(steps), LENGTH))  # noqa: E731
-    steps = []
-    found = search(name, make_env, budget=budget)
-    assert len(steps) == sum(t.metrics["search_steps"] for t in found)
-    assert all(t.metrics["search_steps"] <= budget for t in found)
-    if budget >= 6:  # an episode: 1, 2 and 3 steps
-        assert all(t.stop_reason is StopReason.ANSWERED for t in found)
-
-
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_first_state_that_does_not_fit_the_policy_ends_the_search(name):
+def test_an_overflow_in_the_first_state_ends_the_search(name):
     class Full(ScriptedPolicy):
         def generate(self, requests):
             return [Generation(text="", finish_reason="overflow") for _ in requests]
 
-    plan = SEARCHES[name].make_plan(SearchSettings())
-    value = Judge() if SEARCHES[name].uses_value else None
-    rollout = SearchRollout(limited, Full(draw), plan, 9, value=value)
-    (found,) = rollout.collect(specs(1))
+    (found,) = search(name, on=specs(1), policy=Full(draw), budget=9)
     assert found.stop_reason is StopReason.CONTEXT_OVERFLOW
 
 
-def test_a_state_that_is_reached_by_many_steps_may_take_the_time_of_each():
+def test_a_replayed_state_has_the_time_of_all_its_steps():
     class Slow(Lock):
         def step(self, action):
             time.sleep(0.2)
             return super().step(action)
 
-    def play(seconds):
-        plan = SEARCHES["sample"].make_plan(SearchSettings())
+    def run(seconds):
         make_env = lambda: Unsaved(TimeLimit(Slow(), LENGTH))  # noqa: E731
-        rollout = SearchRollout(make_env, ScriptedPolicy(draw), plan, 60, step_timeout=seconds)
-        (found,) = rollout.collect(specs(1))
+        (found,) = search("sample", make_env, on=specs(1), timeout=seconds)
         return found
 
-    assert play(0.5).stop_reason is StopReason.ANSWERED  # the last of them after two others
-    assert play(0.05).stop_reason is StopReason.TIMEOUT
+    assert run(0.5).stop_reason is StopReason.ANSWERED
+    assert run(0.05).stop_reason is StopReason.TIMEOUT
 
 
-def test_all_that_a_search_asks_for_is_counted():
-    asked = []
+def test_usage_and_tokens_count_all_branches():
+    lengths = []
 
     def act(request):
-        asked.append(sum(len(message["content"]) for message in request.messages))
+        lengths.append(sum(len(message["content"]) for message in request.messages))
         return draw(request)
 
-    plan = SEARCHES["beam"].make_plan(SearchSettings())
-    rollout = SearchRollout(limited, ScriptedPolicy(act), plan, 40, value=Judge())
-    (found,) = rollout.collect(specs(1))
-    usage = {"calls": len(asked), "prompt_tokens": sum(asked), "completion_tokens": len(asked)}
-    assert found.usage == usage
+    (found,) = search("beam", on=specs(1), policy=ScriptedPolicy(act), budget=40)
+    usage = {"calls": len(lengths), "prompt_tokens": sum(lengths)}
+    assert found.usage == usage | {"completion_tokens": len(lengths)}
     reads = found.metrics["search_steps"] + 1  # each new state, and the first
-    assert found.metrics["search_tokens"] == sum(asked) + len(asked) + 5 * reads
+    assert found.metrics["search_tokens"] == sum(lengths) + len(lengths) + 5 * reads
 
 
 @pytest.mark.parametrize("name", ["vote", "beam"])
-def test_where_there_are_no_snapshots_the_same_is_found_by_replay(name):
-    settings = {"candidates": 2, "budget": 150}
-    by_replay = search(name, lambda: Unsaved(limited()), **settings)
+def test_searches_without_snapshots_find_the_same_by_replay(name):
+    by_replay = search(name, unsaved, candidates=2, budget=150)
     assert {t.stop_reason for t in by_replay} == {StopReason.ANSWERED}
-    if name != "vote":  # for which steps that are taken again leave fewer episodes
-        assert actions(by_replay) == actions(search(name, **settings))
+    if name != "vote":  # a vote over fewer episodes, because each costs more steps
+        assert actions(by_replay) == actions(search(name, candidates=2, budget=150))
     for trajectory in by_replay:
         env = limited()
         env.reset(options={"task": int(trajectory.task_id)})
@@ -227,82 +216,41 @@ def test_where_there_are_no_snapshots_the_same_is_found_by_replay(name):
         assert rewards == trajectory.rewards
 
 
-class Moody(Lock):
-    """Shows something else each time."""
-
-    moods = itertools.count()
-
-    def _info(self):
-        info = super()._info()
-        info["messages"][-1]["content"] += f" {next(self.moods)}"
-        return info
-
-
 @pytest.mark.parametrize("name", ["sample", "greedy", "rerank"])
-def test_an_episode_that_is_only_played_needs_no_state_again(name):
-    for make_env in (lambda: Unsaved(limited()), lambda: Unsaved(TimeLimit(Moody(), LENGTH))):
-        found = search(name, make_env, budget=LENGTH, played=specs(20))
+def test_a_single_episode_needs_no_replay(name):
+    for make_env in (unsaved, lambda: Unsaved(TimeLimit(Drifting(), LENGTH))):
+        found = search(name, make_env, budget=LENGTH, on=specs(20))
         assert [t.stop_reason for t in found] == [StopReason.ANSWERED] * 20
         assert {t.metrics["search_steps"] for t in found} == {LENGTH}
-    # one step at a time, and each environment where it was left
-    assert actions(search(name, lambda: Unsaved(limited()))) == actions(search(name))
 
 
-class Unsteady(Unsaved):
-    """Takes now less time for a step, now more."""
-
-    pauses = itertools.cycle([0.0, 0.03, 0.002, 0.0, 0.015, 0.001, 0.0])
-
-    def step(self, action):
-        time.sleep(next(self.pauses))
-        return super().step(action)
+def test_a_state_that_replay_does_not_reach_fails_the_search():
+    for trajectory in search("beam", lambda: Unsaved(TimeLimit(Drifting(), LENGTH))):
+        assert not trajectory.is_scorable
+        assert "the replayed messages" in trajectory.error
 
 
-@pytest.mark.parametrize("kind", [Unsaved, Unsteady])
-def test_without_snapshots_there_are_no_more_environments_than_allowed(monkeypatch, kind):
+def test_at_most_max_concurrency_environments_are_made(monkeypatch):
     monkeypatch.setattr("agent_trainers.experimental.search.search.MAX_CONCURRENCY", 2)
     made = []
-    make_env = lambda: made.append(1) or kind(limited())  # noqa: E731
-    few = search("beam", make_env, played=specs(5))
-    # an environment stays where each of two searches is, two others go back for it
-    assert len(made) <= 4
-    assert actions(few) == actions(search("beam", played=specs(5), budget=60))
+    few = search("beam", lambda: made.append(1) or unsaved(), on=specs(5))
+    assert len(made) <= 2
+    monkeypatch.undo()
+    assert actions(few) == actions(search("beam", unsaved, on=specs(5)))
 
 
-def test_a_vote_without_snapshots_counts_each_episode_once():
-    found = search("vote", lambda: Unsaved(limited()), budget=9)
-    assert [t.metrics["search_steps"] for t in found] == [9] * 3
-    assert actions(found) == actions(search("vote", budget=9))
-
-
-def test_a_value_that_is_no_number_ends_the_search():
+def test_a_value_that_is_nan_is_an_error():
     class Broken(Judge):
         def read(self, readings):
             values, counts = super().read(readings)
             return [float("nan")] * len(values), counts
 
     for name in GUIDED:
-        plan = SEARCHES[name].make_plan(SearchSettings())
-        rollout = SearchRollout(limited, ScriptedPolicy(draw), plan, 9, value=Broken())
         with pytest.raises(RolloutError, match="NaN"):
-            rollout.collect(specs(1))
+            search(name, on=specs(1), value=Broken())
 
 
-@pytest.mark.parametrize("name", ["beam"])
-def test_a_state_that_no_replay_comes_to_again_ends_the_search(name):
-    played = search(name, lambda: Unsaved(TimeLimit(Moody(), LENGTH)))
-    for trajectory in played:
-        assert not trajectory.is_scorable
-        assert "the replayed messages" in trajectory.error
-
-
-def test_what_is_found_depends_neither_on_other_episodes_nor_on_the_time_steps_take():
-    together = search("beam", played=specs(4))
-    alone = search("beam", played=specs(4)[2:3])
-    assert actions(together)[2] == actions(alone)[0]
-
-
-def test_a_policy_that_answers_in_any_order_finds_the_same():
+def test_results_depend_neither_on_other_episodes_nor_on_the_order_of_answers():
     class Served(ScriptedPolicy):
         max_concurrency = 3
 
@@ -311,12 +259,12 @@ def test_a_policy_that_answers_in_any_order_finds_the_same():
             time.sleep(0.002 * int(requests[0].episode_id % 3))
             return super().generate(requests)
 
-    plan = SEARCHES["beam"].make_plan(SearchSettings())
-    rollout = SearchRollout(limited, Served(draw), plan, 60, value=Judge())
-    assert actions(rollout.collect(specs())) == actions(search("beam"))
+    together = actions(search("beam", on=specs(4)))
+    assert together[2] == actions(search("beam", on=specs(4)[2:3]))[0]
+    assert together == actions(search("beam", on=specs(4), policy=Served(draw)))
 
 
-def test_a_policy_that_fails_ends_the_search_as_a_fault():
+def test_failures_of_policy_and_environment_fail_their_own_episode_only():
     def act(request):
         if request.messages[0]["content"] == "1":
             raise OSError("no server")
@@ -324,39 +272,23 @@ def test_a_policy_that_fails_ends_the_search_as_a_fault():
 
     policy = ScriptedPolicy(act)
     policy.max_concurrency = 3
-    plan = SEARCHES["beam"].make_plan(SearchSettings())
-    found = SearchRollout(limited, policy, plan, 9, value=Judge()).collect(specs())
+    found = search("beam", policy=policy)
     assert [t.is_scorable for t in found] == [True, False, True]
     assert found[1].stop_reason is StopReason.POLICY_ERROR
-
-
-def test_a_fault_ends_the_search_of_its_episode_alone():
-    faulty = functools.partial(limited, fault=(1, 2))
-    found = search("beam", faulty)
-    assert [t.stop_reason for t in found] == [
-        StopReason.ANSWERED, StopReason.ENVIRONMENT_ERROR, StopReason.ANSWERED
-    ]  # fmt: skip
+    found = search("beam", functools.partial(limited, fault=(1, 2)))
+    assert [t.is_scorable for t in found] == [True, False, True]
+    assert found[1].stop_reason is StopReason.ENVIRONMENT_ERROR
     assert "broken" in found[1].error
     assert found[1].metrics["search_steps"] > 0
 
 
-def test_the_vote_is_for_the_answer_given_most_often():
-    said = iter("000 111 111 222".replace(" ", ""))
-    plan = SEARCHES["vote"].make_plan(SearchSettings())
-    policy = ScriptedPolicy(lambda _: next(said))
+def test_vote_returns_the_most_frequent_answer():
+    answers = iter("000 111 111 222".replace(" ", ""))
     # 12 steps: four episodes of three
-    (found,) = SearchRollout(limited, policy, plan, 12).collect(specs(1))
+    policy = ScriptedPolicy(lambda _: next(answers))
+    (found,) = search("vote", on=specs(1), policy=policy, budget=12)
     assert actions([found]) == [["1"] * 3]
     assert found.metrics["search_steps"] == 12
-
-
-def node(*contents, offset=0.0, stop_reason=None, context=None):
-    """Return a state with messages of these contents, reached by one step."""
-    spec = specs(1)[0]
-    info = {"messages": [{"role": "user", "content": c} for c in contents], "context": context}
-    episode = Episode(0, spec, info=info, stop_reason=stop_reason)
-    episode.transitions = [_Step()]
-    return Node(episode, offset=offset)
 
 
 @dataclasses.dataclass
@@ -365,25 +297,41 @@ class _Step:
     reward: float = 0.0
 
 
+def node(*contents, offset=0.0, stop_reason=None, context=None):
+    """Return a state with messages of these contents, reached by one step."""
+    info = {"messages": [{"role": "user", "content": c} for c in contents], "context": context}
+    episode = Episode(0, specs(1)[0], info=info, stop_reason=stop_reason)
+    episode.transitions = [_Step()]
+    return Node(episode, offset=offset)
+
+
 @pytest.mark.parametrize(
     ("child", "num_read", "values", "expected"),
     [
-        # the same conversation: the value of the state, and what was gained in those before
-        pytest.param(node("q", "a", "r"), 1, [0.7], (0.9, 0.2), id="goes on"),
+        # the same conversation: its value, and the gain of earlier conversations
+        pytest.param(node("q", "a", "r"), 1, [0.7], (0.9, 0.2), id="continues"),
         pytest.param(node("r", context={"reason": "window"}), 1, [0.7], (0.9, 0.2), id="rewritten"),
-        # a new one: 0.2 + 0.7 after the action; the new state's 0.4 is only where it begins
-        pytest.param(node("next"), 2, [0.7, 0.4], (0.9, 0.5), id="begins anew"),
+        # another one: 0.2 + 0.7 after the action; 0.4 is where the new conversation starts
+        pytest.param(node("next"), 2, [0.7, 0.4], (0.9, 0.5), id="new conversation"),
         pytest.param(node("q", stop_reason=StopReason.ANSWERED), 1, [0.7], (0.9, 0.2), id="ends"),
     ],
 )
-def test_a_score_goes_on_where_a_conversation_begins_anew(child, num_read, values, expected):
+def test_scores_add_up_over_conversations(child, num_read, values, expected):
     parent = node("q", offset=0.2)
     assert len(readings_of(parent, child)) == num_read
     score_node(parent, child, values)
     assert (child.score, child.offset) == pytest.approx(expected)
 
 
-def test_a_folder_is_set_back_between_branches():
+def test_files_are_restored_between_branches():
+    class LastAction:
+        """Value: prefers the reference actions to the harmful one."""
+
+        def read(self, readings):
+            return [-float("rm -rf" in str(r.messages) + str(r.action)) for r in readings], [
+                1
+            ] * len(readings)
+
     make_env = functools.partial(gym.make, "AgentR1/CommandLine-v0", kinds="rename")
     env = make_env().unwrapped
     env.reset(options={"task": 0})
@@ -394,10 +342,6 @@ def test_a_folder_is_set_back_between_branches():
         turns = sum(message["role"] == "assistant" for message in request.messages)
         return [*right, done][min(turns, len(right))] if request.rng.random() < 0.5 else harm
 
-    settings = SearchSettings(candidates=4)
-    plan = SEARCHES["beam"].make_plan(settings)
-    rollout = SearchRollout(make_env, ScriptedPolicy(act), plan, 60)
-    (found,) = rollout.collect(specs(1))
-    rollout.close()
+    (found,) = search("beam", make_env, on=specs(1), policy=ScriptedPolicy(act), value=LastAction())
     assert found.success
     assert harm not in actions([found])[0]
