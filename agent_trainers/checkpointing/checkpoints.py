@@ -1,9 +1,8 @@
-"""Checkpoint folders: whole or not there, checked before they are used, told apart by run.
+"""Atomic checkpoint folders with checksums, each labelled with its run.
 
-A checkpoint is written into ``_unfinished/`` beside its place, gets a list of its files with their
-checksums (``checkpoint.json``), is flushed to the disk and only then renamed to ``checkpoint-N``.
-``run.json`` in the output folder says whose run the folder holds, so that a run never goes on from
-what an earlier one left in the same folder.
+A checkpoint is written into ``_unfinished/``, gets a manifest of its files (``checkpoint.json``), is
+flushed to disk and then renamed to ``checkpoint-N``. ``run.json`` in the output folder names the
+run, so that it never resumes from a checkpoint of an earlier one.
 """
 
 import contextlib
@@ -13,75 +12,64 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_envs.data.files import settle, write_json
 from agent_envs.errors import CheckpointError, ConfigurationError
 
-UNFINISHED: Final = "_unfinished"  # TRL leaves names with an underscore out of uploads
+UNFINISHED: Final = "_unfinished"  # TRL does not upload names with a leading underscore
 MANIFEST: Final = "checkpoint.json"
 RUN_FILE: Final = "run.json"
 WEIGHTS: Final = ("model", "adapter_model", "pytorch_model")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """What a look for a checkpoint to go on from found."""
+class Found(NamedTuple):
+    """Result of `find_checkpoint`."""
 
     checkpoint: Path | None
-    """The newest that can be used."""
-    passed_over: tuple[str, ...]
-    """Newer ones that cannot be used, each with the reason."""
+    """The newest undamaged checkpoint."""
+    damaged: tuple[str, ...]
+    """Newer ones, each with the reason."""
 
 
 def begin_run(folder: Path, run: str | None = None) -> str:
-    """Note in `folder` which run it belongs to from now on; return the run's id.
-
-    Args:
-        folder: The output folder.
-        run: The id of the run that goes on; a new one if not given.
-    """
+    """Record the run in its output folder; return its id, a new one if `run` is None."""
     run = run or uuid.uuid4().hex
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # left by a run that was killed
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # of a killed run
     write_json(folder / RUN_FILE, {"run": run})
     return run
 
 
 def run_of(path: Path) -> str | None:
-    """Return the id of the run that a checkpoint or an output folder belongs to, if it says so."""
+    """Return the id of the run that a checkpoint or an output folder belongs to, if recorded."""
     for name in (MANIFEST, RUN_FILE):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             record = json.loads((path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        run: str | None = record.get("run") if isinstance(record, dict) else None
-        return run
+            return record.get("run") if isinstance(record, dict) else None
     return None
 
 
-def find_checkpoint(folder: Path) -> Search:
-    """Look for the newest checkpoint of the run in `folder` that is whole and undamaged."""
+def find_checkpoint(folder: Path) -> Found:
+    """Return the newest undamaged checkpoint of the run in `folder`."""
     run = run_of(folder)
-    passed_over: list[str] = []
+    damaged: list[str] = []
     for checkpoint in reversed(_by_step(folder)):
         if run is not None and run_of(checkpoint) not in (run, None):
-            continue  # an earlier run left it here
+            continue  # of an earlier run
         if (damage := find_damage(checkpoint)) is None:
-            return Search(checkpoint=checkpoint, passed_over=tuple(passed_over))
-        passed_over.append(f"{checkpoint}: {damage}")
-    return Search(checkpoint=None, passed_over=tuple(passed_over))
+            return Found(checkpoint, tuple(damaged))
+        damaged.append(f"{checkpoint}: {damage}")
+    return Found(None, tuple(damaged))
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Say what is wrong with a checkpoint: the first file that is not what was written."""
+    """Return the first difference between a checkpoint and its manifest, if any."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         files = manifest["files"].items()
     except FileNotFoundError:
-        return f"{MANIFEST} is missing, so it was not written to the end"
+        return f"{MANIFEST} is missing, so writing was interrupted"
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     for name, expected in files:
@@ -90,33 +78,28 @@ def find_damage(checkpoint: Path) -> str | None:
             if size != expected["bytes"]:
                 return f"{name} has {size} bytes instead of {expected['bytes']}"
             if digest(checkpoint / name) != expected["sha256"]:
-                return f"{name} is damaged: its checksum is not that of what was written"
-        except FileNotFoundError:
-            return f"{name} is missing"
+                return f"{name} is damaged: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint that a user named and that cannot be used.
+    """Raise `CheckpointError` if a checkpoint is missing or damaged.
 
-    One without a list of files, as other trainers write them, is taken as it is.
-
-    Raises:
-        CheckpointError: If it is missing or damaged; the message names the file.
+    One of another trainer, without a manifest, is accepted.
     """
     if not checkpoint.is_dir():
         raise CheckpointError(f"There is no checkpoint {checkpoint}: no such folder.")
     if (checkpoint / MANIFEST).exists() and (damage := find_damage(checkpoint)) is not None:
         raise CheckpointError(
-            f"Checkpoint {checkpoint} cannot be used: {damage}. Go on from an older one, or with "
-            "--resume, which takes the newest that is whole."
+            f"Checkpoint {checkpoint} cannot be used: {damage}. Resume from an older one, or use "
+            "--resume, which takes the newest undamaged one."
         )
 
 
-def describe_checkpoint(checkpoint: Path, **facts: Any) -> None:
-    """Write the list of a checkpoint's files, the last thing to be written, and flush all of it."""
+def write_manifest(checkpoint: Path, **facts: Any) -> None:
+    """Write a checkpoint's manifest, with `facts`, and flush all of it."""
     files = {
         str(path.relative_to(checkpoint)): {"bytes": path.stat().st_size, "sha256": digest(path)}
         for path in _files(checkpoint)
@@ -126,7 +109,7 @@ def describe_checkpoint(checkpoint: Path, **facts: Any) -> None:
 
 
 def publish_folder(finished: Path, target: Path) -> None:
-    """Rename a folder that is complete to where others look for it."""
+    """Rename a complete folder to its final place."""
     replaced = finished.parent / f"replaced-{target.name}"
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():  # of an earlier run, or damaged
@@ -137,10 +120,7 @@ def publish_folder(finished: Path, target: Path) -> None:
 
 
 def publish_files(finished: Path, target: Path) -> None:
-    """Move files into a folder that others may read meanwhile: each at once, weights last.
-
-    So weights that are there are never without what belongs to them.
-    """
+    """Move files into a folder one by one, the weights last, so that they are never alone."""
     flush(finished)
     for path in sorted(_files(finished), key=lambda path: path.name.startswith(WEIGHTS)):
         place = target / path.relative_to(finished)
@@ -151,39 +131,29 @@ def publish_files(finished: Path, target: Path) -> None:
 
 
 def drop_old_checkpoints(
-    folder: Path, *, limit: int | None, run: str, step: int, keep: Sequence[str | None] = ()
+    folder: Path, *, limit: int | None, run: str, step: int, keep: str | None = None
 ) -> None:
-    """Delete the oldest checkpoints beyond `limit`; those of earlier runs go first.
+    """Delete the oldest checkpoints beyond `limit` (None or 0: none).
 
-    Args:
-        folder: The output folder.
-        limit: How many to keep; all of them if None or 0.
-        run: The id of the run that goes on. Its newest checkpoint is always kept.
-        step: The run's step. A later checkpoint of the same run is one that was passed over.
-        keep: Paths to keep in any case.
+    Those of earlier runs go first, and those later than `step`, which were damaged. The newest of
+    `run` and the checkpoint `keep` always stay.
     """
     if not limit or limit < 0:
         return
-    kept = {Path(path).resolve() for path in keep if path is not None}
 
     def age(checkpoint: Path) -> tuple[bool, int]:
         number = _step(checkpoint)
         return (run_of(checkpoint) == run and number <= step, number)
 
-    checkpoints = sorted(_by_step(folder), key=age)
-    candidates = [path for path in checkpoints[:-1] if path.resolve() not in kept]
-    for checkpoint in candidates[: max(0, len(checkpoints) - limit)]:
+    ordered = sorted(_by_step(folder), key=age)
+    kept = None if keep is None else Path(keep).resolve()
+    candidates = [path for path in ordered[:-1] if path.resolve() != kept]
+    for checkpoint in candidates[: max(0, len(ordered) - limit)]:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
-    """Make the output folder, and refuse one that cannot be written to before work begins.
-
-    `option` is what names it.
-
-    Raises:
-        ConfigurationError: If nothing can be written there; the message says why.
-    """
+    """Make a folder; raise `ConfigurationError`, naming `option`, if nothing can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -191,38 +161,37 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
     except OSError as error:
         raise ConfigurationError(
             f"{option} {folder}: cannot be written to ({error.strerror}). Choose another "
-            "folder, or make room or permissions there."
+            "folder, or free space or change permissions there."
         ) from None
 
 
 def storage_error(error: BaseException, what: str, folder: Path) -> CheckpointError:
-    """Put a failure to write into words: what, where, why, what is safe, and what to do."""
-    if "PytorchStreamWriter" in str(error) or "inline_container" in str(error):
-        reason = "a file could not be written in full"  # PyTorch tells no more than that
-    else:
-        reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
-    try:
-        free = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free there)"
-    except OSError:
-        free = ""
+    """Return an error with what could not be written, why, and the last complete checkpoint."""
+    reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    if _is_torch_writer(str(error)):  # PyTorch does not say more
+        reason = "a file could not be written completely"
+    with contextlib.suppress(OSError):
+        reason += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free there)"
     last = find_checkpoint(folder).checkpoint
     safe = f"The last complete one, {last}, is untouched" if last else "There is none before it"
     return CheckpointError(
-        f"{what} could not be written to {folder}: {reason}{free}. {safe}. Make room or "
-        "permissions there, then go on with the same command and --resume."
+        f"{what} could not be written to {folder}: {reason}. {safe}. Free space or change "
+        "permissions there, then rerun the same command with --resume."
     )
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Tell a failure to write from a mistake in a program; libraries raise many kinds."""
-    if isinstance(error, OSError):
-        return True
+    """Return whether an error is a failure to write; libraries raise many kinds."""
     text = f"{type(error).__module__}.{type(error).__name__}: {error}"
-    return any(sign in text for sign in ("safetensors", "PytorchStreamWriter", "inline_container"))
+    return isinstance(error, OSError) or "safetensors" in text or _is_torch_writer(text)
+
+
+def _is_torch_writer(text: str) -> bool:
+    return "PytorchStreamWriter" in text or "inline_container" in text
 
 
 def flush(folder: Path) -> None:
-    """Wait until everything below `folder` is on the disk, with the modes of new files."""
+    """Wait until all files in `folder` are on disk, with the umask's permissions."""
     for path in _files(folder):
         settle(path)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -243,7 +212,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's contents."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

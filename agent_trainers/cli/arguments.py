@@ -1,4 +1,4 @@
-"""Parse options and YAML files into dataclasses; a mistyped name gets the nearest right one."""
+"""Command-line options as dataclasses, with YAML files and suggestions for mistyped names."""
 
 import argparse
 import contextlib
@@ -27,38 +27,40 @@ from agent_envs.errors import (
 
 T = TypeVar("T")
 
-_TEXT_WIDTH: Final = 92
 _OTHERS: Final = "TRL and transformers"
-_MISTAKES: Final = (
+_USER_ERRORS: Final = (
     ConfigurationError, DataError, MissingExtraError, UnknownNameError, gym.error.Error,
 )  # fmt: skip
-"""What is wrong with a command line or what it names, as against what fails while it runs."""
 
 
 class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is untyped
-    """transformers' parser, with help that shows what matters first, and errors of two lines."""
+    """`HfArgumentParser` with grouped help, YAML defaults and two-line errors."""
 
     def __init__(
         self,
         kinds: Sequence[type],
         *,
         program: str,
-        description: str,
+        description: str = "",
         groups: Mapping[str, Sequence[str]] | None = None,
         show_all: bool = False,
     ) -> None:
-        """Make an option of each field of dataclasses, as `HfArgumentParser` takes them.
+        """Make an option of each field of the dataclasses `kinds`.
 
-        ``--help`` shows them by `groups`, heading -> names of options: all in one if not given.
-        Those in no group it shows if `show_all`.
+        ``--help`` lists the options of `groups` (heading -> names), and the others if `show_all`.
         """
         super().__init__(kinds, prog=program, description=description, allow_abbrev=False)
         self.add_argument("--config")
         self.add_argument("--help_all", action="help")
-        self._fields = {
-            field.name: field for kind in kinds for field in dataclasses.fields(kind) if field.init
+        fields = [field for kind in kinds for field in dataclasses.fields(kind) if field.init]
+        self._fields = {field.name: field for field in fields}
+        # names in files: fields and their aliases, such as envs for env
+        self._names = {field.name: field.name for field in fields} | {
+            alias.lstrip("-"): field.name
+            for field in fields
+            for alias in field.metadata.get("aliases", ())
         }
-        # a field's own type is no longer what was written: transformers' parser changes it
+        # transformers' parser replaces field.type
         self._annotations = {
             name: str(annotation)
             for kind in kinds
@@ -73,56 +75,56 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         self._source = ""
 
     def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
-        """Make settings the defaults; each is checked and converted as on the command line.
-
-        Lists and None are taken as they are. `source` is named in messages.
-        """
+        """Make settings the defaults, converted as on the command line; errors name `source`."""
         self._source = f"{source}: "
-        values = {}
-        for name, value in settings.items():
-            if name not in self._fields:
-                self.error(unknown_option(f"--{name}", self._fields))
+        values: dict[str, Any] = {}
+        for given, value in settings.items():
+            if (name := self._names.get(given)) is None:
+                self.error(unknown_option(f"--{given}", self._names))
+            if name in values:
+                self.error(f"{name} and {given} are the same setting: give one of the two.")
             if isinstance(value, list) and "list" not in self._annotations[name]:
                 self.error(f"{name} takes one value, not a list: {value}")
             if value is not None and not isinstance(value, list):
-                text = json.dumps(value) if isinstance(value, bool | dict) else str(value)
-                given, _ = self.parse_known_args([f"--{name}={text}"])
-                # some of TRL's options are texts on the command line and take a bool from a file
-                value = value if isinstance(value, bool) else getattr(given, name)
+                text = json.dumps(value) if isinstance(value, dict) else str(value)
+                parsed = getattr(self.parse_known_args([f"--{name}={text}"])[0], name)
+                value = value if isinstance(value, bool) else parsed  # TRL maps some booleans
             values[name] = value
         self._source = ""
         self.set_defaults(**values)
 
-    def check(
+    def given(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return the options on a command line; those not on it are None."""
+        before = {name: self.get_default(name) for name in self._fields}
+        self.set_defaults(**dict.fromkeys(self._fields))
+        values, _ = self.parse_known_args(list(arguments))
+        self.set_defaults(**before)
+        return values
+
+    def read(
         self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line into values by name, and what is no option here.
+        """Return the values by name, and the arguments that belong to another parser.
 
-        `others` returns, of what is no option here, what is none elsewhere either.
+        `others` takes the arguments unknown here and returns those unknown there, too.
 
         Raises:
             SystemExit: On ``--help``, or if an option is wrong or unknown.
         """
-        values, left_over = self.parse_known_args(list(arguments))
-        if unknown := others(left_over):
-            self.error(unknown_option(unknown[0], self._fields))
-        return values, left_over
+        values, rest = self.parse_known_args(list(arguments))
+        if unknown := others(rest):
+            self.error(unknown_option(unknown[0], self._names))
+        return values, rest
 
-    def parse(
-        self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
-    ) -> tuple[Any, ...]:
-        """Parse a command line into one object per dataclass; see `check`."""
-        self.check(arguments, others)
+    def build(self, values: argparse.Namespace) -> tuple[Any, ...]:
+        """Return one object per dataclass; the first error of their checks ends the process."""
         try:
-            *parsed, _, _ = self.parse_args_into_dataclasses(
-                list(arguments), return_remaining_strings=True, look_for_args_file=False
-            )
-            return tuple(parsed)
+            return tuple(self.parse_dict(vars(values), allow_extra_keys=True))
         except (ValueError, ImportError, OSError) as error:  # TRL's and transformers' own checks
             self.error(" ".join(str(error).split()))
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in two lines; argparse would show the whole usage first."""
+        """Print the error without argparse's usage, and exit with code 2."""
         refuse(self.prog, f"{self._source}{message}")
 
     def format_help(self) -> str:
@@ -131,7 +133,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         for title, names in self._groups.items():
             options = [self._describe(name) for name in names if name in self._fields]
             parts += ["\n".join([f"{title}:", *options])] if options else []
-        parts.append("--config FILE: settings in YAML; options on the command line win.")
+        parts.append("--config FILE: settings in YAML; the command line has priority.")
         if self._num_hidden:
             parts.append(f"{self._num_hidden} more options, of {_OTHERS}: {self.prog} --help_all")
         return "\n\n".join(parts) + "\n"
@@ -141,21 +143,21 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         default = str(default).lower() if isinstance(default, bool) else default
         line = f"  --{name}" if default is None else f"  --{name} (default: {default})"
         text = self._fields[name].metadata.get("help", "").replace("%%", "%")
-        return "\n".join([line, *(f"{' ' * 8}{part}" for part in textwrap.wrap(text, _TEXT_WIDTH))])
+        return "\n".join([line, textwrap.indent(textwrap.fill(text, 92), " " * 8)])
 
 
 def unknown_option(option: str, known: Iterable[str]) -> str:
-    """Say that there is no such option, and which is nearest."""
+    """Return the message for an unknown option, with the closest known name."""
     name = option.split("=")[0]
     close = difflib.get_close_matches(name, [f"--{other}" for other in known], n=1)
     return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
 
 
 def speaker(program: str) -> Callable[[str], None]:
-    """Return the function that tells a command's user something, in a line beside progress bars."""
+    """Return a function that prints a status line to stderr, above any progress bar."""
 
     def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal may be gone
+        with contextlib.suppress(OSError):  # the terminal may have been closed
             tqdm.write(f"{program}: {text}", file=sys.stderr)
             sys.stderr.flush()
 
@@ -163,70 +165,58 @@ def speaker(program: str) -> Callable[[str], None]:
 
 
 def refuse(program: str, message: str) -> NoReturn:
-    """Say in two lines what is wrong with a command line, and exit with code 2."""
+    """Print what is wrong with a command line, and exit with code 2."""
     sys.stderr.write(f"{program}: {message}\nAll options: {program} --help\n")
     sys.exit(2)
 
 
 def parse(arguments: Sequence[str], kind: type[T], *, program: str, description: str) -> T:
-    """Parse a command line, and the file that its ``--config`` names, into one object."""
+    """Parse a command line and its ``--config`` file into one object."""
     parser = CommandParser((kind,), program=program, description=description)
-    if (config := parser.check(arguments)[0].config) is not None:
+    if (config := parser.given(arguments).config) is not None:
         parser.use_settings(read_config(Path(config)), config)
-    parsed: T = parser.parse(arguments)[0]
+    parsed: T = parser.build(parser.read(arguments)[0])[0]
     return parsed
 
 
 def run_command(
     program: str, run: Callable[[list[str]], None], arguments: Sequence[str] | None
 ) -> None:
-    """Call `run` with a command line, this process's if None; an error is one line and a code.
+    """Call `run` with a command line (None: this process's), with errors as one line.
 
-    Exits with 2 where the command line, or what it names, is wrong, with 1 where the work failed,
-    and with 130 after Ctrl-C.
+    The exit code is 2 for a wrong command line or input, 1 for a failure while running, 130 after
+    Ctrl-C.
     """
     try:
         run(list(sys.argv[1:] if arguments is None else arguments))
     except (AgentEnvsError, gym.error.Error) as error:
         sys.stderr.write(f"{program}: {error}\n")
-        sys.exit(2 if isinstance(error, _MISTAKES) else 1)
+        sys.exit(2 if isinstance(error, _USER_ERRORS) else 1)
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{program}: Stopped.\n")
         sys.exit(130)
 
 
 def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
-    """Read a YAML file of settings, which `option` named.
+    """Read a YAML mapping of settings; `option` is named in errors.
 
     Raises:
-        ConfigurationError: If it cannot be read or holds no mapping from names.
+        ConfigurationError: If the file cannot be read or is not a mapping from names.
     """
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{option} {path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{option} {path}: is no UTF-8 text ({error}).") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigurationError(
-            f"{option} {path}{place}: is not valid YAML: {error.problem or error.context}."
-        ) from None
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{option} {path}: is not valid YAML: {reason}") from None
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
-        raise ConfigurationError(f"{option} {path}: must hold 'option: value' lines.")
+        raise ConfigurationError(f"{option} {path}: must contain 'option: value' lines.")
     return config
 
 
 def check_range(options: Any, words: str, is_right: Callable[[Any], bool], *names: str) -> None:
-    """Refuse options that are given and out of their range.
-
-    Raises:
-        ConfigurationError: Names the first.
-    """
+    """Raise `ConfigurationError` for the first option that is set and out of range."""
     for name in names:
         if (value := getattr(options, name, None)) is not None and not is_right(value):
             raise ConfigurationError(f"--{name} must be {words}, not {value}.")

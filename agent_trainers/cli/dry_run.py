@@ -1,7 +1,7 @@
-"""``agent-r1-train --dry_run``: one batch from the first prompt to the gradient, and no update.
+"""``agent-r1-train --dry_run``: one batch from the first prompt to the gradient, without an update.
 
-The trainer runs as it always does, sampler, processes and critic included, and is stopped before
-its first optimiser step; so what is shown is what a run would do, and nothing has changed.
+The trainer runs as usual, with its sampler, processes and critic, and is stopped before the first
+optimiser step.
 """
 
 import contextlib
@@ -26,20 +26,22 @@ from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summari
 from agent_trainers.monitoring.live_view import NUMBERS, duration
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import write_trajectory_page
-from agent_trainers.monitoring.trajectory_samples import (
-    choose,
-    trained_samples,
-)
+from agent_trainers.monitoring.trajectory_samples import choose, trained_samples
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 PAGE: Final = "dry_run.html"
 NUM_SAMPLES: Final = 8
-DRIFT, LARGEST_DRIFT, PEAK = "drift, mean", "drift, largest", "peak"
+_RATES: Final = (
+    ("rows/padding_share", "padding share", "{:.1%}"),
+    ("rows/forwarded_per_trained_token", "forwarded per trained token", "{:.2f}"),
+    ("rows/tokens_per_second", "tokens per second", "{:,.0f}"),
+    ("frac_reward_zero_std", "groups without signal", "{:.0%}"),
+)
 
 
-class _BatchSeenError(Exception):
-    """The batch has gone through the model and back."""
+class _BatchDoneError(Exception):
+    """The gradient of the batch is there."""
 
 
 class _StopBeforeUpdate(TrainerCallback):  # type: ignore[misc]
@@ -52,11 +54,11 @@ class _StopBeforeUpdate(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop. Relies on: called on every process after the last backward pass of a step."""
         self.seconds = self._trainer.clock.seconds()
-        raise _BatchSeenError
+        raise _BatchDoneError
 
 
 def prepare(config: StepGRPOConfig) -> None:
-    """Change settings so that nothing is written or sent; before the trainer is made."""
+    """Change the settings so that nothing is saved or sent; call before the trainer is made."""
     config.report_to = []
     config.disable_tqdm = True
     config.save_strategy = SaveStrategy.NO
@@ -65,94 +67,83 @@ def prepare(config: StepGRPOConfig) -> None:
 
 
 def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None) -> None:
-    """Play, score and train one batch up to its gradient; print what came of it.
-
-    `trainer` was made with settings that `prepare` has seen.
+    """Run one batch up to its gradient and print it; `prepare` has changed the settings.
 
     Raises:
         ConfigurationError: If the model cannot be stopped before its update.
     """
     if trainer.is_deepspeed_enabled:
         raise ConfigurationError(
-            "--dry_run does not work with DeepSpeed, which updates the weights inside the backward "
-            "pass. Leave its options out for the dry run."
+            "--dry_run does not work with DeepSpeed, which updates the weights in the backward "
+            "pass. Remove its options for the dry run."
         )
-    # Both would write over what a run in the same folder has left.
-    trainer.remove_callback(MetricsLog)
+    trainer.remove_callback(MetricsLog)  # would overwrite the metrics of a run in the folder
     stop = _StopBeforeUpdate(trainer)
     trainer.add_callback(stop)
     trainer.begin_run(is_kept=False)
-    with contextlib.suppress(_BatchSeenError):
+    with contextlib.suppress(_BatchDoneError):
         trainer.train(resume_from_checkpoint=checkpoint)
     record = trainer.last_batch
     assert record is not None
     new_logprobs = trainer.current_logprobs()
     episodes: list[EpisodeSummary] = gather_object([*map(summarise, record.trajectories)])
     has_signal: list[bool] = gather_object([bool(np.any(values)) for values in record.advantages])
-    counts: list[dict[str, float]] = gather_object([_count(record, new_logprobs)])
+    counts: list[dict[str, int]] = gather_object([_count(record)])
+    drifts: list[npt.NDArray[Any]] = gather_object([_drift(record, new_logprobs)])
+    peak: int = max(gather_object([_peak_bytes()]))
     if not trainer.accelerator.is_main_process:
         return
 
+    # the trajectory with the most rows, then steps, tells most
+    num_rows = np.bincount([r.episode for r in record.rows], minlength=len(record.trajectories))
+    lengths = [(num_rows[i], len(t.transitions)) for i, t in enumerate(record.trajectories)]
     *chosen, shown = trained_samples(
         record,
-        [*choose(record.trajectories, NUM_SAMPLES), _most_telling(record)],
+        [*choose(record.trajectories, NUM_SAMPLES), lengths.index(max(lengths))],
         label="dry run",
         optimiser_step=trainer.state.global_step,
         new_logprobs=new_logprobs,
     )
     page = Path(trainer.args.output_dir) / PAGE
-    tokenizer = trainer.processing_class
-    write_trajectory_page(page, chosen, tokenizer=tokenizer, title=title)
+    write_trajectory_page(page, chosen, tokenizer=trainer.processing_class, title=title)
     console = Console()
     console.rule(f"[bold]dry run: {title}", align="left")
-    print_dry_run(console, record, shown, episodes, has_signal, tokenizer)
-    console.print(facts_table("the batch", _figures(counts, trainer)))
+    print_dry_run(console, record, shown, episodes, has_signal, trainer.processing_class)
+    batch = {name: f"{sum(count[name] for count in counts):,}" for name in counts[0]}
+    drift = np.concatenate(drifts)
+    mean = drift.sum() / max(1, drift.size)
+    batch["drift, mean"] = f"{mean:.2e} between sampled and recomputed log-probabilities"
+    batch["drift, largest"] = f"{drift.max(initial=0.0):.2e}"
+    for name, label, form in (*_RATES, *NUMBERS):
+        values = [v for v in trainer._metrics["train"].get(name, []) if not math.isnan(v)]
+        if values:
+            batch[label] = form.format(sum(values) / len(values))
+    console.print(facts_table("the batch", batch))
     console.print(facts_table("one optimiser step", _times(trainer, stop.seconds)))
-    console.print(facts_table("memory", _memory(trainer, counts)))
+    console.print(facts_table("memory", _memory(trainer, peak)))
     console.print(f"{'trajectories':>24}: {page}", highlight=False, soft_wrap=True)
     console.print("No weights were changed and none saved.")
 
 
-def _count(record: BatchRecord, new_logprobs: npt.NDArray[Any]) -> dict[str, float]:
-    """Return what this process has of rows and tokens, how far it drifts, what memory it took."""
-    tensors = record.tensors
-    is_action = tensors["action_mask"].cpu().numpy().astype(bool)
-    sampled = tensors["sampling_per_token_logps"].float().cpu().numpy()
-    # vLLM gives no number for some tokens
-    drift = np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])
+def _count(record: BatchRecord) -> dict[str, int]:
+    """Return the rows and tokens of this process."""
     return {
         "rows": len(record.rows),
-        "padding rows": tensors["prompt_ids"].size(0) - len(record.rows),
+        "padding rows": record.tensors["prompt_ids"].size(0) - len(record.rows),
         "steps": sum(len(t.transitions) for t in record.trajectories),
         "prompt tokens": sum(len(row.prompt_ids) for row in record.rows),
         "sampled tokens": sum(sum(row.is_action) for row in record.rows),
         "trained tokens": sum(sum(row.is_trained) for row in record.rows),
         "tokens": sum(len(row.prompt_ids) + len(row.completion_ids) for row in record.rows),
-        DRIFT: float(drift.sum()),
-        LARGEST_DRIFT: float(drift.max(initial=0.0)),
-        PEAK: _peak_bytes(),
     }
 
 
-def _figures(counts: list[dict[str, float]], trainer: StepGRPOTrainer) -> dict[str, str]:
-    """Return figures of the batch over all processes, ready to print."""
-    totals = {name: sum(count[name] for count in counts) for name in counts[0]}
-    figures = {n: f"{total:,}" for n, total in totals.items() if isinstance(total, int)}
-    del figures[PEAK]
-    mean_drift = totals[DRIFT] / max(1, totals["sampled tokens"])
-    figures[DRIFT] = f"{mean_drift:.2e} between sampled and recomputed log-probabilities"
-    figures[LARGEST_DRIFT] = f"{max(count[LARGEST_DRIFT] for count in counts):.2e}"
-    for name, label, form in (
-        ("rows/padding_share", "padding share", "{:.1%}"),
-        ("rows/forwarded_per_trained_token", "forwarded per trained token", "{:.2f}"),
-        ("rows/tokens_per_second", "tokens per second", "{:,.0f}"),
-        ("frac_reward_zero_std", "groups without signal", "{:.0%}"),
-        *NUMBERS,
-    ):
-        values = [v for v in trainer._metrics["train"].get(name, []) if not math.isnan(v)]
-        if values:
-            figures[label] = form.format(sum(values) / len(values))
-    return figures
+def _drift(record: BatchRecord, new_logprobs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the differences of sampled and recomputed log-probabilities."""
+    is_action = record.tensors["action_mask"].cpu().numpy().astype(bool)
+    sampled = record.tensors["sampling_per_token_logps"].float().cpu().numpy()
+    difference: npt.NDArray[Any] = np.abs(new_logprobs - sampled)[is_action]
+    return np.nan_to_num(difference)  # vLLM returns none for some tokens
 
 
 def _times(trainer: StepGRPOTrainer, seconds: Mapping[str, float]) -> dict[str, str]:
@@ -164,34 +155,22 @@ def _times(trainer: StepGRPOTrainer, seconds: Mapping[str, float]) -> dict[str, 
         "wait for environments": f"{seconds['wait']:.2f} s",
         "score": f"{seconds['score']:.2f} s",
         "forward and backward": f"{seconds['train']:.2f} s",
-        "in all": f"{total:.2f} s{processes}, the optimiser's update not included; "
+        "total": f"{total:.2f} s{processes}, without the optimiser's update; "
         f"{num_steps:,} steps would take about {duration(total * num_steps)}",
     }
 
 
-def _most_telling(record: BatchRecord) -> int:
-    """Return the number of the trajectory with the most rows, then the most steps."""
-    num_rows = [0] * len(record.trajectories)
-    for row in record.rows:
-        num_rows[row.episode] += 1
-    return max(
-        range(len(num_rows)), key=lambda i: (num_rows[i], len(record.trajectories[i].transitions))
-    )
-
-
-def _memory(trainer: StepGRPOTrainer, counts: list[dict[str, float]]) -> dict[str, str]:
+def _memory(trainer: StepGRPOTrainer, peak: int) -> dict[str, str]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    groups = trainer.optimizer.param_groups
-    trained = [p for group in groups for p in group["params"] if p.requires_grad]
-    state = 2 * sum(p.numel() * p.element_size() for p in trained)
+    trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    moments = 2 * sum(p.numel() * p.element_size() for p in trained if p.requires_grad)
     memory = {
-        "weights": _gigabytes(weights),
-        "peak so far": f"{_gigabytes(max(count[PEAK] for count in counts))} in the fullest "
-        "process, gradients and activations included",
+        "weights": _size(weights),
+        "peak so far": f"{_size(peak)} in the largest process, with gradients and activations",
     }
     if "adam" in str(trainer.args.optim).lower():
-        memory["to come"] = f"about {_gigabytes(state)} for the optimiser's two moments"
+        memory["to come"] = f"about {_size(moments)} for the optimiser's two moments"
     return memory
 
 
@@ -208,5 +187,5 @@ def _peak_bytes() -> int:
     return usage if sys.platform == "darwin" else usage * 1024  # Linux counts in KiB
 
 
-def _gigabytes(count: float) -> str:
+def _size(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.1f} MiB"

@@ -1,4 +1,7 @@
-"""``agent-r1-eval``: measure a language model in an environment, or in a program."""
+"""``agent-r1-eval``: evaluate a language model in an environment, or in a program.
+
+``agent-r1-eval collect`` keeps the best episodes for ``agent-r1-sft`` (rejection sampling).
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,10 +13,11 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
+from agent_envs.scoring.statistics import wilson_interval
+from agent_trainers.cli import collect
 from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.models import EMBEDDED
-from agent_trainers.cli.played import ProgramArguments, check_program
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_output,
@@ -23,6 +27,7 @@ from agent_trainers.cli.policies import (
     open_venue,
     take_turn_length,
 )
+from agent_trainers.cli.task_sources import DEFAULT_ENV, ProgramArguments, check_program
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate
 from agent_trainers.trajectory import save_trajectories
@@ -33,14 +38,14 @@ say = speaker(PROGRAM)
 
 @dataclass
 class EvaluateArguments(ProgramArguments, PolicyArguments):
-    """What to measure, and how."""
+    """Options of ``agent-r1-eval``."""
 
-    num_tasks: int = HfArg(default=200, help="How many tasks, from the first.")
+    num_tasks: int = HfArg(default=200, help="Number of tasks, from the first.")
     samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
     pass_at: list[int] | None = HfArg(
-        default=None, help="The k of pass@k; 1 and samples_per_task if not given."
+        default=None, help="Values of k for pass@k; 1 and samples_per_task if not given."
     )
-    seed: int = HfArg(default=0, help="Seed of every draw.")
+    seed: int = HfArg(default=0, help="Random seed.")
     output: str | None = HfArg(default=None, help="JSON file to write.")
     trajectories: str | None = HfArg(
         default=None, help="File for every episode: .jsonl, .jsonl.gz, .parquet."
@@ -53,18 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Measure the model and show how it did."""
+    """Evaluate the model, write the files and print the table."""
+    if arguments[:1] == ["collect"]:
+        collect.run(arguments[1:])
+        return
     options = parse(
         arguments,
         EvaluateArguments,
         program=PROGRAM,
-        description="Measure a language model in a Gymnasium environment, or in a program.",
+        description="Evaluate a language model in a Gymnasium environment, or in a program.\n"
+        f"{PROGRAM} collect keeps the best episodes; see {PROGRAM} collect --help.",
     )
     _check(options)
-    ks = options.pass_at or sorted({1, options.samples_per_task})
     settings: dict[str, Any] = {
         "samples_per_task": options.samples_per_task,
-        "ks": ks,
+        "ks": options.pass_at or sorted({1, options.samples_per_task}),
         "seed": options.seed,
     }
     if options.program is not None:
@@ -73,19 +81,15 @@ def run(arguments: Sequence[str]) -> None:
         take_turn_length(options, say)
         with open_policy(options) as policy:
             evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
-        played: dict[str, Any] = {
-            name: getattr(options, name) for name in ("program", "tasks", "reward")
-        }
+        where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
-        is_synthetic = options.env == "AgentR1/SyntheticMultiHop-v0"
-        defaults = {"split": "test"} if is_synthetic else {}
-        venue = open_venue(options, say, **defaults)
+        venue = open_venue(options, say, **({"split": "test"} if options.env == DEFAULT_ENV else {}))
         tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
         with open_policy(options, venue) as policy:
             evaluation = evaluate(Rollout(venue.make_env, policy), tasks, **settings)
-        played = {"env": options.env, "env_kwargs": venue.env_kwargs}
+        where = {"env": options.env, "env_kwargs": venue.env_kwargs}
     if options.output:
-        write_json(options.output, _as_json(options, played, evaluation))
+        write_json(options.output, _result(options, where, evaluation))
     if options.trajectories:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
@@ -107,11 +111,18 @@ def _check(options: EvaluateArguments) -> None:
             )
 
 
-def _as_json(
-    options: EvaluateArguments, played: dict[str, Any], evaluation: Evaluation
+def _result(
+    options: EvaluateArguments, where: dict[str, Any], evaluation: Evaluation
 ) -> dict[str, Any]:
+    sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     return {
-        **_settings(options, played),
+        "model": options.model or EMBEDDED,
+        "base_url": options.base_url,
+        **where,
+        "sampling": "greedy" if options.greedy else sampling,
+        "max_completion_length": options.max_completion_length,
+        "seed": options.seed,
+        "samples_per_task": options.samples_per_task,
         "num_tasks": len({t.group_id for t in evaluation.trajectories}),
         "num_failed": evaluation.num_failed,
         "success_of_all": evaluation.success_of_all,
@@ -121,39 +132,30 @@ def _as_json(
     }
 
 
-def _settings(options: EvaluateArguments, played: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": options.model or EMBEDDED,
-        "base_url": options.base_url,
-        **played,
-        "sampling": "greedy" if options.greedy else {"temperature": options.temperature,
-            "top_p": options.top_p, "top_k": options.top_k},
-        "max_completion_length": options.max_completion_length,
-        "seed": options.seed,
-        "samples_per_task": options.samples_per_task,
-    }  # fmt: skip
-
-
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
     title = f"{options.model or EMBEDDED} on {options.program or options.env}, {sampling}"
-    table = Table("metric", Column("mean", justify="right"), title=title, min_width=60)
-    num_failed, num_episodes = evaluation.num_failed, len(evaluation.trajectories)
+    mean = Column("mean", justify="right")
+    table = Table("metric", mean, "95 % interval", title=title, min_width=60)
+    num_errors, num_episodes = evaluation.num_failed, len(evaluation.trajectories)
     for name, value in evaluation.metrics.items():
-        table.add_row(name, f"{value:.3f}")
-        if name == "success" and num_failed:  # else faults could pass for success
-            table.add_row("  of all, faults as failures", f"{evaluation.success_of_all:.3f}")
-            table.add_row("  faults: episodes not scored", f"{num_failed} of {num_episodes}")
+        interval = ""
+        if name == "success" and options.samples_per_task == 1 and num_episodes > num_errors:
+            low, high = wilson_interval(value, num_episodes - num_errors)
+            interval = f"{low:.3f} to {high:.3f}"
+        table.add_row(name, f"{value:.3f}", interval)
+        if name == "success" and num_errors:  # otherwise errors could be read as success
+            table.add_row("  of all, errors as failures", f"{evaluation.success_of_all:.3f}")
+            table.add_row("  errors: episodes not scored", f"{num_errors} of {num_episodes}")
     for k, value in evaluation.pass_at_k.items():
         table.add_row(f"pass@{k}", f"{value:.3f}")
     usage = evaluation.usage
     table.caption = (
-        f"{num_episodes} episodes, {num_failed} failed; "
-        f"{usage.calls} model turns, {usage.prompt_tokens} prompt and {usage.completion_tokens} "
-        "completion tokens"
+        f"{num_episodes} episodes, {num_errors} errors; {usage.calls} model turns, "
+        f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens"
     )
-    if failed := [t.error for t in evaluation.trajectories if t.error]:
-        table.caption += f"\nthe first failure: {failed[0].strip().splitlines()[-1]}"
+    if errors := [t.error for t in evaluation.trajectories if t.error]:
+        table.caption += f"\nfirst error: {errors[0].strip().splitlines()[-1]}"
     Console().print(table)
 
 

@@ -1,8 +1,7 @@
-"""Start several processes where the options ask for them, and stop them all at the same step.
+"""Start several processes and stop them all at the same step.
 
-``accelerate launch`` does it on accelerators. On a CPU it silently starts a single process whatever
-``--num_processes`` says, so ``torchrun`` does it there. The processes get the whole command line
-and pass over what was meant for their launcher.
+``accelerate launch`` starts them on accelerators, and ``torchrun`` on a CPU, where ``accelerate
+launch`` ignores ``--num_processes``. The processes get the whole command line.
 """
 
 import contextlib
@@ -28,13 +27,12 @@ from agent_trainers.checkpointing.interruption import (
     SUPERVISOR,
     Interrupted,
     catch_signals,
-    leave_closed_terminal,
+    detach_closed_terminal,
 )
 from agent_trainers.cli.arguments import read_config, run_command
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 _CONFIG_OPTION: Final = "--accelerate_config"
-_MAY_RUN_ON_CPU: Final = ("NO", "MULTI_CPU", "MULTI_GPU")
 _SCRIPT: Final = "the script to launch"
 
 
@@ -44,20 +42,20 @@ def run_trainer(
     arguments: Sequence[str] | None,
     say: Callable[[str], None],
 ) -> None:
-    """Run a command that trains, as `run_command`; say how a run goes on that was asked to stop."""
-    # transformers 5.23 deprecates names that TRL 1.16 uses; nothing a user could act on
+    """Run a training command, as `run_command` does; print how to resume it if interrupted."""
+    # transformers 5.23 deprecates names that TRL 1.16 uses
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
     try:
         run_command(program, run, arguments)
     except Interrupted as interrupted:
-        say("Stopped. The same command with --resume goes on from the last checkpoint.")
+        say("Stopped. Resume from the last checkpoint with the same command and --resume.")
         sys.exit(interrupted.exit_code)
 
 
 def unknown_to_accelerate(options: Sequence[str]) -> list[str]:
-    """Return which of some options ``accelerate launch`` does not have."""
+    """Return the options that ``accelerate launch`` does not have."""
     parser = launch_command_parser()
-    parser.usage = "agent-r1-train [--option value ...]"  # its own is 200 lines
+    parser.usage = "agent-r1-train [--option value ...]"  # its own has 200 lines
     known, unknown = parser.parse_known_args([*options, _SCRIPT])
     return unknown if known.training_script == _SCRIPT else [*unknown, known.training_script]
 
@@ -69,31 +67,40 @@ def launch_command(
     module: str,
     arguments: Sequence[str],
 ) -> list[str] | None:
-    """Return the command that starts the processes, or None where this process will do.
+    """Return the command that runs `module` in several processes; None if this one is enough.
 
-    They run `module` with `arguments`; `others` are further options of ``accelerate launch``.
+    `others` are further options of ``accelerate launch``.
 
     Raises:
-        ConfigurationError: If the options ask for what a CPU cannot do.
+        ConfigurationError: If a CPU cannot do what the options ask for.
     """
     is_started = "LOCAL_RANK" in os.environ or STOP_FILE in os.environ
     if is_started or (num_processes, accelerate_config, list(others)) == (None, None, []):
         return None
     if num_processes is not None and num_processes < 1:
         raise ConfigurationError(f"--num_processes must be at least 1, not {num_processes}.")
-    settings = {}
-    count = [] if num_processes is None else ["--num_processes", str(num_processes)]
-    launch_options = [*count, *others]
+    config, settings = None, {}
     if accelerate_config is not None:
         config = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind=_CONFIG_OPTION)
         settings = read_config(config, _CONFIG_OPTION)
-        launch_options = ["--config_file", str(config), *launch_options]
     import torch
 
     if torch.accelerator.is_available():
-        start = ["accelerate.commands.launch", *launch_options]
+        start = ["accelerate.commands.launch"]
+        start += [] if config is None else ["--config_file", str(config)]
+        start += [] if num_processes is None else ["--num_processes", str(num_processes)]
+        start += others
     else:
-        _check_cpu_can(settings, others)
+        if others:
+            raise ConfigurationError(
+                f"{others[0]} needs an accelerator; a CPU supports --num_processes only."
+            )
+        kind = settings.get("distributed_type", "NO")
+        if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+            raise ConfigurationError(
+                f"{_CONFIG_OPTION}: {kind} needs an accelerator. On a CPU use {_CONFIG_OPTION} "
+                "ddp, or --num_processes alone."
+            )
         num_processes = num_processes or int(settings.get("num_processes", 1))
         if num_processes == 1:
             return None
@@ -101,25 +108,11 @@ def launch_command(
     return [sys.executable, "-m", *start, "--module", module, *arguments]
 
 
-def _check_cpu_can(settings: dict[str, object], others: Sequence[str]) -> None:
-    if others:
-        raise ConfigurationError(
-            f"{others[0]} needs an accelerator; on a CPU only --num_processes is supported."
-        )
-    if (kind := settings.get("distributed_type", "NO")) not in _MAY_RUN_ON_CPU:
-        raise ConfigurationError(
-            f"{_CONFIG_OPTION}: {kind} needs an accelerator. On a CPU use {_CONFIG_OPTION} ddp, or "
-            "--num_processes alone."
-        )
-
-
 def leave_process_group() -> None:
-    """Wait for the other processes and stop the group's threads; call it when no trainer is left.
+    """Wait for the other processes and destroy the group; call it when no trainer is left.
 
-    DDP's reducer holds the group as well. If it is collected last, the group dies with Python's
-    lock held, and waits forever for a thread of gloo's that wants the lock to free a tensor; if it
-    is not collected, such a thread aborts the process while the interpreter ends. So the trainer
-    goes first, and the group, which lets go of the lock when it dies by itself, after it.
+    The trainer's DDP reducer refers to the group and must be collected first: collected last, the
+    group's destructor deadlocks with a thread of gloo that waits for Python's lock.
     """
     gc.collect()
     state = PartialState()
@@ -127,13 +120,12 @@ def leave_process_group() -> None:
     state.destroy_process_group()
 
 
-def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
+def supervise(command: Sequence[str], say: Callable[[str], None]) -> int:
     """Run a launcher until it ends; return the exit code.
 
-    torchrun passes an interrupt on, prints a traceback and kills after 30 seconds. So a launcher
-    runs in a session of its own, where the terminal's interrupt does not reach it, and its
-    processes learn of a request to stop from a file, which they look at after each step.
-    `notify` is told what a request to stop leads to.
+    On a signal, torchrun prints a traceback and kills its processes after 30 seconds. So it runs in
+    its own session, which terminal signals do not reach, and its processes check a file for a
+    request to stop after each step. A second signal kills them.
     """
     received: list[int] = []
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder:
@@ -145,11 +137,11 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
         )
 
         def receive(number: int, _: Any) -> None:
-            leave_closed_terminal(number)
+            detach_closed_terminal(number)
             received.append(number)
             if len(received) == 1:
                 write_text(request, str(number))
-                notify("Stopping when the step is done and saved. Once more stops at once.")
+                say("Stopping after this step and its checkpoint. Signal again to stop at once.")
             else:
                 _kill(process.pid)
 
@@ -163,7 +155,7 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
 
 
 def _kill(pid: int) -> None:
-    """Kill a process and all it started, wherever they sit."""
+    """Kill a process and its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for member in [*parent.children(recursive=True), parent]:

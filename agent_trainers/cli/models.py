@@ -1,7 +1,4 @@
-"""Which model the launchers train, how much of it, and whether it can read the environment.
-
-Nothing here imports torch before a model is loaded: options are parsed without it.
-"""
+"""Options of the trained model and its adapters, and the check that it fits the environment."""
 
 import contextlib
 import dataclasses
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
-from trl import ModelConfig
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.checkpointing.checkpoints import flush
@@ -22,16 +19,14 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.episode import template_tools
 
 EMBEDDED: Final = "embedded policy"
-"""What the model is called where none was given."""
-FORMAT_IN_WORDS: Final = "tags"
-"""The tool format for templates that show no tools: the environment describes them itself."""
+"""Name of the default model in results."""
 MAX_UNKNOWN_SHARE: Final = 0.1
 MERGED_FOLDER: Final = "merged"
 
 
 @dataclass
 class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
-    """Which model, and how much of it is trained: TRL's options, with ``model`` for its name."""
+    """TRL's model options, with ``model`` for the name."""
 
     model: str | None = HfArg(
         default=None,
@@ -40,8 +35,8 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
     )
     dtype: str | None = HfArg(
         default="float32",
-        help="Type of the model's weights: float32, bfloat16, float16, or auto for that they are "
-        "saved in. What is computed in is --bf16 and --fp16.",
+        help="Type of the model's weights: float32, bfloat16, float16, or auto for the type they "
+        "are saved in. --bf16 and --fp16 set the type of the computation.",
     )
     lora_r: int | None = HfArg(
         default=None,
@@ -50,16 +45,12 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
     )
     merge_adapter: bool = HfArg(
         default=False,
-        help=f"Write the model with its adapters merged to {MERGED_FOLDER}/ in output_dir, too.",
+        help=f"Also write the model with its adapters merged to {MERGED_FOLDER}/ in output_dir.",
     )
     model_name_or_path: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Let ``lora_r`` say enough.
-
-        Raises:
-            ConfigurationError: If something does nothing, or its library is missing.
-        """
+        """Derive `use_peft` from `lora_r`; refuse options without effect or library."""
         check_range(self, "at least 1", lambda value: value >= 1, "lora_r")
         if self.lora_r is not None:
             self.use_peft = True
@@ -68,12 +59,12 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         super().__post_init__()
         target = getattr(self, "lora_target_modules", None)
         if isinstance(target, str) and target != "all-linear" and target.isidentifier():
-            self.lora_target_modules = [target]  # TRL takes a single name for a pattern
+            self.lora_target_modules = [target]  # TRL would read a single name as a pattern
         given = {f.name: getattr(self, f.name) != f.default for f in dataclasses.fields(self)}
         for name in (*(n for n in given if n.startswith("lora_")), "use_dora", "use_rslora",
                      "load_in_4bit", "load_in_8bit", "merge_adapter"):  # fmt: skip
             if given[name] and not self.use_peft:
-                raise ConfigurationError(f"--{name} does nothing without --lora_r: set it, too.")
+                raise ConfigurationError(f"--{name} does nothing without --lora_r: add --lora_r.")
         is_quantised = self.load_in_4bit or self.load_in_8bit
         if is_quantised and importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigurationError(
@@ -81,25 +72,20 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
             )
 
     def trainer_arguments(self) -> dict[str, Any]:
-        """Return what the trainers take of it."""
-        from trl import get_peft_config, get_quantization_config
-
+        """Return the arguments of the trainers."""
         return {
             "peft_config": get_peft_config(self),
             "quantization_config": get_quantization_config(self),
         }
 
     def load_arguments(self) -> dict[str, Any]:
-        """Return what ``from_pretrained`` takes of it."""
+        """Return the arguments of ``from_pretrained``."""
         chosen = {"dtype": self.dtype, "attn_implementation": self.attn_implementation}
         return {name: value for name, value in chosen.items() if value is not None}
 
 
 def write_merged(trainer: Any) -> Path:
-    """Write a trained model with its adapters merged into it, beside the adapters.
-
-    Merging changes the weights: the trainer is of no use afterwards.
-    """
+    """Write the model with its adapters merged; the trainer cannot be used afterwards."""
     folder = Path(trainer.args.output_dir) / MERGED_FOLDER
     model = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
     model.save_pretrained(folder)
@@ -110,11 +96,7 @@ def write_merged(trainer: Any) -> Path:
 
 @contextlib.contextmanager
 def refused_settings() -> Iterator[None]:
-    """Take what libraries complain of while the block sets a trainer up for a wrong setting.
-
-    Raises:
-        ConfigurationError: In their words.
-    """
+    """Raise errors of libraries that reject a setting as `ConfigurationError`."""
     try:
         yield
     except AgentEnvsError:
@@ -130,14 +112,7 @@ def fit_environment(
     look: FirstLook,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return an environment's arguments, with the tool format that fits a model's chat template.
-
-    Args:
-        tokenizer: The model's.
-        env_id: The environment.
-        env_kwargs: What was given.
-        look: What it shows with them.
-        say: Is told in one line what was chosen.
+    """Return an environment's arguments with a tool format that the chat template can show.
 
     Raises:
         ConfigurationError: If the tokenizer does not know the words of the environment.
@@ -149,14 +124,13 @@ def fit_environment(
         return dict(env_kwargs)
     say(
         "The model's chat template shows no tools, so the environment describes them: "
-        f"tool_format={FORMAT_IN_WORDS!r}."
+        "tool_format='tags'."
     )
-    return {**env_kwargs, "tool_format": FORMAT_IN_WORDS}
+    return {**env_kwargs, "tool_format": "tags"}
 
 
 def _check_words(renderer: ChatRenderer, env_id: str, states: list[dict[str, Any]]) -> None:
-    unknown = renderer.tokenizer.unk_token_id
-    if unknown is None:
+    if (unknown := renderer.tokenizer.unk_token_id) is None:
         return
     ids = [
         token
@@ -166,7 +140,7 @@ def _check_words(renderer: ChatRenderer, env_id: str, states: list[dict[str, Any
     if (share := ids.count(unknown) / max(1, len(ids))) > MAX_UNKNOWN_SHARE:
         raise ConfigurationError(
             f"The model does not know the words of {env_id}: {share:.0%} of the tokens of its "
-            "first states are unknown, so there would be nothing to learn. Make a tiny policy for "
-            f"it with python -m agent_trainers.make_tiny_policy --env {env_id}, or pass a "
-            "language model with --model."
+            "first states are unknown. Make a tiny policy for it with python -m "
+            f"agent_trainers.make_tiny_policy --env {env_id}, or pass a language model with "
+            "--model."
         )

@@ -1,12 +1,7 @@
-"""The folder of a run: whose it is, what lies there, and who writes to it now.
-
-What a run leaves is never touched by another one unless it is told to: a folder in which a run has
-ended or saved a checkpoint is refused without ``--resume`` or ``--overwrite``.
-"""
+"""The output folder of a run: lock, refusal to overwrite, and settings that a resumed run keeps."""
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -29,8 +24,8 @@ from agent_trainers.recipes import RUN_SETTINGS
 
 RESULTS_FILE: Final = "results.json"
 EVALUATION_FILE: Final = "evaluation_before.json"
-_LOCK_FILE: Final = ".lock"
-_OF_A_RUN: Final = (
+_WEIGHT_FILES: Final = tuple(f"{name}*.{kind}" for name in WEIGHTS for kind in ("safetensors", "bin"))  # fmt: skip
+_FILES_OF_A_RUN: Final = (
     RESULTS_FILE, RUN_SETTINGS, EVALUATION_FILE, RUN_FILE, UNFINISHED, "README.md",
     "checkpoint-*", "trajectories", "trajectories.*", "metrics.jsonl", "learning_curve.png",
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
@@ -54,16 +49,15 @@ _MAY_CHANGE: Final = frozenset(
     program_concurrency program_env
     """.split()
 )
-"""Settings on which what is trained does not depend."""
-_ONLY_FILES: Final = ("trajectories", "conversations", "tasks", "eval_tasks")
-_MODELS: Final = ("model", "critic_model")
-_FILES: Final = (*_ONLY_FILES, *_MODELS, "skills")
-"""Options that may name a file, on whose contents depends what is trained."""
+"""Settings that do not change what is trained."""
+_DATA_OPTIONS: Final = ("trajectories", "conversations", "tasks", "eval_tasks")
+_MODEL_OPTIONS: Final = ("model", "critic_model")
+_FILE_OPTIONS: Final = (*_DATA_OPTIONS, *_MODEL_OPTIONS, "skills")
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
 
 @contextlib.contextmanager
-def hold_for_run(
+def open_run(
     folder: Path,
     settings: Mapping[str, Any],
     say: Callable[[str], None],
@@ -72,35 +66,33 @@ def hold_for_run(
     overwrite: bool,
     checkpoint: str | None,
 ) -> Iterator[Callable[[], None]]:
-    """Keep other runs out of `folder` while the block runs, which one run begins or goes on.
+    """Lock the output folder of a run that starts or resumes there.
 
-    Yields what the run calls when all it needs has been loaded: only then is what `overwrite` gives
-    up deleted, and are the settings kept.
+    Yields a function to call when everything has been loaded: only then are the files of an
+    overwritten run deleted, and the settings saved.
 
     Args:
         folder: The output folder.
-        settings: Those of the run, see `settings_of`.
-        say: Is told in what a run goes on otherwise than it began.
-        resume: See `check_use`.
-        overwrite: See `check_use`.
-        checkpoint: See `check_use`.
+        settings: Return value of `settings_of`.
+        say: Prints a line.
+        resume: Whether to resume from the newest checkpoint.
+        overwrite: Whether to delete the run in the folder.
+        checkpoint: A checkpoint to resume from.
 
     Raises:
-        ConfigurationError: If another run is on there, or would be lost, or goes on with other
-            settings.
+        ConfigurationError: If the options contradict each other, another process uses the folder, a
+            finished run would be lost, or a resumed run has other settings.
     """
-    check = functools.partial(
-        check_use, folder, resume=resume, overwrite=overwrite, checkpoint=checkpoint
-    )
-    check()
-    with hold(folder):
-        goes_on = check()  # a run may have ended there before we held it
-        if goes_on:
-            for difference in check_same_settings(folder, settings):
-                say(f"Going on with {difference}.")
+    check_use(folder, resume=resume, overwrite=overwrite, checkpoint=checkpoint)
+    with lock_folder(folder):
+        # again: a run may have ended in between
+        is_resumed = check_use(folder, resume=resume, overwrite=overwrite, checkpoint=checkpoint)
+        if is_resumed:
+            for change in check_same_settings(folder, settings):
+                say(f"Resuming with changed {change}.")
 
         def begin() -> None:
-            if overwrite and not goes_on:
+            if overwrite and not is_resumed:
                 clear(folder, settings)
             write_settings(folder, settings)
 
@@ -108,144 +100,95 @@ def hold_for_run(
 
 
 @contextlib.contextmanager
-def hold(folder: Path, option: str = "--output_dir") -> Iterator[None]:
-    """Keep other runs out of `folder`, which `option` named, while the block runs.
+def lock_folder(folder: Path, option: str = "--output_dir") -> Iterator[None]:
+    """Hold the lock of `folder`; errors name `option`.
 
     Raises:
-        ConfigurationError: If a run is on there, or nothing can be written.
+        ConfigurationError: If another process holds it, or the folder is not writable.
     """
     check_writable(folder, option)
-    lock = FileLock(folder / _LOCK_FILE)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder / ".lock").acquire(timeout=0):  # the file stays, see filelock's docs
+            yield
     except Timeout:
         raise ConfigurationError(
-            f"{option} {folder}: another run writes there now. Wait for it, stop it, or choose "
+            f"{option} {folder}: another run is writing there. Wait for it, stop it, or choose "
             "another folder."
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()  # the file stays: who waits for it could hold what another one deletes
 
 
 def check_use(
     folder: Path, *, resume: bool, overwrite: bool, checkpoint: str | None = None
 ) -> bool:
-    """Refuse what a command is not to do with a folder; return whether a run goes on there.
-
-    Args:
-        folder: The output folder.
-        resume: Whether to go on from the last checkpoint in it.
-        overwrite: Whether to delete what a run left there.
-        checkpoint: What to go on from, if that was named.
-
-    Raises:
-        ConfigurationError: If there is nothing to go on from, or something would be lost.
-    """
+    """Return whether a run resumes in `folder`; see `open_run` for arguments and errors."""
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite: give one of the two.")
     if resume and not folder.is_dir():
         raise ConfigurationError(
-            f"--resume: there is no folder {folder}, so no run to go on with. Check --output_dir, "
-            "or leave --resume out to begin anew."
+            f"--resume: there is no folder {folder}, so no run to resume. Check --output_dir, or "
+            "start a new run without --resume."
         )
     if checkpoint and not Path(checkpoint).is_dir():
         raise ConfigurationError(f"--resume_from_checkpoint {checkpoint}: there is no such folder.")
     if resume or (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
         return True
-    if overwrite:
-        _check_ours(folder)
-    else:
-        check_unused(folder)
-    return False
-
-
-def check_unused(folder: Path) -> None:
-    """Refuse a folder in which something would be lost, before any work.
-
-    Raises:
-        ConfigurationError: If a run ended or saved a checkpoint there, or files of others lie
-            there that a run would replace.
-    """
     _check_ours(folder)
     found = None
     if any(folder.glob("checkpoint-*")):
         found = "a run that was stopped, with checkpoints"
-    if (folder / RESULTS_FILE).exists() or any(_weights(folder)):
+    if any(True for name in (RESULTS_FILE, *_WEIGHT_FILES) for _ in folder.glob(name)):
         found = "a finished run"
-    if found is not None:
+    if found and not overwrite:
         raise ConfigurationError(
-            f"--output_dir {folder} holds {found}. --resume goes on with it, --overwrite deletes "
-            "it and begins anew; or choose another folder."
+            f"--output_dir {folder} contains {found}. Resume it with --resume, delete it with "
+            "--overwrite, or choose another folder."
         )
+    return False
 
 
 def clear(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Delete what a run left in `folder`; other files stay.
-
-    Args:
-        folder: The output folder.
-        settings: Those of the run that is to begin there, see `settings_of`.
+    """Delete the files of a run, unless the new run's `settings` name one of them as input.
 
     Raises:
-        ConfigurationError: If no run of ours was there, but files that a run would replace; or what
-            the settings name is not there, or would be deleted.
+        ConfigurationError: If files are not ours, or an input is missing or would be deleted.
     """
     _check_ours(folder)
-    lost = {path.resolve() for path in _of_a_run(folder)}
+    lost = {path.resolve() for path in _files_of_a_run(folder)}
     for name, value in _inputs(settings).items():
         if not os.path.exists(value):  # noqa: PTH110 - no error if too long
-            if name in _ONLY_FILES:
+            if name in _DATA_OPTIONS:
                 raise ConfigurationError(f"--{name} {value}: there is no such file.")
             continue
         path = Path(value).resolve()
-        is_here = name in _MODELS and path == folder.resolve()
+        is_here = name in _MODEL_OPTIONS and path == folder.resolve()
         if is_here or not lost.isdisjoint((path, *path.parents)):
             raise ConfigurationError(
-                f"--overwrite would delete {value}, from which the run is to begin ({name}). "
-                "Choose another --output_dir."
+                f"--overwrite would delete {value}, which the new run needs ({name}). Choose "
+                "another --output_dir."
             )
-    for path in _of_a_run(folder):
+    for path in _files_of_a_run(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
 
 
-def _check_ours(folder: Path) -> None:
-    """Refuse a folder with files that a run would replace or delete, and no run wrote."""
-    if any((folder / name).exists() for name in (RUN_FILE, RUN_SETTINGS)):
-        return
-    if (found := next(_of_a_run(folder), None)) is not None:
-        raise ConfigurationError(
-            f"--output_dir {folder} holds {found.name}, which no run of this command wrote there, "
-            "and which would be replaced. Choose another folder."
-        )
-
-
-def _of_a_run(folder: Path) -> Iterator[Path]:
-    for pattern in _OF_A_RUN:
-        yield from folder.glob(pattern)
-
-
-def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any]:
-    """Return all that decides what a run trains, as JSON has it.
+def settings_of(environment: Mapping[str, Any], *options: Any) -> dict[str, Any]:
+    """Return all settings that decide what is trained, with the digests of their files, as JSON.
 
     Args:
-        environment: ``env``, ``env_kwargs`` and perhaps ``eval_env_kwargs``, or ``envs``, and
-            ``eval_envs``; or ``program``, ``tasks`` and ``eval_tasks``. Of a file that is named
-            anywhere the digest is kept, too.
-        settings: Dataclasses: the launcher's options, and the trainer's.
+        environment: ``env`` and its arguments, or a program and its tasks.
+        options: Dataclasses with the other settings.
     """
     fields = {
         field.name: getattr(part, field.name)
-        for part in settings
+        for part in options
         for field in dataclasses.fields(part)
         if field.init and field.name not in _MAY_CHANGE
     }
-    listed = ("envs", "eval_envs")  # as `environment` has them: a list of one is that one
-    chosen = {k: v for k, v in fields.items() if k not in listed} | dict(environment)
+    # a list of one environment has the settings of that environment
+    fields = {k: v for k, v in fields.items() if k not in ("env", "eval_envs")}
+    chosen = fields | dict(environment)
     data = {
         name: digest(Path(value))
         for name, value in _inputs(chosen).items()
@@ -254,8 +197,75 @@ def settings_of(environment: Mapping[str, Any], *settings: Any) -> dict[str, Any
     return dict(json.loads(json.dumps({**chosen, "data": data}, default=str)))
 
 
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Save the settings of a run."""
+    write_json(folder / RUN_SETTINGS, settings)
+
+
+def check_same_settings(folder: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Return the changes in the length of a resumed run, which are allowed.
+
+    Raises:
+        CheckpointError: If the saved settings cannot be read.
+        ConfigurationError: If other settings changed; names each.
+    """
+    changes = _changes(folder, settings)
+    lengths = [changes.pop(name) for name in _LENGTH if name in changes]
+    if changes:
+        raise ConfigurationError(
+            f"--resume: the run in {folder} began with other settings ("
+            f"{'; '.join(changes.values())}). Use the same settings, or start another run from its "
+            "checkpoint with --resume_from_checkpoint and another --output_dir."
+        )
+    return lengths
+
+
+def check_unchanged(folder: Path, settings: Mapping[str, Any], option: str) -> None:
+    """Raise `ConfigurationError` if a command was started in `folder` with other settings."""
+    if changes := _changes(folder, settings):
+        raise ConfigurationError(
+            f"{folder} was started with other settings ({'; '.join(changes.values())}). Use the "
+            f"same settings, choose another {option}, or delete that folder."
+        )
+
+
+def _changes(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the changed settings as ``name: old -> new``, by name."""
+    path = folder / RUN_SETTINGS
+    if not path.exists():  # stopped before it began
+        return {}
+    try:
+        saved = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}). The run's settings are needed to resume it; choose "
+            "another folder."
+        ) from None
+    return {
+        name: f"{name}: {json.dumps(saved[name])} -> {json.dumps(settings[name])}"
+        for name in saved
+        if name in settings and saved[name] != settings[name]
+    }
+
+
+def _check_ours(folder: Path) -> None:
+    """Raise if the folder contains files that a run would replace but no run wrote."""
+    if any((folder / name).exists() for name in (RUN_FILE, RUN_SETTINGS)):
+        return
+    if (found := next(_files_of_a_run(folder), None)) is not None:
+        raise ConfigurationError(
+            f"--output_dir {folder} contains {found.name}, which no run of this command wrote and "
+            "which would be replaced. Choose another folder."
+        )
+
+
+def _files_of_a_run(folder: Path) -> Iterator[Path]:
+    for pattern in _FILES_OF_A_RUN:
+        yield from folder.glob(pattern)
+
+
 def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what may be files or folders that a run reads, by the name of the setting."""
+    """Return the settings that may be input files or folders."""
     arguments = {name: settings.get(name) for name in ("env_kwargs", "eval_env_kwargs")}
     for option in ("envs", "eval_envs"):
         for member in settings.get(option) or ():
@@ -266,62 +276,5 @@ def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
         for option, given in arguments.items()
         if isinstance(given, Mapping)
         for name, value in given.items()
-    } | {name: settings.get(name) for name in _FILES}
+    } | {name: settings.get(name) for name in _FILE_OPTIONS}
     return {name: value for name, value in named.items() if isinstance(value, str)}
-
-
-def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Keep the settings of a run that begins."""
-    write_json(folder / RUN_SETTINGS, settings)
-
-
-def differences(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return in what the settings that were kept in `folder` differ: by name, as ``a: 1 -> 2``.
-
-    Empty where none were kept: the run was stopped before it began, or an earlier version began it.
-
-    Raises:
-        CheckpointError: If what was kept cannot be read.
-    """
-    path = folder / RUN_SETTINGS
-    if not path.exists():
-        return {}
-    try:
-        kept = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}). It holds the settings of the run that was begun "
-            "there; without them choose another folder."
-        ) from None
-    return {
-        name: f"{name}: {json.dumps(kept[name])} -> {json.dumps(settings[name])}"
-        for name in kept
-        if name in settings and kept[name] != settings[name]
-    }
-
-
-def check_same_settings(folder: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Refuse to go on with a run by other settings than it began with.
-
-    Returns:
-        What differs in how long the run is, which may, as sentences.
-
-    Raises:
-        CheckpointError: If what was kept cannot be read.
-        ConfigurationError: If settings differ; names each.
-    """
-    differing = differences(folder, settings)
-    lengths = [differing.pop(name) for name in _LENGTH if name in differing]
-    if differing:
-        raise ConfigurationError(
-            f"--resume: the run in {folder} began with other settings ("
-            f"{'; '.join(differing.values())}). Give the same again; or begin another run from its "
-            "checkpoint, with --resume_from_checkpoint and another --output_dir."
-        )
-    return lengths
-
-
-def _weights(folder: Path) -> Iterator[Path]:
-    for name in WEIGHTS:
-        yield from folder.glob(f"{name}*.safetensors")
-        yield from folder.glob(f"{name}*.bin")

@@ -1,7 +1,4 @@
-"""Who plays, for the launchers that only play: a local model or a served one, and in what.
-
-Torch is imported when a model is loaded: ``--help`` and wrong options need none.
-"""
+"""Options of commands that run a policy without training it, local or served."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +25,7 @@ from agent_trainers.trajectory import Trajectory, check_kind
 
 @dataclass
 class PolicyArguments:
-    """Who plays, and in what."""
+    """The policy and its environment."""
 
     model: str | None = HfArg(
         default=None,
@@ -37,28 +34,28 @@ class PolicyArguments:
     )
     dtype: str = HfArg(
         default="auto",
-        help="Type of the model's weights; auto: that they are saved in, or bfloat16 on a CPU that "
-        "multiplies in it.",
+        help="Type of the model's weights; auto: the type they are saved in, or bfloat16 on a CPU "
+        "with instructions for it.",
     )
     base_url: str | None = HfArg(
-        default=None, help="Ask an OpenAI-compatible server, such as http://localhost:8000/v1."
+        default=None, help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1."
     )
     api_key_env: str | None = HfArg(
         default=None,
         help="Environment variable with the server's key; OPENAI_API_KEY if not given.",
     )
-    max_concurrency: int = HfArg(default=16, help="Requests under way at once, with base_url.")
-    request_timeout: float = HfArg(default=300.0, help="Seconds a request may take, with base_url.")
+    max_concurrency: int = HfArg(default=16, help="Concurrent requests, with base_url.")
+    request_timeout: float = HfArg(default=300.0, help="Seconds per request, with base_url.")
     tool_format: str | None = HfArg(
         default=None,
         help="How the model calls tools; openai: by the server's own function calls. The "
-        "environment's own if not given.",
+        "environment's default if not given.",
     )
-    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id to play.")
+    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id.")
     env_kwargs: str | None = HfArg(
         default=None,
-        help="Keyword arguments of the environment as JSON. The synthetic one plays "
-        'held-out worlds unless they say otherwise: \'{"split": "test"}\'.',
+        help="Keyword arguments of the environment as JSON. The default of the synthetic one is "
+        'its held-out worlds: \'{"split": "test"}\'.',
     )
     greedy: bool = HfArg(default=False, help="Take the most likely token.")
     temperature: float = HfArg(default=1.0, help="Sampling temperature.")
@@ -66,33 +63,42 @@ class PolicyArguments:
     top_k: int = HfArg(default=0, help="Sample from this many tokens; 0 for all.")
     max_completion_length: int | None = HfArg(
         default=None,
-        help="Longest turn in tokens; if not given, what the model's folder says it was trained "
-        "with, else 24 for the embedded policy, and 512.",
+        help="Longest turn in tokens; if not given, the length in training according to the "
+        "model's folder, else 24 for the embedded policy, and 512.",
     )
-    batch_size: int = HfArg(default=64, help="Prompts sampled from at once.")
+    batch_size: int = HfArg(default=64, help="Prompts per generation batch.")
 
 
 def check_policy(options: PolicyArguments) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        ConfigurationError: Names them.
-    """
+    """Raise `ConfigurationError` for numbers out of range and options that contradict."""
     check_range(options, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
                 "max_completion_length")  # fmt: skip
     check_range(options, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
     check_range(options, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
     check_range(options, "positive", lambda value: value > 0, "request_timeout")
-    _check_source(options)
+    if options.base_url is None:
+        if options.api_key_env is not None:
+            raise ConfigurationError("--api_key_env needs --base_url.")
+        name = options.tool_format
+        if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
+            raise ConfigurationError(
+                f"--tool_format {name} is for served models: pass --base_url, or omit it and "
+                "the chat template of the local model describes the tools."
+            )
+        return
+    if not options.base_url.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"--base_url {options.base_url}: must begin with http:// or https://, as "
+            "http://localhost:8000/v1."
+        )
+    if options.model is None:
+        raise ConfigurationError("--base_url needs --model: the model's name on the server.")
+    if options.top_k:
+        raise ConfigurationError("--top_k is not a parameter of OpenAI's API; use --top_p.")
 
 
 def check_output(option: str, path: str, *, is_trajectories: bool = False) -> None:
-    """Refuse a file that could not be written when all is played.
-
-    Raises:
-        DataError: If no trajectories can be written in a file of its kind.
-        ConfigurationError: If its folder cannot be written to, or it is a folder.
-    """
+    """Raise if `path` cannot be written at the end, or has no known extension of trajectories."""
     if is_trajectories:
         check_kind(path)
     if Path(path).is_dir():
@@ -101,25 +107,21 @@ def check_output(option: str, path: str, *, is_trajectories: bool = False) -> No
 
 
 class Venue(NamedTuple):
-    """Where is played, fitted to who plays."""
+    """An environment, fitted to the policy's tokenizer."""
 
     env_kwargs: dict[str, Any]
-    """The environment's arguments."""
     make_env: Callable[[], Any]
-    """Makes it."""
     look: FirstLook
-    """What it shows."""
     tokenizer: Any
-    """The model's; None for a served one."""
+    """None for a served model."""
     model: str
-    """The model, as transformers loads it, or as its server knows it."""
+    """Model as transformers loads it, or its name on the server."""
 
 
 def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults: Any) -> Venue:
-    """Look at the environment and at the model's tokenizer, and fit the first to the second.
+    """Check environment and tokenizer before anything heavy is loaded, and fit the first.
 
-    `defaults` are arguments of the environment that hold where no others are given. What is wrong
-    with either is said before anything heavy is loaded. See `take_turn_length`, too.
+    `defaults` are the environment's arguments unless others are given. Sets the turn length.
     """
     env_kwargs = dict(defaults) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
@@ -136,7 +138,7 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
 
 
 def take_turn_length(options: PolicyArguments, say: Callable[[str], None]) -> None:
-    """Play a local model with the turns that it was trained with, unless others are asked for."""
+    """Set the turn length of a local model to that of its training, unless given."""
     if options.max_completion_length is not None or options.base_url is not None:
         return
     if (trained := find_turn_length(_model_path(options))) is not None:
@@ -144,28 +146,23 @@ def take_turn_length(options: PolicyArguments, say: Callable[[str], None]) -> No
         say(f"Turns have at most {trained.tokens} tokens, as in training ({trained.source}).")
 
 
-def _dtype(options: PolicyArguments) -> str:
-    """Choose as the launcher does: the embedded policy plays in what it was saved in."""
-    from agent_trainers.trainers.machine import fast_precision
-
-    is_free = options.dtype == "auto" and options.model is not None
-    return "bfloat16" if is_free and fast_precision() else options.dtype
-
-
 @contextlib.contextmanager
 def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterator[Policy]:
-    """Load the model or connect to its server; close it when the block ends.
+    """Load the model or connect to its server, for the duration of the block.
 
-    Without a venue, where programs are played, tools are called in the default format.
+    Without a venue (programs), tools are called in the default format.
     """
     temperature = 0.0 if options.greedy else options.temperature
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
     if options.base_url is None:
         from agent_trainers.policies.local import local_policy
+        from agent_trainers.trainers.machine import fast_precision
 
         model = _model_path(options) if venue is None else venue.model
+        # the embedded policy always runs in the type it was saved in
+        is_free = options.dtype == "auto" and options.model is not None
         yield local_policy(
-            load_model(model, _dtype(options)),
+            load_model(model, "bfloat16" if is_free and fast_precision() else options.dtype),
             load_tokenizer(model) if venue is None else venue.tokenizer,
             max_new_tokens=options.max_completion_length,
             **sampling,
@@ -193,40 +190,14 @@ def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterato
 
 
 def check_played(trajectories: Sequence[Trajectory]) -> None:
-    """Refuse to go on where most episodes failed through no fault of the model.
-
-    Raises:
-        RolloutError: With the first error's last line.
-    """
+    """Raise `RolloutError` with the first error if most episodes could not be scored."""
     failed = [t for t in trajectories if not t.is_scorable]
     if 2 * len(failed) > len(trajectories):
-        error = next((t.error for t in failed if t.error), None) or "no error was kept"
+        error = next((t.error for t in failed if t.error), None) or "no error was recorded"
         raise RolloutError(
-            f"{len(failed)} of {len(trajectories)} episodes failed through no fault of the model. "
-            f"The first error: {error.strip().splitlines()[-1]}"
+            f"{len(failed)} of {len(trajectories)} episodes failed because of errors outside the "
+            f"model. The first error: {error.strip().splitlines()[-1]}"
         )
-
-
-def _check_source(options: PolicyArguments) -> None:
-    if options.base_url is None:
-        if options.api_key_env is not None:
-            raise ConfigurationError("--api_key_env goes with --base_url.")
-        name = options.tool_format
-        if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
-            raise ConfigurationError(
-                f"--tool_format {name} is for served models: pass --base_url, or leave it out and "
-                "the chat template of the local model describes the tools."
-            )
-        return
-    if not options.base_url.startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"--base_url {options.base_url}: must begin with http:// or https://, as "
-            "http://localhost:8000/v1."
-        )
-    if options.model is None:
-        raise ConfigurationError("--base_url needs --model: the name the server knows it by.")
-    if options.top_k:
-        raise ConfigurationError("--top_k is no parameter of OpenAI's API; use --top_p.")
 
 
 def _model_path(options: PolicyArguments) -> str:

@@ -1,11 +1,11 @@
-"""What a training run leaves behind: figures, a model card, a picture, a page, trajectories."""
+"""Files that a training run leaves: figures, model card, learning curve, page, trajectories."""
 
 import datetime
 import importlib.metadata
 import json
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -33,84 +33,105 @@ PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "acc
 SAMPLES_PER_BATCH: Final = 16
 SAMPLES_ON_PAGE: Final = 4
 NEWEST_ON_PAGE: Final = 3
+_FILES: Final = {
+    "results.json": "figures", "learning_curve.png": "learning curve",
+    "trajectories.html": "sample trajectories", "metrics.jsonl": "metrics",
+    "model.safetensors": "trained model", "model.safetensors.index.json": "trained model",
+    "adapter_model.safetensors": "trained adapters",
+}  # fmt: skip
+_CARD: Final = """---
+{metadata}
+---
+# {title}
+
+A language model trained by step-level reinforcement learning with Agent-R1 Gym.
+
+| | |
+|---|---|
+{table}
+
+Trained with:
+
+```
+{command}
+```
+
+Evaluate it with:
+
+```
+{evaluate}
+```
+"""
 
 
 class SampleCollector(TrainerCallback):  # type: ignore[misc]
-    """Keeps a few trajectories of some batches, as Parquet and on the page, while training runs.
-
-    Those of the first and the last step, and of every so many between them.
-    """
+    """Saves trajectories of the first step, the last, and every so many, as Parquet and a page."""
 
     def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 0) -> None:
-        """Collect from `trainer` each `every` optimiser steps; 0: the first and the last only."""
+        """Sample every `every` optimiser steps; 0 for the first and the last only."""
         self._trainer = trainer
         self._title = title
         self._every = every
         self._batches: list[list[TrajectorySample]] = []
         self.by_environment: Mapping[str, Any] = {}
-        """What is known of each of several environments, see `describe_run`."""
+        """Figures of each of several environments, see `describe_run`."""
 
     @property
     def samples(self) -> list[TrajectorySample]:
-        """What the page shows: a few of the first batch and of the newest."""
+        """Samples on the page: some of the first batch and of the newest."""
         shown = [*self._batches[:1], *self._batches[1:][-NEWEST_ON_PAGE:]]
         return [sample for batch in shown for sample in batch[:SAMPLES_ON_PAGE]]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep samples of the first and of the last step, and of those between that are due."""
+        """Sample if it is due."""
         step = state.global_step
         if step in (1, state.max_steps) or (self._every and step % self._every == 0):
             self.collect_trained(step)
 
     def collect_trained(self, step: int) -> None:
-        """Keep samples of the last training batch; every process must call it."""
+        """Sample the last training batch; collective."""
         trainer = self._trainer
-        record = trainer.last_batch
-        if record is None:
+        if (record := trainer.last_batch) is None:
             return
-        played, watch = record.trajectories, trainer.watch
         samples = trained_samples(
             record,
-            self._choose(played),
+            self._choose(record.trajectories),
             label=f"training, step {step}",
             optimiser_step=step,
             new_logprobs=trainer.current_logprobs(),
-            find_marks=watch.marks,
+            find_marks=trainer.watch.marks,
         )
         self._batches.append(samples)
         if trainer.accelerator.is_main_process:
-            folder = Path(trainer.args.output_dir)
-            path = folder / "trajectories" / f"step_{step:06d}.parquet"
-            save_samples(path, samples, trainer.processing_class)
+            folder = Path(trainer.args.output_dir) / "trajectories"
+            save_samples(folder / f"step_{step:06d}.parquet", samples, trainer.processing_class)
             self.write_page()
 
     def collect_evaluated(self, label: str) -> None:
-        """Keep samples of what was evaluated last."""
-        played = self._trainer.trajectories["eval"]
-        step = self._trainer.state.global_step
-        chosen = [played[i] for i in self._choose(played)]
+        """Sample the last evaluation."""
+        trajectories = self._trainer.trajectories["eval"]
         self._batches.append(
             [
                 TrajectorySample(
                     label=f"{label}, {t.env}" if t.env else label,
                     trajectory=t,
-                    optimiser_step=step,
+                    optimiser_step=self._trainer.state.global_step,
                     marks=self._trainer.watch.marks(t),
                 )
-                for t in chosen
+                for t in (trajectories[i] for i in self._choose(trajectories))
             ]
         )
 
-    def _choose(self, played: Sequence[Trajectory]) -> list[int]:
-        """Return the numbers of the samples: first one that shows each alarm, if any does."""
+    def _choose(self, trajectories: Sequence[Trajectory]) -> list[int]:
+        """Return the indices of the samples: first one for each active alarm."""
         watch = self._trainer.watch
         alarms = {alarm.sign for alarm in watch.active}
         shown: dict[str, int] = {}
-        for i, trajectory in enumerate(played if alarms else ()):
+        for i, trajectory in enumerate(trajectories if alarms else ()):
             for mark in watch.marks(trajectory):
                 if mark.sign in alarms:
                     shown.setdefault(mark.sign, i)
-        chosen = [*shown.values(), *choose(played, SAMPLES_PER_BATCH)]
+        chosen = [*shown.values(), *choose(trajectories, SAMPLES_PER_BATCH)]
         return list(dict.fromkeys(chosen))[:SAMPLES_PER_BATCH]
 
     def write_page(self) -> None:
@@ -124,15 +145,22 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         )
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide what a run does."""
+    return {"python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in PACKAGES
+    }
+
+
 def describe_run(
     trainer: StepGRPOTrainer,
     run: Mapping[str, Any],
     before: Mapping[str, Any],
     after: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what ``results.json`` holds, and let the model card say so: `run`, what came of it.
+    """Return the content of ``results.json``, and set the trainer's model card.
 
-    `before` and `after` are what was evaluated before and after training; both may be empty.
+    `before` and `after` are the evaluations before and after training; both may be empty.
     """
     results = {
         **run,
@@ -146,8 +174,7 @@ def describe_run(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions(),
     }
-    args = trainer.args
-    trainer.model_card = _model_card(results, args.output_dir, args.hub_model_id)
+    trainer.model_card = _model_card(results, trainer.args.hub_model_id or trainer.args.output_dir)
     return results
 
 
@@ -161,177 +188,133 @@ def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the version of Python, and of each package that decides what a run does."""
-    return {"python": platform.python_version()} | {
-        package: importlib.metadata.version(package) for package in PACKAGES
-    }
-
-
 def _by_environment(
     trainer: StepGRPOTrainer, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what came of each of several environments that were evaluated; nothing of one alone.
+    """Return the figures of each of several environments.
 
-    ``of_in_domain`` is the success of one that nothing was trained in over that of those that were.
+    ``of_in_domain`` is the success in an evaluation-only environment relative to the trained ones.
     """
-    evaluated = trainer.training_log.evaluated
-    if evaluated is None:
+    if (evaluated := trainer.training_log.evaluated) is None:
         return {}
     figures: dict[str, dict[str, Any]] = {}
     for name in evaluated.names:
         first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
-        is_variant = name in evaluated.variants
-        figures[name] = {"is_trained": not is_variant, **_measured(first, last)}
-        if is_variant and last and after.get("success"):
+        is_trained = name not in evaluated.variants
+        figures[name] = {"is_trained": is_trained, **_measured(first, last)}
+        if not is_trained and last and after.get("success"):
             figures[name]["of_in_domain"] = last["success"] / after["success"]
     return {"by_environment": figures}
 
 
-def _model_card(results: Mapping[str, Any], output_dir: str, hub_model_id: str | None) -> str:
-    """Return the text of ``README.md`` beside a trained model.
-
-    `results` is what ``results.json`` holds; what is not known yet is None there.
-    """
+def _model_card(results: Mapping[str, Any], name: str) -> str:
     model = results["model"]
-    is_on_hub = model != EMBEDDED and not Path(model).exists()
     metadata = ModelCardData(
-        base_model=model if is_on_hub else None,
+        base_model=None if model == EMBEDDED or Path(model).exists() else model,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["agent-r1", "reinforcement-learning", "trl", results["algorithm"]],
     )
-    name = hub_model_id or output_dir
-    played, evaluations = _describe_played(results)
-    commands = "\n".join(
-        shlex.join(["agent-r1-eval", "--model", name, *own]) for own in evaluations
-    )
     facts = {
         "base model": model,
-        **played,
+        **_source_facts(results),
         "algorithm": results["algorithm"],
-        "optimiser steps": results["steps"] or "training goes on",
+        "optimiser steps": results["steps"] or "in training",
         "success before training": _percent(results["success_before"]),
         "success after training": _percent(results["success_after"]),
         "evaluation episodes": results["num_eval_episodes"],
         "evaluated on": results["evaluated_on"],
-        **_variant_facts(results),
+        **{
+            f"success on {name}, evaluation only": f"{_percent(figures['success_before'])} before, "
+            f"{_percent(figures['success_after'])} after"
+            for name, figures in results.get("by_environment", {}).items()
+            if not figures["is_trained"]
+        },
         **results["versions"],
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    return f"""---
-{metadata.to_yaml()}
----
-# {Path(name).name}
-
-A language model trained by step-level reinforcement learning with Agent-R1 Gym.
-
-| | |
-|---|---|
-{table}
-
-Trained with:
-
-```
-{results["command"]}
-```
-
-Evaluate it with:
-
-```
-{commands}
-```
-"""
+    return _CARD.format(
+        metadata=metadata.to_yaml(),
+        title=Path(name).name,
+        table="\n".join(f"| {fact} | {value} |" for fact, value in facts.items()),
+        command=results["command"],
+        evaluate="\n".join(
+            shlex.join(["agent-r1-eval", "--model", name, *options])
+            for options in _eval_options(results)
+        ),
+    )
 
 
-def _describe_played(results: Mapping[str, Any]) -> tuple[dict[str, str], list[list[str]]]:
-    """Return facts of what was trained in, and the options by which each is measured again."""
+def _source_facts(results: Mapping[str, Any]) -> dict[str, str]:
     if (program := results.get("program")) is not None:
-        tasks, reward = results["tasks"], results["reward"]
-        eval_tasks = results["eval_tasks"] or tasks
-        facts = {"program": program, "its tasks": tasks, "its reward": reward or "its own"}
-        options = ["--program", program, "--tasks", eval_tasks]
-        return facts, [[*options, "--reward", reward] if reward else options]
+        reward = results["reward"] or "its own"
+        return {"program": program, "its tasks": results["tasks"], "its reward": reward}
     if (members := results.get("envs")) is not None:
-        facts = {
+        return {
             f"environment {m['name']}": f"{m['id']}, weight {m['weight']:g}, "
             f"arguments {json.dumps(m['kwargs'])}"
             for m in members
         }
-        return facts, [_options(m["id"], m["kwargs"] | m.get("eval_kwargs", {})) for m in members]
     eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
-    facts = {
+    return {
         "environment": results["env"],
         "its arguments in training": json.dumps(results["env_kwargs"]),
         "its arguments in evaluation": json.dumps(eval_kwargs),
     }
-    return facts, [_options(results["env"], eval_kwargs)]
 
 
-def _options(env_id: str, kwargs: Mapping[str, Any]) -> list[str]:
-    return ["--env", env_id, *(["--env_kwargs", json.dumps(kwargs)] if kwargs else [])]
-
-
-def _variant_facts(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return facts of each environment that was evaluated and never trained in."""
-    return {
-        f"success on {name}, never trained in": f"{_percent(figures['success_before'])} before, "
-        f"{_percent(figures['success_after'])} after"
-        for name, figures in results.get("by_environment", {}).items()
-        if not figures["is_trained"]
-    }
+def _eval_options(results: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the options of ``agent-r1-eval`` for each environment or program."""
+    if (program := results.get("program")) is not None:
+        reward = ["--reward", results["reward"]] if results["reward"] else []
+        yield ["--program", program, "--tasks", results["eval_tasks"] or results["tasks"], *reward]
+        return
+    single = {"id": results["env"], "kwargs": results.get("env_kwargs"),
+              "eval_kwargs": results.get("eval_env_kwargs")}  # fmt: skip
+    for member in results.get("envs") or [single]:
+        kwargs = member["kwargs"] | member.get("eval_kwargs", {})
+        yield ["--env", member["id"], *(["--env_kwargs", json.dumps(kwargs)] if kwargs else [])]
 
 
 def _percent(share: float | None) -> str:
     return "not measured" if share is None else f"{share:.1%}"
 
 
-def _add_environments(table: Table, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add to a table of before and after the success in each of several environments.
-
-    A variant, never trained in, has a third figure: its success over that in-domain.
-    """
-    variants = [name for name in figures if not figures[name]["is_trained"]]
-    for name in [*(name for name in figures if name not in variants), *variants]:
-        own = figures[name]
-        values = [own["success_before"], own["success_after"]]
-        values += [own.get("of_in_domain")] if variants else []
-        label = f"  {name}" if own["is_trained"] else f"  {name}, never trained in"
-        table.add_row(label, *("-" if value is None else f"{value:.1%}" for value in values))
-
-
 def write_results(
     trainer: StepGRPOTrainer, collector: SampleCollector, results: Mapping[str, Any]
 ) -> None:
-    """Write everything into the output folder and print the table."""
+    """Write all files into the output folder and print the table."""
     folder = Path(trainer.args.output_dir)
     write_json(folder / RESULTS_FILE, results)
+    collector.by_environment = results.get("by_environment", {})
     plot_learning_curve(
         folder / "learning_curve.png",
         trainer.state.log_history,
         before=results["success_before"],
         after=results["success_after"],
-        curves=success_curves(trainer.state.log_history, results.get("by_environment", {})),
+        curves=success_curves(trainer.state.log_history, collector.by_environment),
     )
-    collector.by_environment = results.get("by_environment", {})
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
-    _print_table(results, folder)
+    print_results(results, folder)
 
 
-def _print_table(results: Mapping[str, Any], folder: Path) -> None:
+def print_results(results: Mapping[str, Any], folder: Path) -> None:
+    """Print success and return before and after, of each environment too, and the files."""
     figures = results.get("by_environment", {})
-    names = ["before", "after"]
-    if any(not own["is_trained"] for own in figures.values()):
-        names.append("of in-domain")
-    columns = [Column(name, justify="right") for name in names]
-    members = results.get("envs", ())
-    played = results.get("program") or results.get("env") or f"{len(members)} environments"
-    table = Table("", *columns, title=f"{results['algorithm']} on {played}", min_width=60)
+    variants = [name for name in figures if not figures[name]["is_trained"]]
+    columns = [Column(n, justify="right") for n in ("before", "after", "of in-domain")]
+    names = f"{len(results.get('envs', ()))} environments"
+    title = f"{results['algorithm']} on {results.get('program') or results.get('env') or names}"
+    table = Table("", *columns[: 3 if variants else 2], title=title, min_width=60)
     for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
         values = (results[f"{name}_before"], results[f"{name}_after"])
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
-    _add_environments(table, figures)
+    for name in [*(name for name in figures if name not in variants), *variants]:
+        own = figures[name]
+        values = (own["success_before"], own["success_after"], own.get("of_in_domain"))
+        label = f"  {name}, evaluation only" if name in variants else f"  {name}"
+        shown = ["-" if value is None else f"{value:.1%}" for value in values]
+        table.add_row(label, *shown[: len(table.columns) - 1])
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
         f"{results['steps']} optimiser steps "
@@ -342,15 +325,6 @@ def _print_table(results: Mapping[str, Any], folder: Path) -> None:
     for alarm in results["hacking_alarms"]:
         steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
         console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)
-    for name, what in (
-        ("results.json", "figures"),
-        ("learning_curve.png", "learning curve"),
-        ("trajectories.html", "sample trajectories"),
-        ("metrics.jsonl", "all that was logged"),
-        ("model.safetensors", "trained model"),
-        ("model.safetensors.index.json", "trained model"),
-        ("adapter_model.safetensors", "trained adapters"),
-    ):
-        if not (folder / name).exists():
-            continue  # the model lies in one file, in several, or beside its adapters
-        console.print(f"{what:>20}: {folder / name}", highlight=False)
+    for name, what in _FILES.items():
+        if (folder / name).exists():
+            console.print(f"{what:>20}: {folder / name}", highlight=False)

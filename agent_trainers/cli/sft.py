@@ -1,6 +1,6 @@
-"""``agent-r1-sft``: a supervised warm start, before there is much to reward.
+"""``agent-r1-sft``: supervised fine-tuning on demonstrations before reinforcement learning.
 
-From an environment's own reference actions, from recorded trajectories, or from conversations.
+On an environment's reference actions, recorded trajectories, or conversations.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,23 +16,18 @@ from trl import SFTTrainer
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
-from agent_trainers.cli import output_folder
-from agent_trainers.cli.arguments import (
-    CommandParser,
-    check_range,
-    read_config,
-    speaker,
-)
+from agent_trainers.cli.arguments import CommandParser, check_range, read_config, speaker
 from agent_trainers.cli.environments import environment_maker, first_tasks, look_at
-from agent_trainers.cli.first_checks import WARM_START_FOLDER
 from agent_trainers.cli.launch import run_trainer
-from agent_trainers.cli.loggers import check_loggers
 from agent_trainers.cli.models import (
     ModelArguments,
     fit_environment,
     refused_settings,
     write_merged,
 )
+from agent_trainers.cli.output_folder import open_run, settings_of
+from agent_trainers.cli.task_sources import DEFAULT_ENV
+from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
@@ -56,7 +51,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "save_total_limit": 1,
     "gradient_checkpointing": False,
     "report_to": "none",
-    "output_dir": WARM_START_FOLDER,
+    "output_dir": "runs/sft",
 }
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "demonstrations": (
@@ -76,33 +71,33 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 
 @dataclass
 class WarmStartArguments(ModelArguments):
-    """What to learn from."""
+    """Options of ``agent-r1-sft`` besides the trainer's."""
 
     env: str | None = HfArg(
         default=None,
-        help="Gymnasium id whose reference actions are shown; with trajectories, whose tools are "
-        "described. AgentR1/SyntheticMultiHop-v0 if nothing else is given.",
+        help="Gymnasium id of the environment with reference actions; with trajectories, of the "
+        f"one whose tools are described. {DEFAULT_ENV} if nothing else is given.",
     )
     env_kwargs: str | None = HfArg(
         default=None, help="Keyword arguments of the environment as JSON."
     )
-    num_tasks: int = HfArg(default=64, help="Tasks whose reference is shown, from the first.")
+    num_tasks: int = HfArg(
+        default=64, help="Number of tasks with reference actions, from the first."
+    )
     trajectories: str | None = HfArg(
-        default=None, help="Recorded episodes: .jsonl, .jsonl.gz or .parquet, as agent-r1-collect "
-        "and agent-r1-eval write them.",
+        default=None, help="Recorded episodes: .jsonl, .jsonl.gz or .parquet, as agent-r1-eval and "
+        "agent-r1-eval collect write them.",
     )  # fmt: skip
     conversations: str | None = HfArg(
         default=None,
-        help="Conversations of others: rows with OpenAI's 'messages', TRL's 'prompt' and "
+        help="Conversations: rows with OpenAI's 'messages', TRL's 'prompt' and "
         "'completion', or 'attempts' of trial and error.",
     )
     keep_failures: bool = HfArg(
-        default=False, help="Learn from episodes and conversations that failed, too."
+        default=False, help="Train on failed episodes and conversations, too."
     )
-    resume: bool = HfArg(default=False, help="Go on from the last checkpoint in output_dir.")
-    overwrite: bool = HfArg(
-        default=False, help="Delete the run that output_dir holds, and begin anew."
-    )
+    resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir.")
+    overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,18 +106,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Train on demonstrations and say how to go on."""
-    options, config = make_parser(arguments).parse(arguments)
+    """Train on demonstrations."""
+    parser = make_parser(arguments)
+    options, config = parser.build(parser.read(arguments)[0])
     if options.trajectories and options.conversations:
         raise ConfigurationError("--trajectories and --conversations: give one of the two.")
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
     check_loggers(config)
-    environment = {
-        "env": options.env, "env_kwargs": json_object(options.env_kwargs, "--env_kwargs"),
-    }  # fmt: skip
-    folder = output_folder.hold_for_run(
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    folder = open_run(
         Path(config.output_dir),
-        output_folder.settings_of(environment, options, config),
+        settings_of({"env": options.env, "env_kwargs": env_kwargs}, options, config),
         say,
         resume=options.resume,
         overwrite=options.overwrite,
@@ -133,16 +127,16 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
-    """Return the parser of a command line, with its file's defaults."""
+    """Return the parser of a command line, with the defaults of its file."""
     parser = CommandParser(
         (WarmStartArguments, WarmStartConfig),
         program=PROGRAM,
-        description="Train a language model on demonstrations before it learns by reward.",
+        description="Train a language model on demonstrations.",
         groups=GROUPS,
         show_all="--help_all" in arguments,
     )
+    given = parser.given(arguments)
     parser.use_settings(DEFAULTS, PROGRAM)
-    given = parser.parse_known_args(list(arguments))[0]
     if given.model is not None:
         parser.use_settings(fast_precision(), "this machine")
     if given.config is not None:
@@ -158,13 +152,13 @@ def _train(
 ) -> None:
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
-    told = list(demonstrations(options, tokenizer))
-    kept = [t for t in told if options.keep_failures or t.metrics.get("success", 1.0) > 0]
+    found = list(_demonstrations(options, tokenizer))
+    kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]
     dataset, num_too_long = supervised_dataset(kept, config.max_length)
     num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)
     say(
-        f"{len(kept)} of {len(told)} demonstrations, {len(dataset)} rows, {num_trained} tokens to "
-        f"learn; {num_too_long} rows longer than {config.max_length} tokens left out."
+        f"{len(kept)} of {len(found)} demonstrations, {len(dataset)} rows, {num_trained} tokens to "
+        f"train; {num_too_long} rows longer than {config.max_length} tokens left out."
     )
     config.model_init_kwargs = {**options.load_arguments(), **(config.model_init_kwargs or {})}
     adapters = options.trainer_arguments()
@@ -192,38 +186,34 @@ def _train(
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if losses:
         say(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
-    say(f"Go on with: agent-r1-train --model {config.output_dir}")
+    say(f"Continue with: agent-r1-train --model {config.output_dir}")
 
 
-def demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Trajectory]:
-    """Yield what is to be learned from, in the model's tokens."""
+def _demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Trajectory]:
+    """Yield the demonstrations, in the model's tokens."""
     renderer = ChatRenderer(tokenizer)
     if options.conversations is not None:
         yield from read_conversations(
             options.conversations, renderer, keep_failures=options.keep_failures
         )
         return
-    env_id = options.env
-    if env_id is None and options.trajectories is None:
-        env_id = "AgentR1/SyntheticMultiHop-v0"
-    tools, make_env = None, None
+    env_id = options.env or (DEFAULT_ENV if options.trajectories is None else None)
+    tools = None
     if env_id is not None:
-        given = json_object(options.env_kwargs, "--env_kwargs")
-        look = look_at(environment_maker(env_id, given), env_id)
-        fitting = fit_environment(tokenizer, env_id, given, look, say)
-        make_env = environment_maker(env_id, fitting)
-    if options.trajectories is None:
-        assert make_env is not None
-        tasks = first_tasks(look.num_tasks, options.num_tasks)
-        yield from tqdm(
-            play_reference(make_env, renderer, tasks),
-            desc="demonstrating", total=len(tasks), unit="episode",
-        )  # fmt: skip
+        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+        look = look_at(environment_maker(env_id, env_kwargs), env_id)
+        env_kwargs = fit_environment(tokenizer, env_id, env_kwargs, look, say)
+        make_env = environment_maker(env_id, env_kwargs)
+        tools = template_tools(look_at(make_env, env_id).states[0])
+    if options.trajectories is not None:
+        for trajectory in load_trajectories(options.trajectories):
+            yield retell(trajectory, renderer, tools)
         return
-    if make_env is not None:
-        tools = template_tools(look_at(make_env, str(env_id)).states[0])
-    for trajectory in load_trajectories(options.trajectories):
-        yield retell(trajectory, renderer, tools)
+    tasks = first_tasks(look.num_tasks, options.num_tasks)
+    yield from tqdm(
+        play_reference(make_env, renderer, tasks),
+        desc="demonstrating", total=len(tasks), unit="episode",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

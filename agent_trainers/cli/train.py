@@ -1,6 +1,6 @@
 """``agent-r1-train``: train a language model in an environment.
 
-Without arguments it trains the embedded policy on the synthetic environment, on CPU.
+Without arguments it trains the embedded policy in the synthetic environment, on a CPU.
 """
 
 import contextlib
@@ -11,21 +11,28 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from accelerate.utils import gather_object
 from datasets import Dataset
+from transformers.integrations import (
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+    get_reporting_integration_callbacks,
+)
 from transformers.utils.logging import disable_progress_bar
 
+from agent_envs.core.lookup import require_extra
 from agent_envs.data.files import write_json
+from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
     StopAtStepEnd,
     StopRequests,
 )
-from agent_trainers.cli import dry_run, output_folder
+from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import speaker
-from agent_trainers.cli.env_lists import environments_of, gather_lists
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
@@ -33,24 +40,17 @@ from agent_trainers.cli.launch import (
     supervise,
     unknown_to_accelerate,
 )
-from agent_trainers.cli.loggers import check_loggers, close_loggers, open_loggers
 from agent_trainers.cli.models import EMBEDDED, refused_settings, write_merged
-from agent_trainers.cli.output_folder import EVALUATION_FILE
-from agent_trainers.cli.played import (
-    check_program,
-    environments_played,
-    look_at_all,
-    programs_played,
-)
+from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
 from agent_trainers.cli.results import SampleCollector, describe_run, write_results
+from agent_trainers.cli.task_sources import Source, read_source
 from agent_trainers.cli.train_options import (
     PROGRAM,
     TrainArguments,
-    environment_settings,
+    build_options,
+    describe_settings,
     make_parser,
     parse_arguments,
-    title_of,
-    what_applies,
 )
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import find_model, load_tokenizer
@@ -60,104 +60,110 @@ from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trainers.presets import trainer_class
 
+LOGGERS: Final = {
+    "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,
+}  # fmt: skip
 say = speaker(PROGRAM)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_trainer(PROGRAM, _run_or_launch, arguments, say)
+    run_trainer(PROGRAM, _launch_or_train, arguments, say)
 
 
-def _run_or_launch(arguments: list[str]) -> NoReturn:
-    """Train here, or start the processes that do; exit with their code."""
-    arguments = gather_lists(arguments)
-    given, others = make_parser(arguments).check(arguments, unknown_to_accelerate)
+def _launch_or_train(arguments: list[str]) -> NoReturn:
+    """Train in this process, or in the processes that it starts; exit with their code."""
+    parser = make_parser(arguments)
+    values, others = parser.read(arguments, unknown_to_accelerate)
     command = launch_command(
-        given.num_processes,
-        given.accelerate_config,
-        others,
-        "agent_trainers.cli.train",
+        values.num_processes, values.accelerate_config, others, "agent_trainers.cli.train",
         arguments,
-    )
+    )  # fmt: skip
     if command is not None:
         sys.exit(supervise(command, say))
     with StopRequests(say) as requests:
-        exit_code = run(arguments, requests)
+        exit_code = train(*build_options(parser, values), arguments, requests)
     leave_process_group()
     sys.exit(exit_code)
 
 
-def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:
-    """Train in this process, alone or as one of several; return the exit code.
-
-    `requests` tells whether the run is to stop.
-    """
-    disable_progress_bar()  # transformers' bars for loading and saving; ours stays
-    options, config = parse_arguments(arguments)
-    if options.dry_run:
-        dry_run.prepare(config)
-        trainer, _ = make_trainer(options, config)
-        given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-        dry_run.dry_run(trainer, f"{options.algorithm} on {title_of(options)}", given)
-        return 0
-    check_loggers(config)
-    command = shlex.join([PROGRAM, *arguments])
-    if int(os.environ.get("RANK", "0")) != 0:  # the folder is the main process's
-        return train(options, config, command, requests)
-    settings = output_folder.settings_of(environment_settings(options), options, config)
-    with output_folder.hold_for_run(
-        Path(config.output_dir),
-        settings,
-        say,
-        resume=options.resume,
-        overwrite=options.overwrite,
-        checkpoint=config.resume_from_checkpoint,
-    ) as begin:
-        return train(options, config, command, requests, begin)
+def run(arguments: Sequence[str]) -> int:
+    """Train in this process; return the exit code."""
+    return train(*parse_arguments(arguments), arguments, StopRequests(say))
 
 
 def train(
     options: TrainArguments,
     config: StepGRPOConfig,
-    command: str,
-    requests: StopRequests | None,
-    begin: Callable[[], None] = lambda: None,
+    arguments: Sequence[str],
+    requests: StopRequests,
 ) -> int:
-    """Train, and leave results in the output folder; return the exit code.
-
-    `begin` is called when the model, the environments and the tasks are there.
-    """
-    started = time.perf_counter()
-    if options.model is not None:
-        say_once(what_applies(options, config))
-    trainer, evaluated_on = make_trainer(options, config)
-    keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
-    begin()
-    stop = StopAtStepEnd(requests or StopRequests(say), trainer.accelerator)
-    trainer.add_callback(stop)
-    progress = show_progress(trainer, f"{options.algorithm} on {title_of(options)}")
-    collector = SampleCollector(trainer, title_of(options), options.sample_steps)
-    trainer.add_callback(collector)
-    checkpoint = begin_run(trainer, resume=options.resume)
-    before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
-    run = {
-        **environment_settings(options),
-        "evaluated_on": evaluated_on,
+    """Train, alone or as one of several processes, until done or `requests` stops it."""
+    disable_progress_bar()  # transformers' bars for loading and saving
+    source = read_source(options)
+    if options.dry_run:
+        dry_run.prepare(config)
+        trainer, _ = make_trainer(options, config, source)
+        given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+        dry_run.dry_run(trainer, f"{options.algorithm} on {source.title}", given)
+        return 0
+    check_loggers(config)
+    facts = {
+        **source.settings,
         "model": EMBEDDED if options.model is None else options.model,
         "algorithm": options.algorithm,
-        "command": command,
+        "command": shlex.join([PROGRAM, *arguments]),
     }
-    known = describe_run(trainer, run, before, {})
-    collector.by_environment = known.get("by_environment", {})
+    if int(os.environ.get("RANK", "0")) != 0:  # the main process owns the folder
+        return _train(options, config, source, facts, requests, lambda: None)
+    with open_run(
+        Path(config.output_dir),
+        settings_of(source.settings, options, config),
+        say,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        checkpoint=config.resume_from_checkpoint,
+    ) as begin:
+        return _train(options, config, source, facts, requests, begin)
+
+
+def _train(
+    options: TrainArguments,
+    config: StepGRPOConfig,
+    source: Source,
+    facts: dict[str, Any],
+    requests: StopRequests,
+    begin: Callable[[], None],
+) -> int:
+    """Evaluate, train, evaluate and write the results; call `begin` when all is loaded."""
+    started = time.perf_counter()
+    say_once(describe_settings(options, config))
+    trainer, evaluated_on = make_trainer(options, config, source)
+    facts |= {"evaluated_on": evaluated_on}
+    keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
+    begin()
+    stop = StopAtStepEnd(requests, trainer.accelerator)
+    trainer.add_callback(stop)
+    progress = show_progress(trainer, f"{options.algorithm} on {source.title}")
+    collector = SampleCollector(trainer, source.title, options.sample_steps)
+    trainer.add_callback(collector)
+    checkpoint = _begin_run(trainer, resume=options.resume)
+    before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
+    collector.by_environment = describe_run(trainer, facts, before, {}).get("by_environment", {})
     with contextlib.closing(progress):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped_by is not None:
-        close_loggers(trainer)
-        return stopped_early(trainer, stop.stopped_by)
+        _call_loggers(trainer, "on_train_end")
+        return _stopped_early(trainer, stop.stopped_by)
+    if trainer.state.global_step == 0:
+        raise ConfigurationError(
+            "No optimiser step was taken: there are fewer tasks than one batch needs. Lower "
+            "per_device_train_batch_size or num_generations, or add tasks."
+        )
     after = evaluate(trainer)
-    close_loggers(trainer)
+    _call_loggers(trainer, "on_train_end")  # writes out what they hold
     collector.collect_evaluated("evaluation, after training")
-    results = describe_run(trainer, run, before, after)
+    results = describe_run(trainer, facts, before, after)
     trainer.create_model_card()
     trainer.save_model()
     if trainer.accelerator.is_main_process:
@@ -169,24 +175,24 @@ def train(
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
-    """Play the evaluation tasks; return success, return and number of episodes.
+    """Return success, return and number of episodes on the evaluation tasks; empty without any.
 
-    Empty where there are none. Of several environments those of what is trained in, and under
-    ``envs`` those of each.
+    Of several environments, those for training, and under ``envs`` those of each.
     """
     if trainer.eval_dataset is None:
         return {}
     trainer.forget_trajectories("eval")
-    open_loggers(trainer)
+    # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
+    _call_loggers(trainer, "on_train_begin")
     trainer.evaluate()
-    played: dict[tuple[str, str], list[tuple[bool, float]]] = {}
+    by_task: dict[tuple[str, str], list[tuple[bool, float]]] = {}
     episodes = [(t.env, t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
     for env, task_id, success, value in gather_object(episodes):
-        # Accelerate plays the first tasks again to fill the last batch: they count once.
-        if len(samples := played.setdefault((env, task_id), [])) < trainer.num_generations_eval:
+        # Accelerate repeats the first tasks to fill the last batch: they count once
+        if len(samples := by_task.setdefault((env, task_id), [])) < trainer.num_generations_eval:
             samples.append((success, value))
     by_env: dict[str, list[tuple[bool, float]]] = {}
-    for (env, _), samples in played.items():
+    for (env, _), samples in by_task.items():
         by_env.setdefault(env, []).extend(samples)
     evaluated = trainer.training_log.evaluated
     if evaluated is None:
@@ -199,55 +205,48 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     }
 
 
-def _figures(*played: Sequence[tuple[bool, float]]) -> dict[str, Any]:
-    """Return success, return and number of episodes; none of no episodes."""
-    counted = [sample for samples in played for sample in samples]
-    if not counted:
+def _figures(*groups: Sequence[tuple[bool, float]]) -> dict[str, Any]:
+    samples = [sample for group in groups for sample in group]
+    if not samples:
         return {}
     return {
-        "success": sum(success for success, _ in counted) / len(counted),
-        "return": sum(value for _, value in counted) / len(counted),
-        "num_episodes": len(counted),
+        "success": sum(success for success, _ in samples) / len(samples),
+        "return": sum(value for _, value in samples) / len(samples),
+        "num_episodes": len(samples),
     }
 
 
-def make_trainer(options: TrainArguments, config: StepGRPOConfig) -> tuple[StepGRPOTrainer, str]:
-    """Load the model and set up the trainer; return it, and what tasks it is evaluated on.
+def make_trainer(
+    options: TrainArguments, config: StepGRPOConfig, source: Source | None = None
+) -> tuple[StepGRPOTrainer, str]:
+    """Load the model; return the trainer, and a description of the evaluation tasks.
 
     Raises:
-        ConfigurationError: If the model cannot be loaded.
+        ConfigurationError: If model or environment cannot be loaded, or a setting is refused.
     """
-    check_program(options)
-    if options.program is None:
-        environments = environments_of(options)
-        looks = look_at_all(environments)
+    source = source or read_source(options)
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
-    if options.program is not None:
-        played = programs_played(options, config.seed)
-    else:
-        played = environments_played(
-            environments, looks, tokenizer, options.num_eval_tasks, config.seed, say_once
-        )
+    tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, say_once)
     given = config.model_init_kwargs or {}
     config.model_init_kwargs = {**options.load_arguments(), **given}
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
             model=model,
-            env=played.source,
-            eval_env=played.eval_source,
-            eval_envs=played.eval_envs,
+            env=tasks.source,
+            eval_env=tasks.eval_source,
+            eval_envs=tasks.eval_envs,
             args=config,
-            train_dataset=played.train_tasks and Dataset.from_dict({"task": played.train_tasks}),
-            eval_dataset=Dataset.from_list(played.eval_rows) if played.eval_rows else None,
+            train_dataset=tasks.train_tasks and Dataset.from_dict({"task": tasks.train_tasks}),
+            eval_dataset=Dataset.from_list(tasks.eval_rows) if tasks.eval_rows else None,
             processing_class=tokenizer,
             **options.trainer_arguments(),
         )
-    return trainer, played.words
+    return trainer, tasks.words
 
 
 def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, Any]:
-    """Measure the model before training, or read what was measured before the run was cut off."""
+    """Evaluate before training; a resumed run reads what it measured then."""
     path = Path(trainer.args.output_dir) / EVALUATION_FILE
     if is_resumed and path.exists():
         measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -259,34 +258,56 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
 
 
 def say_once(text: str) -> None:
-    """Tell the user something that every process knows."""
+    """Print a status line, on the main process."""
     if int(os.environ.get("RANK", "0")) == 0:
         say(text)
 
 
-def begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
-    """Return the checkpoint to go on from, or None to begin anew, and say which it is."""
+def _begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
+    """Return the checkpoint to resume from, if any, and print it."""
     given: str | None = trainer.args.resume_from_checkpoint
     checkpoint = trainer.last_checkpoint() if resume else given
     trainer.begin_run(checkpoint)
-    if trainer.accelerator.is_main_process:
-        if checkpoint is not None:
-            say(f"Going on from {checkpoint}.")
-        elif resume:
-            say(f"There is no checkpoint of this run in {trainer.args.output_dir} yet: beginning.")
+    if checkpoint is not None:
+        say_once(f"Resuming from {checkpoint}.")
+    elif resume:
+        say_once(f"No checkpoint in {trainer.args.output_dir} yet: starting from scratch.")
     return checkpoint
 
 
-def stopped_early(trainer: StepGRPOTrainer, signal_number: int) -> int:
-    """Say how to go on with a run that was asked to stop; return the exit code."""
-    if trainer.accelerator.is_main_process:
-        step, folder = trainer.state.global_step, Path(trainer.args.output_dir)
-        say(
-            f"Stopped after step {step} of {trainer.state.max_steps}, which is saved in "
-            f"{folder / f'checkpoint-{step}'}. The same command with --resume goes on from there."
-        )
-    # To torchrun any other code is a failure, with a report; the supervisor knows the right one.
+def _stopped_early(trainer: StepGRPOTrainer, signal_number: int) -> int:
+    """Print how to resume a run that was asked to stop; return the exit code."""
+    step, folder = trainer.state.global_step, Path(trainer.args.output_dir)
+    say_once(
+        f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
+        f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
+    )
+    # torchrun reports any other code as a failure; the supervisor knows the right one
     return 0 if STOP_FILE in os.environ else 128 + signal_number
+
+
+def check_loggers(config: Any) -> None:
+    """Check that the loggers of ``report_to`` are installed; set ``run_name`` if it is not.
+
+    Raises:
+        ConfigurationError: If there is no such logger.
+        MissingExtraError: If a logger is not installed.
+    """
+    with refused_settings():
+        get_reporting_integration_callbacks(config.report_to)
+    for logger in config.report_to:
+        if logger in LOGGERS:
+            require_extra("loggers", f"--report_to {logger}", logger)
+    config.run_name = config.run_name or Path(config.output_dir).name
+
+
+def _call_loggers(trainer: Any, event: str) -> None:
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, tuple(LOGGERS.values())):
+            getattr(callback, event)(
+                trainer.args, trainer.state, trainer.control, model=trainer.model,
+                processing_class=trainer.processing_class,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

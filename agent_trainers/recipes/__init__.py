@@ -1,4 +1,4 @@
-"""Complete, runnable settings by name, one YAML file each; Accelerate's are in ``accelerate/``."""
+"""Recipes: complete settings by name, one YAML file each; Accelerate's are in ``accelerate/``."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -21,11 +21,11 @@ ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {
 }
 """Settings of ``accelerate launch``."""
 MODEL_RECIPE: Final = "recipe.yaml"
-"""File in a model's folder: the settings to train it with, where no others are asked for."""
+"""File in a model's folder: the default settings to train it with."""
 RUN_SETTINGS: Final = "settings.json"
-"""File in a run's folder: the settings that its model was trained by."""
-_PARTS_OF_A_RUN: Final = ("checkpoint-*", "merged")
-"""Folders in a run's that hold its model, too."""
+"""File in a run's folder: the settings it was trained with."""
+_MODEL_FOLDERS: Final = ("checkpoint-*", "merged")
+"""Folders in a run's folder that contain its model, too."""
 
 
 class TurnLength(NamedTuple):
@@ -33,24 +33,19 @@ class TurnLength(NamedTuple):
 
     tokens: int
     source: Path
-    """The file that says so."""
+    """The file with this setting."""
 
 
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:
-    """Return the file that is meant: one's own, or one of a table.
-
-    Args:
-        table: Files by name.
-        name_or_path: Which.
-        kind: What is looked for, for the message.
+    """Return the file of a path, or of a name in a table; errors say what `kind` of file it is.
 
     Raises:
-        ConfigurationError: If a YAML file is named that is not there.
-        UnknownNameError: If there is neither such a file nor such a name; says which there are.
+        ConfigurationError: If a YAML file does not exist.
+        UnknownNameError: If there is no such name; lists the names.
     """
     path = Path(name_or_path)
     if path.is_file() or (path.exists() and name_or_path not in table):
-        return path  # what is no file is refused where it is read
+        return path
     if path.suffix in (".yaml", ".yml"):
         raise ConfigurationError(
             f"{kind} {path}: there is no such file. By name there are: {', '.join(table)}."
@@ -58,31 +53,32 @@ def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) ->
     return lookup(table, name_or_path, kind=kind)
 
 
-def find_recipe(config: str | None, model: str | None) -> Path:
-    """Return the settings that ``agent-r1-train`` stands on.
+def find_config(config: str | None) -> Path | None:
+    """Return the file or recipe that ``--config`` names; see `find_settings` for errors."""
+    return None if config is None else find_settings(RECIPES, config, kind="--config")
 
-    Those that `config` names; else ``default``, or with a model the recipe in the model's folder or
-    in that of the model its run began with (``default`` for the embedded policy), else
+
+def find_recipe(model: str | None) -> Path:
+    """Return the recipe of a model: ``default`` for the embedded policy (None).
+
+    Else the recipe in the model's folder or in that of the model its run began with, or
     ``language_model``.
-
-    Raises:
-        UnknownNameError: See `find_settings`.
     """
-    if config is None and model is not None:
-        for folder, run, _ in _ancestors(model):
-            if (own := folder / MODEL_RECIPE).is_file():
-                return own
-            if "model" in run and run["model"] is None:
-                return RECIPES["default"]
-        return RECIPES["language_model"]
-    return find_settings(RECIPES, "default" if config is None else config, kind="--config")
+    if model is None:
+        return RECIPES["default"]
+    for folder, run, _ in _ancestors(model):
+        if (own := folder / MODEL_RECIPE).is_file():
+            return own
+        if "model" in run and run["model"] is None:
+            return RECIPES["default"]
+    return RECIPES["language_model"]
 
 
 def find_turn_length(model: str) -> TurnLength | None:
-    """Return the longest turn that a model was trained for; None where nothing says so.
+    """Return the longest turn that a model was trained for; None if unknown.
 
-    Looks for the settings of the run in the model's folder, then for a recipe there, then at the
-    model that the run began with: a warm start learns from turns, but takes none.
+    Looks into the settings of the run in the model's folder, its recipe, then at the model that the
+    run began with, since a warm start samples no turns.
     """
     for folder, run, recipe in _ancestors(model):
         for path, settings in ((folder / RUN_SETTINGS, run), (folder / MODEL_RECIPE, recipe)):
@@ -93,14 +89,11 @@ def find_turn_length(model: str) -> TurnLength | None:
 
 
 def _ancestors(model: str) -> Iterator[tuple[Path, Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield a model's folder, its run's settings and its recipe; then those of what it began with.
-
-    Settings that are not there are empty.
-    """
+    """Yield folder, run settings and recipe of a model, then of the model its run began with."""
     folder, seen = Path(model), set[Path]()
     while folder.is_dir() and folder.resolve() not in seen:
         seen.add(folder.resolve())
-        if any(fnmatch(folder.resolve().name, part) for part in _PARTS_OF_A_RUN):
+        if any(fnmatch(folder.resolve().name, name) for name in _MODEL_FOLDERS):
             folder = folder.resolve().parent
         run, recipe = _read(folder / RUN_SETTINGS), _read(folder / MODEL_RECIPE)
         yield folder, run, recipe
@@ -109,7 +102,7 @@ def _ancestors(model: str) -> Iterator[tuple[Path, Mapping[str, Any], Mapping[st
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return the settings in a file; none where it holds something else: it may be anybody's."""
+    """Return the settings in a file; none if it contains anything else."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

@@ -1,10 +1,9 @@
-"""`ResumableTrainer`: ``trl.GRPOTrainer`` whose checkpoints hold all that a run goes on from.
+"""`ResumableTrainer`: ``trl.GRPOTrainer`` with atomic checkpoints and bitwise resumption.
 
-transformers saves the model, optimiser, schedule, random states and log; TRL adds nothing. Missing
-are the generation buffer and the place in it, the metrics and the loss since the last log line, a
-reference model that moves, and the order of tasks in later epochs. With them, a run that was
-killed ends bit by bit where it would have ended. Episodes need no state of their own: their seeds
-are made of the run's seed and the place in the run.
+transformers saves the model, optimiser, schedule, random states and log. Added here are the
+generation buffer and the position in it, metrics and loss since the last log line, a moving
+reference model, and the order of tasks in later epochs. Episodes have no state: their seeds follow
+from the run's seed and the step.
 """
 
 import contextlib
@@ -30,129 +29,115 @@ _log = logging.getLogger(__name__)
 
 
 class KeepsState(Protocol):
-    """Something that a run goes on from."""
+    """An object whose state is part of a checkpoint."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return its state in plain types, the same in every process."""
+        """Return the state in plain types, the same in every process."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the state."""
 
 
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Writes checkpoints whole or not at all, and goes on from them as if nothing had happened."""
+    """Writes checkpoints completely or not at all, and resumes bitwise from them."""
 
     keeping_state: Mapping[str, KeepsState] = {}
-    """What else checkpoints hold, by name."""
-
+    """Further state in checkpoints, by name."""
     model_card: str | None = None
-    """What ``README.md`` beside the model is to say; TRL's words where it is not given."""
+    """Text of ``README.md`` next to the model; TRL's if None."""
     _run: str | None = None
     _staging: Path | None = None
     _push_from: str | None = None
-    _goes_on_from: str | None = None
+    _resume_path: str | None = None
     _seconds_before = 0.0
     _started = 0.0
 
     def begin_run(self, checkpoint: str | Path | None = None, *, is_kept: bool = True) -> None:
-        """Note in the output folder whether a new run begins there or an old one goes on.
+        """Record in the output folder that a run starts, or resumes from `checkpoint`.
 
-        `train` does it if nobody did.
-
-        Args:
-            checkpoint: What the run goes on from; None if it is new.
-            is_kept: Whether the run leaves anything to go on from.
+        `train` does it otherwise. With `is_kept` False nothing is recorded.
         """
         folder = Path(self.args.output_dir)
-        goes_on = checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve()
+        self._run = ""  # only the process that saves needs the id
         if self.args.should_save and is_kept:
-            self._run = checkpoints.begin_run(
-                folder, checkpoints.run_of(Path(checkpoint)) if checkpoint and goes_on else None
-            )
-        else:
-            self._run = "elsewhere"  # only the process that saves needs to know
+            is_resumed = checkpoint and Path(checkpoint).resolve().parent == folder.resolve()
+            run = checkpoints.run_of(Path(checkpoint)) if checkpoint and is_resumed else None
+            self._run = checkpoints.begin_run(folder, run)
 
     def last_checkpoint(self) -> str | None:
-        """Return the newest checkpoint in the output folder that is whole; None without any.
+        """Return the newest undamaged checkpoint of the run in the output folder, if any.
 
         Raises:
-            CheckpointError: If there are some, but all of them are damaged.
+            CheckpointError: If all of them are damaged.
         """
         found: list[Any] = [None]
-        if self.accelerator.is_main_process:  # checksums take time: one process works them out
+        if self.accelerator.is_main_process:  # checksums take time
             found = [checkpoints.find_checkpoint(Path(self.args.output_dir))]
         broadcast_object_list(found)
-        search: checkpoints.Search = found[0]
-        if search.checkpoint is None and search.passed_over:
+        checkpoint, damaged = found[0]
+        if checkpoint is None and damaged:
             raise CheckpointError(
-                f"No checkpoint in {self.args.output_dir} can be used: "
-                f"{'; '.join(search.passed_over)}. Begin anew without --resume."
+                f"No checkpoint in {self.args.output_dir} can be used: {'; '.join(damaged)}. Start "
+                "a new run without --resume."
             )
-        if self.accelerator.is_main_process:
-            for damaged in search.passed_over:
-                _log.warning("Passed over %s.", damaged)
-        return None if search.checkpoint is None else str(search.checkpoint)
+        for reason in damaged if self.accelerator.is_main_process else ():
+            _log.warning("Skipped %s.", reason)
+        return None if checkpoint is None else str(checkpoint)
 
     @property
     def training_seconds(self) -> float:
-        """Seconds spent in `train`, those before the run was cut off included."""
+        """Seconds spent in `train`, including those before the run was resumed."""
         return self._seconds_before + (time.perf_counter() - self._started if self._started else 0)
 
-    # What is overridden
-
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Train; from the last checkpoint that is whole if `resume_from_checkpoint` is True.
+        """Train; with `resume_from_checkpoint` True, from the newest undamaged checkpoint.
 
         Raises:
-            CheckpointError: If the checkpoint is missing or damaged, or one cannot be written.
+            CheckpointError: If a checkpoint is missing, damaged or cannot be written.
         """
+        self._resume_path = None
         if resume_from_checkpoint is True:
-            self._goes_on_from = self.last_checkpoint()
-            if self._goes_on_from is None:
+            self._resume_path = self.last_checkpoint()
+            if self._resume_path is None:
                 raise CheckpointError(f"There is no checkpoint in {self.args.output_dir}.")
-        else:
-            self._goes_on_from = resume_from_checkpoint or None
-            if self._goes_on_from is not None:
-                checkpoints.check_checkpoint(Path(self._goes_on_from))
+        elif resume_from_checkpoint:
+            self._resume_path = str(resume_from_checkpoint)
+            checkpoints.check_checkpoint(Path(self._resume_path))
         if self._run is None:
-            self.begin_run(self._goes_on_from)
+            self.begin_run(self._resume_path)
         self._started = time.perf_counter()
         try:
-            return super().train(self._goes_on_from, **options)
+            return super().train(self._resume_path, **options)
         finally:
             self._seconds_before, self._started = self.training_seconds, 0.0
 
     def _run_epoch(self, **options: Any) -> None:
-        """Find the epoch's place in the order of tasks; train nothing in a run that is over.
+        """Restore the order of tasks of a resumed epoch; skip a run that is over.
 
-        Relies on: called with these options by name, for each epoch that is left. TRL's sampler
-        draws each epoch's order from a generator that begins anew in each process, and the loop
-        looks at ``max_steps`` only after a step.
+        Relies on: called with these names for each remaining epoch; TRL's sampler draws the order
+        of each epoch from one generator; ``max_steps`` is checked only after a step.
         """
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         epoch = options["epoch"]
         if options["resume_from_checkpoint"] is not None and epoch == options["epochs_trained"]:
-            _pass_epochs(options["train_dataloader"], epoch)
+            _skip_epochs(options["train_dataloader"], epoch)
         super()._run_epoch(**options)
 
     def _finalize_training(self, *arguments: Any) -> Any:
-        """Restore a run that was over before its first new step. Relies on: it logs the loss."""
-        if self._goes_on_from is not None:
-            self._load_rng_state(self._goes_on_from)
-            self.model.train()  # whose metrics are logged depends on it
+        """Restore a run that was over before a new step. Relies on: the loss is logged here."""
+        if self._resume_path is not None:
+            self._load_rng_state(self._resume_path)
+            self.model.train()  # decides which metrics are logged
         return super()._finalize_training(*arguments)
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Send a checkpoint that is being written to where nobody takes it for complete.
-
-        Relies on: a checkpoint's folder, and where old ones are deleted, is made of this.
-        """
+        """Redirect a checkpoint being written. Relies on: saving and rotation use this folder."""
         return str(super()._get_output_dir(trial) if self._staging is None else self._staging)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint, check that it is there, and only then delete an old one.
+        """Write a checkpoint, put it in its place, and only then delete an old one.
 
         Relies on: called on every process; ``save_total_limit`` and ``push_to_hub`` act inside.
 
@@ -168,48 +153,49 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             if best is not None and Path(best) == staging / name:
                 self.state.best_model_checkpoint = str(folder / name)
             if self.args.should_save:
-                self._complete_checkpoint(staging / name, folder / name)
+                self._publish(staging / name, folder / name)
         self.accelerator.wait_for_everyone()
         if self._push_from is not None:
             super()._push_from_checkpoint(str(folder / name))
             self._push_from = None
 
+    def _publish(self, finished: Path, target: Path) -> None:
+        if self.state.best_model_checkpoint == str(target):
+            self.state.save_to_json(str(finished / "trainer_state.json"))
+        step, run = self.state.global_step, self._run or ""
+        num_processes = self.accelerator.num_processes
+        checkpoints.write_manifest(finished, run=run, step=step, num_processes=num_processes)
+        checkpoints.publish_folder(finished, target)
+        best = self.state.best_model_checkpoint
+        limit = self.args.save_total_limit
+        checkpoints.drop_old_checkpoints(target.parent, limit=limit, run=run, step=step, keep=best)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload a checkpoint when it is in its place. Relies on: called while it is written."""
+        """Postpone the upload until the checkpoint is in place. Relies on: called in saving."""
         self._push_from = checkpoint_folder
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save what else this process needs to go on. Relies on: called on every process."""
+        """Save the state of this process. Relies on: called on every process."""
         super()._save_rng_state(output_dir)
-        torch.save(self._own_state(), self._state_file(output_dir))
+        torch.save(self._run_state(), self._state_file(output_dir))
         if self.args.sync_ref_model and self.args.should_save:
             reference = self.accelerator.unwrap_model(self.ref_model).state_dict()
             weights = {name: tensor.clone().contiguous() for name, tensor in reference.items()}
             save_file(weights, Path(output_dir) / REFERENCE_FILE)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Load it again. Relies on: called on every process before the first step that is new."""
+        """Restore it. Relies on: called on every process before the first new step."""
         super()._load_rng_state(checkpoint)
         if checkpoint is None:
             return
-        self._goes_on_from = None
+        self._resume_path = None
         path = self._state_file(checkpoint)
-        if not path.exists():
-            path = self._state_file(checkpoint, process=0)
+        if not path.exists():  # saved by fewer processes
+            path = path.with_name("run_state_0.pt")
         if path.exists():  # otherwise another trainer wrote the checkpoint
             self._restore(torch.load(path, map_location="cpu"), path)
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Do not warn of weights that are missing because another holds them, as tied ones are.
-
-        Relies on: told what loading a model's weights came to.
-        """
-        model = self.accelerator.unwrap_model(self.model)
-        tied = getattr(model, "all_tied_weights_keys", None) or ()
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def create_model_card(self, *arguments: Any, **options: Any) -> None:
         """Write our card. Relies on: called with each checkpoint and before each upload."""
@@ -219,7 +205,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             write_text(Path(self.args.output_dir) / "README.md", self.model_card)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; a reader finds each file whole, and weights only when all is there.
+        """Save the model so that a reader finds complete files only, the weights last.
 
         Raises:
             CheckpointError: If it cannot be written.
@@ -238,69 +224,50 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Count the time before the run was cut off in the summary. Relies on: it has the names."""
+        """Count the time before a resumption in the summary. Relies on: its names."""
         if self._seconds_before and (seconds := logs.get("train_runtime")):
             logs["train_runtime"] = round(self.training_seconds, 4)
             for name in ("train_samples_per_second", "train_steps_per_second"):
                 logs[name] = round(logs[name] * seconds / self.training_seconds, 3)
         super().log(logs, start_time)
 
-    # How it is done
-
     @contextlib.contextmanager
     def _stage(self, folder: Path, what: str) -> Iterator[Path]:
-        """Lend a folder to write into; put a failure to write into words and clear up after it."""
-        staging = folder / checkpoints.UNFINISHED
-        self._staging = staging
+        """Yield a temporary folder to save `what` in; a failed write becomes one clear error."""
+        self._staging = staging = folder / checkpoints.UNFINISHED
         try:
             yield staging
-            if self.args.should_save:
-                shutil.rmtree(staging, ignore_errors=True)
         except Exception as error:
-            if self.args.should_save:
-                shutil.rmtree(staging, ignore_errors=True)
+            self._remove(staging)
             if checkpoints.is_storage_failure(error):
                 raise checkpoints.storage_error(error, what, folder) from error
             raise
+        else:
+            self._remove(staging)
         finally:
             self._staging = None
 
-    def _complete_checkpoint(self, finished: Path, target: Path) -> None:
-        if self.state.best_model_checkpoint == str(target):
-            self.state.save_to_json(str(finished / "trainer_state.json"))
-        checkpoints.describe_checkpoint(
-            finished,
-            run=self._run,
-            step=self.state.global_step,
-            num_processes=self.accelerator.num_processes,
-        )
-        checkpoints.publish_folder(finished, target)
-        checkpoints.drop_old_checkpoints(
-            target.parent,
-            limit=self.args.save_total_limit,
-            run=self._run or "",
-            step=self.state.global_step,
-            keep=[self.state.best_model_checkpoint],
-        )
+    def _remove(self, staging: Path) -> None:
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
 
-    def _state_file(self, folder: str, process: int | None = None) -> Path:
-        process = self.accelerator.process_index if process is None else process
-        return Path(folder) / f"run_state_{process}.pt"
+    def _state_file(self, folder: str) -> Path:
+        return Path(folder) / f"run_state_{self.accelerator.process_index}.pt"
 
     def _layout(self) -> dict[str, int]:
-        """Return what the place in the generation buffer depends on."""
+        """Return the settings that the position in the generation buffer depends on."""
+        names = (
+            "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+        )  # fmt: skip
         return {
             "num_processes": self.accelerator.num_processes,
-            "per_device_train_batch_size": self.args.per_device_train_batch_size,
-            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
-            "steps_per_generation": self.args.steps_per_generation,
+            **{name: getattr(self.args, name) for name in names},
             "num_iterations": self.num_iterations,
         }
 
-    def _own_state(self) -> dict[str, Any]:
-        """Return what is saved, in plain types, which load without running foreign code."""
-        generate_every = self.args.steps_per_generation * self.num_iterations
-        is_used_up = self._step % generate_every == 0
+    def _run_state(self) -> dict[str, Any]:
+        """Return the saved state in plain types, which load without executing code."""
+        is_used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         return {
             "layout": self._layout(),
             "step": self._step,
@@ -319,7 +286,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         if state["layout"] == self._layout():
             self._step = state["step"]
             self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
-        elif state["buffer"] is None:  # the next step generates: any layout will do
+        elif state["buffer"] is None:  # the next step generates, so any layout will do
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
             self._buffered_inputs = None
         else:
@@ -329,9 +296,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
                 if state["layout"].get(name) != now
             ]
             raise ConfigurationError(
-                f"{path}: the checkpoint lies in the midst of a generation batch, which cannot be "
-                f"shared out anew ({', '.join(changed)}). Resume with the settings it was written "
-                "with."
+                f"{path}: the checkpoint is in the middle of a generation batch, which cannot be "
+                f"divided differently ({', '.join(changed)}). Resume with the original settings."
             )
         _refill(self._metrics, state["metrics"])
         _refill(self._logs, state["logs"])
@@ -345,10 +311,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.keeping_state[name].load_state_dict(kept)
 
 
-def _pass_epochs(dataloader: Any, num_epochs: int) -> None:
-    """Draw the orders of earlier epochs, so that the next is the one it would have been."""
+def _skip_epochs(dataloader: Any, num_epochs: int) -> None:
+    """Draw the orders of earlier epochs, so that the generator is where it was."""
     sampler: Any = getattr(dataloader, "batch_sampler", None)
-    while hasattr(sampler, "batch_sampler"):  # Accelerate's share of one process
+    while hasattr(sampler, "batch_sampler"):  # Accelerate's shard of one process
         sampler = sampler.batch_sampler
     sampler = getattr(sampler, "sampler", None)
     if getattr(sampler, "shuffle", False):
@@ -370,7 +336,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refill(target: Any, values: Any) -> None:
-    """Fill containers that exist, and keep their kind: queues with a limit, for instance."""
+    """Fill existing containers, whose types (bounded queues, for instance) stay."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             _refill(target[key], value)

@@ -22,7 +22,12 @@ from agent_envs.data.files import atomic_path, write_json
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
 from agent_trainers.cli.environments import first_tasks
-from agent_trainers.cli.output_folder import differences, hold, settings_of, write_settings
+from agent_trainers.cli.output_folder import (
+    check_unchanged,
+    lock_folder,
+    settings_of,
+    write_settings,
+)
 from agent_trainers.cli.policies import (
     PolicyArguments,
     Venue,
@@ -88,18 +93,14 @@ def run(arguments: Sequence[str]) -> None:
     )
     _check(options)
     folder = Path(options.output_dir)
-    with hold(folder, "--output_dir"):
+    with lock_folder(folder):
         if (folder / RESULTS_FILE).exists():
             raise ConfigurationError(
                 f"--output_dir {folder} contains a trained value. Choose another folder."
             )
         env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
         settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
-        if differing := differences(folder, settings):
-            raise ConfigurationError(
-                f"{folder} was started with other settings ({'; '.join(differing.values())}). Pass "
-                "the same settings, or choose another --output_dir."
-            )
+        check_unchanged(folder, settings, "--output_dir")
         venue = open_venue(options, say)
         write_settings(folder, settings)
         with open_policy(options, venue) as policy:
