@@ -1,7 +1,7 @@
 """Atomic checkpoint folders with checksums, each labelled with its run.
 
-A checkpoint is written into ``_unfinished/``, gets a manifest of its files (``checkpoint.json``), is
-flushed to disk and then renamed to ``checkpoint-N``. ``run.json`` in the output folder names the
+A checkpoint is written into ``_unfinished/``, gets a manifest of its files (``checkpoint.json``),
+is flushed to disk and then renamed to ``checkpoint-N``. ``run.json`` in the output folder names the
 run, so that it never resumes from a checkpoint of an earlier one.
 """
 

@@ -97,7 +97,8 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         """Return the options on a command line; those not on it are None."""
         before = {name: self.get_default(name) for name in self._fields}
         self.set_defaults(**dict.fromkeys(self._fields))
-        values, _ = self.parse_known_args(list(arguments))
+        helps = ("-h", "--help", "--help_all", "--help-all")
+        values, _ = self.parse_known_args([a for a in arguments if a not in helps])
         self.set_defaults(**before)
         return values
 

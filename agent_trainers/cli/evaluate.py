@@ -83,7 +83,9 @@ def run(arguments: Sequence[str]) -> None:
             evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
-        venue = open_venue(options, say, **({"split": "test"} if options.env == DEFAULT_ENV else {}))
+        venue = open_venue(
+            options, say, **({"split": "test"} if options.env == DEFAULT_ENV else {})
+        )
         tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
         with open_policy(options, venue) as policy:
             evaluation = evaluate(Rollout(venue.make_env, policy), tasks, **settings)

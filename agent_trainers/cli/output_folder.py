@@ -24,7 +24,9 @@ from agent_trainers.recipes import RUN_SETTINGS
 
 RESULTS_FILE: Final = "results.json"
 EVALUATION_FILE: Final = "evaluation_before.json"
-_WEIGHT_FILES: Final = tuple(f"{name}*.{kind}" for name in WEIGHTS for kind in ("safetensors", "bin"))  # fmt: skip
+_WEIGHT_FILES: Final = tuple(
+    f"{name}*.{kind}" for name in WEIGHTS for kind in ("safetensors", "bin")
+)
 _FILES_OF_A_RUN: Final = (
     RESULTS_FILE, RUN_SETTINGS, EVALUATION_FILE, RUN_FILE, UNFINISHED, "README.md",
     "checkpoint-*", "trajectories", "trajectories.*", "metrics.jsonl", "learning_curve.png",

@@ -81,7 +81,7 @@ class TrainArguments(ProgramArguments, ModelArguments):
     )
     eval_envs: list[str] | None = HfArg(
         default=None,
-        aliases=["--eval_env"],
+        aliases=["--eval_env", "--eval-env"],
         metadata={"action": "extend"},
         help="Environments for evaluation only, each an id or {id, kwargs, name, tasks}: before "
         "and after training and, unless eval_steps says otherwise, every sixth of it.",

@@ -18,7 +18,6 @@ from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.collect import CollectArguments
-from agent_trainers.cli.env_lists import gather_lists
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.train_options import make_parser
@@ -144,7 +143,7 @@ def test_a_command_that_does_not_exist_is_found(command):
 
 OPTIONS_OF = {
     "agent-r1-eval": EvaluateArguments,
-    "agent-r1-collect": CollectArguments,
+    "agent-r1-eval collect": CollectArguments,
     "agent_trainers.experimental.diagnose": DiagnoseArguments,
     "agent_trainers.experimental.search": SearchArguments,
     "agent_trainers.experimental.skills": SkillArguments,
@@ -157,16 +156,17 @@ OPTIONS_OF = {
 
 def check_command(words):
     program, *arguments = words
+    if words[:2] == ["agent-r1-eval", "collect"]:
+        program, arguments = " ".join(words[:2]), words[2:]
     if arguments[:1] == ["-m"] and arguments[1] in OPTIONS_OF:
         program, *arguments = arguments[1:]
     if program == "agent-r1-train":
-        arguments = gather_lists(arguments)
-        make_parser(arguments).check(arguments, unknown_to_accelerate)
+        make_parser(arguments).read(arguments, unknown_to_accelerate)
     elif program == "agent-r1-sft":
-        sft.make_parser(arguments).check(arguments)
+        sft.make_parser(arguments).read(arguments)
     elif program in OPTIONS_OF:
         arguments = name_file(arguments) if OPTIONS_OF[program] is DiagnoseArguments else arguments
-        CommandParser((OPTIONS_OF[program],), program=program, description="").check(arguments)
+        CommandParser((OPTIONS_OF[program],), program=program).read(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
         check_leaderboard(given)

@@ -42,7 +42,7 @@ class SkillArguments(PolicyArguments):
     )
     trajectories: str = HfArg(
         default="collected.jsonl.gz",
-        help="Recorded episodes, as agent-r1-collect and agent-r1-eval write them.",
+        help="Recorded episodes, as agent-r1-eval and agent-r1-eval collect write them.",
     )
     seed: int = HfArg(default=0, help="Seed of every draw.")
     output: str = HfArg(default="skills.jsonl", help="File of skills, a row each: .jsonl.")

@@ -19,7 +19,7 @@ def write(tmp_path):
         (finished / "global_step").mkdir(parents=True)
         (finished / "model.safetensors").write_bytes(content)
         (finished / "global_step" / "shard.pt").write_bytes(b"deep")
-        checkpoints.describe_checkpoint(finished, run=run, step=step)
+        checkpoints.write_manifest(finished, run=run, step=step)
         checkpoints.publish_folder(finished, tmp_path / finished.name)
         return tmp_path / finished.name
 
@@ -31,7 +31,7 @@ def test_the_newest_whole_checkpoint_is_found_by_its_step(tmp_path, write):
     newest = write(10)
     found = checkpoints.find_checkpoint(tmp_path)
     assert found.checkpoint == newest
-    assert found.passed_over == ()
+    assert found.damaged == ()
 
 
 def _cut(path):
@@ -48,9 +48,9 @@ def _flip(path):
     ("name", "damage", "reason"),
     [
         ("model.safetensors", _cut, "model.safetensors has 6 bytes instead of 7"),
-        ("model.safetensors", _flip, "model.safetensors is damaged: its checksum is not"),
-        ("global_step/shard.pt", os.unlink, "global_step/shard.pt is missing"),
-        ("checkpoint.json", os.unlink, "checkpoint.json is missing, so it was not written to"),
+        ("model.safetensors", _flip, "model.safetensors is damaged: its checksum differs"),
+        ("global_step/shard.pt", os.unlink, "global_step/shard.pt cannot be read (No such file"),
+        ("checkpoint.json", os.unlink, "checkpoint.json is missing, so writing was interrupted"),
         ("checkpoint.json", _cut, None),
         ("checkpoint.json", lambda path: path.write_text("[]"), "checkpoint.json cannot be read"),
     ],
@@ -65,9 +65,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_file_and_the_reason(
         assert found.checkpoint == bad
         return
     assert found.checkpoint == good
-    assert len(found.passed_over) == 1
-    assert str(bad) in found.passed_over[0]
-    assert reason in found.passed_over[0]
+    assert len(found.damaged) == 1
+    assert str(bad) in found.damaged[0]
+    assert reason in found.damaged[0]
 
 
 def test_a_folder_that_is_being_written_is_no_checkpoint(tmp_path, write):
@@ -124,7 +124,7 @@ def test_the_best_checkpoint_is_kept(tmp_path, write):
     for step in (5, 10, 15):
         write(step)
     best = str(tmp_path / "checkpoint-5")
-    checkpoints.drop_old_checkpoints(tmp_path, limit=2, run="one", step=15, keep=[best, None])
+    checkpoints.drop_old_checkpoints(tmp_path, limit=2, run="one", step=15, keep=best)
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
         "checkpoint-5",
         "checkpoint-15",
@@ -181,7 +181,7 @@ def test_what_is_published_has_the_mode_that_the_umask_gives_new_files(tmp_path,
         for name in ("checkpoint", "model"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "model.safetensors").touch(mode=0o600)  # as safetensors does it
-        checkpoints.describe_checkpoint(tmp_path / "checkpoint", run="r", step=1)
+        checkpoints.write_manifest(tmp_path / "checkpoint", run="r", step=1)
         checkpoints.publish_files(tmp_path / "model", tmp_path)
         (tmp_path / "new").touch()
     finally:

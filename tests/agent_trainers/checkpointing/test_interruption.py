@@ -79,8 +79,8 @@ def test_killed_and_interrupted_a_run_ends_where_the_whole_run_ends(tmp_path, wh
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 129
     checkpoint = find_checkpoint(tmp_path).checkpoint
-    assert f"which is saved in {checkpoint}" in errors
-    assert "--resume goes on from there" in errors
+    assert f"saved in {checkpoint}" in errors
+    assert "Resume with the same command and --resume" in errors
     assert "Traceback" not in errors
     weights = finish(tmp_path)
     assert weights.keys() == whole.keys()
@@ -94,7 +94,7 @@ def test_two_processes_stop_at_the_same_step(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert "--resume goes on from there" in errors
+    assert "Resume with the same command and --resume" in errors
     assert "Traceback" not in errors
     checkpoint = find_checkpoint(tmp_path).checkpoint
     states = {path.name for path in checkpoint.glob("run_state_*.pt")}
@@ -118,7 +118,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    assert "Once more stops at once." in process.stdout.readline()
+    assert "Signal again to stop at once." in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) == -signal.SIGINT
     process.stdout.close()

@@ -7,6 +7,7 @@ import torch
 
 from agent_envs import ConfigurationError
 from agent_trainers.cli import dry_run, train
+from agent_trainers.cli.train_options import parse_arguments
 
 SHORT = ["--dry_run", "--num_generations", "4", "--per_device_train_batch_size", "8"]
 
@@ -35,26 +36,22 @@ def test_a_dry_run_shows_a_batch_and_saves_no_weights(tmp_path, capsys, argument
     assert "Step 1" in (tmp_path / "run" / "dry_run.html").read_text(encoding="utf-8")
 
 
-def test_a_dry_run_changes_nothing_in_the_model_and_nothing_of_an_earlier_run(tmp_path):
+def test_a_dry_run_changes_neither_the_model_nor_an_earlier_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    options, config = train.parse_arguments([*SHORT, "--output_dir", str(tmp_path)])
+    options, config = parse_arguments([*SHORT, "--output_dir", str(tmp_path)])
     dry_run.prepare(config)
     trainer, _ = train.make_trainer(options, config)
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    trainer.is_deepspeed_enabled = True  # which updates in the backward pass
+    with pytest.raises(ConfigurationError, match="--dry_run does not work with DeepSpeed"):
+        dry_run.dry_run(trainer, "a run")
+    trainer.is_deepspeed_enabled = False
     dry_run.dry_run(trainer, "a run")
     assert all(torch.equal(before[name], w) for name, w in trainer.model.state_dict().items())
     assert trainer.state.global_step == 0
     assert any(p.grad is not None for p in trainer.model.parameters())  # it went all the way
     assert files(tmp_path) == ["dry_run.html", "metrics.jsonl"]
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-def test_deepspeed_is_refused_because_it_updates_in_the_backward_pass(tmp_path):
-    options, config = train.parse_arguments([*SHORT, "--output_dir", str(tmp_path)])
-    trainer, _ = train.make_trainer(options, config)
-    trainer.is_deepspeed_enabled = True
-    with pytest.raises(ConfigurationError, match="--dry_run does not work with DeepSpeed"):
-        dry_run.dry_run(trainer, "a run")
 
 
 def test_two_processes_show_one_batch(tmp_path):

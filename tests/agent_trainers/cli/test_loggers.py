@@ -11,7 +11,6 @@ import pytest
 
 from agent_envs import MissingExtraError
 from agent_trainers.cli import train
-from agent_trainers.cli.loggers import LOGGERS
 from agent_trainers.monitoring.metrics_log import read_metrics
 
 SHORT = ["--max_steps", "2", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
@@ -113,7 +112,7 @@ def test_trackio_gets_every_figure_as_one_run(tmp_path):
     assert sum("eval/success" in entry for entry in run) == 2  # before and after training
 
 
-@pytest.mark.parametrize("logger", LOGGERS)
+@pytest.mark.parametrize("logger", train.LOGGERS)
 def test_a_logger_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch, logger):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"--report_to {logger} needs {logger}.*loggers"):

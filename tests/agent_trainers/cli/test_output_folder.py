@@ -9,10 +9,9 @@ from agent_trainers.cli import output_folder
 from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.output_folder import (
     check_same_settings,
-    check_unused,
     check_use,
     clear,
-    hold,
+    lock_folder,
     settings_of,
     write_settings,
 )
@@ -27,6 +26,10 @@ def make_run(folder, *names):
     return folder
 
 
+def check_unused(folder):
+    return check_use(folder, resume=False, overwrite=False)
+
+
 @pytest.mark.parametrize(
     ("names", "found"),
     [
@@ -34,22 +37,21 @@ def make_run(folder, *names):
         (["checkpoint-20/model.safetensors"], "a run that was stopped"),
     ],
 )
-def test_what_a_run_left_is_not_touched_by_another(tmp_path, names, found):
-    folder = make_run(tmp_path / "run", *names)
-    with pytest.raises(ConfigurationError, match=rf"{found}.*--resume .*--overwrite"):
-        check_unused(folder)
-    check_unused(make_run(tmp_path / "other"))  # stopped before its first checkpoint
-
-
-def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
+def test_a_run_is_not_replaced_by_another_and_overwriting_deletes_its_files_alone(
+    tmp_path, names, found
+):
     folder = make_run(
-        tmp_path / "run", "results.json", "model.safetensors", "checkpoint-2/model.safetensors",
-        "metrics.jsonl", "trajectories/step_000001.parquet", "adapter_model.safetensors",
-        "notes.txt", "data/mine.jsonl",
+        tmp_path / "run", *names, "checkpoint-2/x", "metrics.jsonl", "adapter_model.safetensors",
+        "trajectories/step_000001.parquet", "notes.txt", "data/mine.jsonl",
     )  # fmt: skip
+    with pytest.raises(ConfigurationError, match=r"contains a .*--resume.*--overwrite"):
+        check_unused(folder)
     clear(folder, {"model": "some/name", "tasks": None})
-    check_unused(folder)
+    assert not check_unused(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["data", "notes.txt"]
+    assert not check_unused(make_run(tmp_path / "other"))  # stopped before its first checkpoint
+    with pytest.raises(ConfigurationError, match=found):
+        check_unused(make_run(tmp_path / "third", *names))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
         ({"tasks": "missing.jsonl"}, r"--tasks .*: there is no such file"),
     ],
 )
-def test_overwriting_never_deletes_what_the_run_begins_from(tmp_path, settings, message):
+def test_overwriting_never_deletes_the_inputs_of_the_new_run(tmp_path, settings, message):
     names = ["model.safetensors", "checkpoint-2/x", "trajectories/1.parquet", "trajectories.jsonl"]
     folder = make_run(tmp_path / "run", *names)
     placed = {
@@ -76,35 +78,26 @@ def test_overwriting_never_deletes_what_the_run_begins_from(tmp_path, settings, 
     assert all((folder / name).exists() for name in ("run.json", *names))
 
 
-def test_a_model_that_no_run_wrote_is_never_replaced(tmp_path):
-    (tmp_path / "model-00001-of-00002.safetensors").write_text("x")
-    for refuse in (check_unused, lambda folder: clear(folder, {})):
-        with pytest.raises(ConfigurationError, match="Choose another folder"):
-            refuse(tmp_path)
-    assert (tmp_path / "model-00001-of-00002.safetensors").exists()
-
-
-@pytest.mark.parametrize("name", ["README.md", "config.json", "tokenizer.json", "metrics.jsonl"])
-def test_a_folder_of_somebody_elses_files_is_no_output_folder(tmp_path, name):
+@pytest.mark.parametrize("name", ["README.md", "config.json", "tokenizer.json", "metrics.jsonl",
+                                  "model-00001-of-00002.safetensors"])  # fmt: skip
+def test_files_that_no_run_wrote_are_never_replaced(tmp_path, name):
     (tmp_path / name).write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(ConfigurationError, match=rf"holds {name}, which no run"):
+        with pytest.raises(ConfigurationError, match=rf"contains {name}, which no run"):
             check_use(tmp_path, resume=False, overwrite=overwrite)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="Choose another folder"):
         clear(tmp_path, {})
     assert (tmp_path / name).read_text() == "mine"
-    (tmp_path / "settings.json").write_text("{}")  # a run that was stopped as it began
-    assert not check_use(tmp_path, resume=False, overwrite=False)
 
 
 def test_a_second_run_at_the_same_time_is_refused(tmp_path):
     with (
-        hold(tmp_path / "run"),
-        pytest.raises(ConfigurationError, match="another run writes there now"),
-        hold(tmp_path / "run"),
+        lock_folder(tmp_path / "run"),
+        pytest.raises(ConfigurationError, match="another run is writing there"),
+        lock_folder(tmp_path / "run"),
     ):
         pass
-    with hold(tmp_path / "run"):  # once the first is over
+    with lock_folder(tmp_path / "run"):  # once the first is over
         pass
 
 
@@ -140,10 +133,10 @@ def test_resuming_with_other_settings_names_them(tmp_path, changes, difference):
         check_same_settings(tmp_path, settings(**changes))
 
 
-def test_resuming_with_a_file_of_tasks_that_has_changed_is_refused(tmp_path):
+def test_resuming_with_a_changed_file_of_tasks_is_refused(tmp_path):
     data = tmp_path / "tasks.jsonl"
     data.write_text("one\n")
-    kwargs = {"data": str(data)}
+    kwargs = {"data": str(data), "system_prompt": "x" * 5000}  # too long for a path
     write_settings(tmp_path, settings(env_kwargs=kwargs))
     assert check_same_settings(tmp_path, settings(env_kwargs=kwargs)) == []
     data.write_text("another\n")
@@ -151,19 +144,11 @@ def test_resuming_with_a_file_of_tasks_that_has_changed_is_refused(tmp_path):
         check_same_settings(tmp_path, settings(env_kwargs=kwargs))
 
 
-def test_a_long_text_among_the_arguments_is_no_file():
-    assert settings(env_kwargs={"system_prompt": "x" * 5000})["data"] == {}
-
-
-def test_where_a_run_writes_may_change_and_how_long_it_is_is_said(tmp_path):
-    assert check_same_settings(tmp_path, settings()) == []  # begun by an earlier version
+def test_output_and_length_of_a_run_may_change(tmp_path):
+    assert check_same_settings(tmp_path, settings()) == []  # stopped before it began
     write_settings(tmp_path, settings())
     assert check_same_settings(tmp_path, settings(output_dir="elsewhere", save_steps=1)) == []
-    longer = check_same_settings(tmp_path, settings(max_steps=120))
-    assert longer == ["max_steps: 60 -> 120"]
-
-
-def test_settings_that_may_change_are_settings():
+    assert check_same_settings(tmp_path, settings(max_steps=120)) == ["max_steps: 60 -> 120"]
     kinds = (StepPPOConfig, TrainArguments, CollectArguments)
     known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     assert known >= output_folder._MAY_CHANGE

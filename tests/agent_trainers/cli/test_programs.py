@@ -7,8 +7,8 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli import evaluate, train
-from agent_trainers.cli.played import check_program
-from agent_trainers.cli.train_options import TrainArguments, environment_settings
+from agent_trainers.cli.task_sources import check_program, read_source
+from agent_trainers.cli.train_options import TrainArguments, parse_arguments
 
 PROGRAM = """
 import atexit
@@ -45,7 +45,7 @@ def agent(tmp_path, monkeypatch):
     return ["--program", f"{name}:run", "--tasks", "tasks.jsonl", "--reward", f"{name}:score"]
 
 
-def test_a_program_is_trained_and_measured_by_commands(agent, tmp_path, capsys):
+def test_a_program_is_trained_and_evaluated(agent, tmp_path, capsys):
     brief = ["--max_steps=1", "--per_device_train_batch_size=8", "--num_eval_tasks=2"]
     with pytest.raises(SystemExit, match="0"):
         train.main([*agent, *brief, "--output_dir=out"])
@@ -76,8 +76,8 @@ def test_a_program_is_trained_and_measured_by_commands(agent, tmp_path, capsys):
         ({"tasks": "t.jsonl"}, "--tasks does nothing without --program"),
         ({"frozen_roles": ["user"]}, "--frozen_roles does nothing without --program"),
         ({"program_runner": "process"}, "--program_runner does nothing"),
-        ({"program": "a:run", "env": "AgentR1/GSM8K-v0"}, "--env is of environments"),
-        ({"program": "a:run", "env_kwargs": "{}"}, "--env_kwargs is of environments"),
+        ({"program": "a:run", "env": ["AgentR1/GSM8K-v0"]}, "--env is for environments"),
+        ({"program": "a:run", "env_kwargs": "{}"}, "--env_kwargs is for environments"),
     ],
 )
 def test_options_of_programs_and_of_environments_do_not_mix(changes, message):
@@ -86,26 +86,12 @@ def test_options_of_programs_and_of_environments_do_not_mix(changes, message):
         check_program(options)
 
 
-def test_the_recipes_environment_gives_way_to_a_program():
-    options, _ = train.parse_arguments(["--program", "a:run", "--tasks", "t.jsonl"])
-    settings = environment_settings(options)
-    assert settings == {
-        "program": "a:run",
-        "tasks": "t.jsonl",
-        "eval_tasks": None,
-        "reward": None,
+def test_a_program_replaces_the_environment_of_the_recipe():
+    options, _ = parse_arguments(["--program", "a:run", "--tasks", "t.jsonl"])
+    assert read_source(options).settings == {
+        "program": "a:run", "tasks": "t.jsonl", "eval_tasks": None, "reward": None,
         "frozen_roles": None,
-    }
-
-
-@pytest.mark.parametrize("env", [TrainArguments.env, "AgentR1/SyntheticArithmetic-v0"])
-def test_the_program_of_a_file_gives_way_to_an_environment(tmp_path, env):
-    (tmp_path / "own.yaml").write_text("program: a:run\ntasks: t.jsonl\nmax_steps: 3\n")
-    named = ["--config", str(tmp_path / "own.yaml")]
-    assert environment_settings(train.parse_arguments(named)[0])["program"] == "a:run"
-    options, config = train.parse_arguments([*named, "--env", env])
-    assert environment_settings(options)["env"] == env
-    assert config.max_steps == 3
+    }  # fmt: skip
 
 
 def test_a_program_needs_tasks(agent, tmp_path):

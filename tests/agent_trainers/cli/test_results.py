@@ -7,7 +7,7 @@ import torch
 from agent_envs.data.records import read_records
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.cli.results import SampleCollector, _print_table
+from agent_trainers.cli.results import SampleCollector, print_results
 from agent_trainers.experimental.hack_watch.hack_watch import HackWatch
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -102,7 +102,7 @@ def test_the_last_table_has_each_environment_and_what_a_variant_reaches_of_in_do
         "num_eval_episodes": 16, "evaluated_on": "test", "steps": 4, "seconds": 3.0,
         "total_seconds": 4.0, "hacking_alarms": [],
     }  # fmt: skip
-    _print_table(results, tmp_path)
+    print_results(results, tmp_path)
     rows = {}
     for line in capsys.readouterr().out.splitlines():
         if line.startswith("│"):
@@ -112,5 +112,5 @@ def test_the_last_table_has_each_environment_and_what_a_variant_reaches_of_in_do
         "success": ["25.0%", "75.0%", ""],
         "return": ["0.300", "0.900", ""],
         "a": ["12.5%", "87.5%", "-"],
-        "v, never trained in": ["0.0%", "50.0%", "66.7%"],
+        "v, evaluation only": ["0.0%", "50.0%", "66.7%"],
     }

@@ -142,12 +142,12 @@ def test_where_all_episodes_fail_nothing_is_kept_and_the_reason_is_said(tmp_path
     with pytest.raises(SystemExit) as end:
         evaluate.main(["--env", "Own/Unplayable-v0", "--num_tasks", "1"])
     assert end.value.code == 1
-    assert "1 of 1 episodes failed through no fault of the model" in capsys.readouterr().err
+    assert "1 of 1 episodes failed because of errors outside the model" in capsys.readouterr().err
 
 
 def test_a_warm_start_goes_on_by_its_own_settings_only_and_is_overwritten_when_told(tmp_path):
     train(tmp_path / "run", "--max_steps", "1")
-    with pytest.raises(ConfigurationError, match="holds a finished run"):
+    with pytest.raises(ConfigurationError, match="contains a finished run"):
         train(tmp_path / "run", "--max_steps", "1")
     with pytest.raises(ConfigurationError, match=r"learning_rate: 0\.0002 -> 0\.5"):
         train(tmp_path / "run", "--max_steps", "1", "--resume", "--learning_rate", "0.5")

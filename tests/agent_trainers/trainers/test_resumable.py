@@ -94,14 +94,14 @@ def test_a_break_while_a_checkpoint_is_written_costs_that_checkpoint_alone(
     whole = make_trainer(output_dir=str(tmp_path / "whole"), save_total_limit=1, **BUFFER)
     whole.train()
     cut = make_trainer(save_total_limit=1, **BUFFER)
-    describe = checkpoints.describe_checkpoint
+    write = checkpoints.write_manifest
 
     def die(checkpoint, **facts):
         if facts["step"] == 3:
             raise PowerCut
-        describe(checkpoint, **facts)
+        write(checkpoint, **facts)
 
-    monkeypatch.setattr(checkpoints, "describe_checkpoint", die)
+    monkeypatch.setattr(checkpoints, "write_manifest", die)
     with pytest.raises(PowerCut):
         cut.train()
     monkeypatch.undo()

@@ -1,0 +1,320 @@
+"""Runs of ``agent-r1-train`` from the command line to the files in the output folder."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import gymnasium as gym
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agent_envs import ConfigurationError, DataError
+from agent_envs.data.records import read_records
+from agent_envs.errors import AgentEnvsError, RolloutError
+from agent_trainers import TINY_POLICY
+from agent_trainers.cli import evaluate
+from agent_trainers.cli.launch import launch_command
+from agent_trainers.monitoring.metrics_log import read_metrics
+from agent_trainers.recipes import ACCELERATE_CONFIGS
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trajectory import load_trajectories
+from tests.agent_trainers.cli.conftest import SHORT
+from tests.agent_trainers.real_models import save_model
+
+FOUR_STEPS = ["--max_steps", "4", "--save_steps", "2"]
+
+
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, run_train):
+    """The folder of a finished run of four steps, which no test changes."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run_train(folder, *FOUR_STEPS)
+    return folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of it to change."""
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tmp_path, capsys):
+    results = results_of(whole)
+    assert 0 <= results["success_before"] <= 1
+    assert 0 <= results["success_after"] <= 1
+    assert (results["num_eval_episodes"], results["steps"]) == (4, 4)
+    assert results["seconds"] > 0
+    assert set(results["versions"]) >= {"agent-r1", "torch", "trl", "transformers"}
+    assert (whole / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "Step 1" in (whole / "trajectories.html").read_text(encoding="utf-8")
+    assert load_trajectories(whole / "trajectories.jsonl.gz")
+    samples = read_records(whole / "trajectories" / "step_000001.parquet")
+    assert {row["optimiser_step"] for row in samples} == {1}
+    assert all(row["ratios"] and row["added"] for row in samples)
+    logged = read_metrics(whole)
+    assert [record["step"] for record in logged] == [0, 1, 2, 3, 4, 4, 4]  # with both evaluations
+    assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
+    card = (whole / "README.md").read_text(encoding="utf-8")
+    for part in ("| base model | embedded policy |",
+                 "| environment | AgentR1/SyntheticMultiHop-v0 |",
+                 '"split": "test"} |', "| algorithm | grpo_step |",
+                 "| optimiser steps | 4 |", f"| trl | {results['versions']['trl']} |",
+                 f"| success before training | {results['success_before']:.1%} |",
+                 f"| success after training | {results['success_after']:.1%} |",
+                 f"agent-r1-eval --model {whole} --env AgentR1/SyntheticMultiHop-v0"):  # fmt: skip
+        assert part in card
+    assert "None" not in card
+
+    output, episodes = tmp_path / "eval.json", tmp_path / "episodes.parquet"
+    evaluate.run(["--model", str(whole), "--num_tasks", "3", "--samples_per_task", "2",
+                  "--output", str(output), "--trajectories", str(episodes)])  # fmt: skip
+    measured = json.loads(output.read_text(encoding="utf-8"))
+    assert measured["num_tasks"] == 3
+    assert set(measured["pass_at_k"]) == {"1", "2"}
+    assert measured["env_kwargs"] == {"split": "test"}
+    assert len(load_trajectories(episodes)) == 6
+    shown = capsys.readouterr().out
+    assert "pass@2" in shown
+    assert "6 episodes, 0 errors" in shown
+
+
+def test_an_upload_has_the_card_of_the_run(tmp_path, monkeypatch, run_train):
+    uploaded = []
+
+    def upload(trainer, **_):
+        trainer.create_model_card(model_name="TRL's")
+        uploaded.append((tmp_path / "README.md").read_text(encoding="utf-8"))
+
+    monkeypatch.setattr(StepGRPOTrainer, "push_to_hub", upload)
+    monkeypatch.setattr(StepGRPOTrainer, "init_hf_repo", lambda trainer: None)
+    run_train(tmp_path, "--push_to_hub", "--hub_model_id", "me/mine", "--save_strategy", "no")
+    assert len(uploaded) == 1
+    assert "agent-r1-eval --model me/mine --env AgentR1/SyntheticMultiHop-v0" in uploaded[0]
+    assert "success after training" in uploaded[0]
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_resumed_run_has_the_results_and_metrics_of_the_whole_run(
+    whole, copy, capsys, run_train, step
+):
+    # as if killed after step 3, or after the last step
+    for name in ("results.json", *(["checkpoint-4"] if step == 2 else [])):
+        subprocess.run(["rm", "-r", str(copy / name)], check=True)
+    run_train(copy, *FOUR_STEPS, "--resume")
+    assert f"Resuming from {copy / f'checkpoint-{step}'}." in capsys.readouterr().err
+    for name in ("success_before", "success_after", "return_after", "steps"):
+        assert results_of(whole)[name] == results_of(copy)[name]
+    one, other = ([(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, copy))
+    assert one == other  # no line twice
+
+
+def test_another_run_starts_from_a_checkpoint_of_the_first(whole, tmp_path, run_train):
+    checkpoint = str(whole / "checkpoint-2")
+    run_train(tmp_path / "other", *FOUR_STEPS, "--resume_from_checkpoint", checkpoint)
+    assert results_of(tmp_path / "other")["return_after"] == results_of(whole)["return_after"]
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_from_scratch(tmp_path, capsys, run_train):
+    (tmp_path / "run").mkdir()
+    run_train(tmp_path / "run", "--resume")
+    assert "No checkpoint in" in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path, run_train):
+    brief = ["--num_eval_tasks", "0", "--seed", "1"]
+    before = (copy / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigurationError, match="contains a finished run"):
+        run_train(copy, *brief)
+    with pytest.raises(ConfigurationError, match=r"began with other settings \(seed: 42 -> 1"):
+        run_train(copy, *FOUR_STEPS, "--seed", "1", "--resume")
+    for wrong in (["--env", "no_such_module:MyEnv-v0"], ["--model", str(tmp_path / "elsewhere")]):
+        with pytest.raises(AgentEnvsError):
+            run_train(copy, *brief, *wrong, "--overwrite")
+    assert (copy / "model.safetensors").read_bytes() == before
+    run_train(copy, *brief, "--overwrite")
+    assert (copy / "model.safetensors").read_bytes() != before
+
+
+def test_adapters_are_trained_resumed_bitwise_and_merged(tmp_path, run_train):
+    lora = ["--lora_r", "2", "--lora_target_modules", "q_proj", "v_proj", "--beta", "0.05",
+            "--num_eval_tasks", "0", *FOUR_STEPS]  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_train(whole, *lora)
+    shutil.copytree(whole, cut)
+    for name in ("checkpoint-4", "results.json", "adapter_model.safetensors"):
+        subprocess.run(["rm", "-r", str(cut / name)], check=True)
+    run_train(cut, *lora, "--resume", "--merge_adapter", "true")
+    one, other = (load_file(f / "adapter_model.safetensors") for f in (whole, cut))
+    assert all("lora" in name for name in one)
+    assert any(weight.abs().max() > 0 for name, weight in one.items() if "lora_B" in name)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not (cut / "model.safetensors").exists()
+    merged = load_file(cut / "merged" / "model.safetensors")
+    base = load_file(TINY_POLICY / "model.safetensors")
+    changed = {name for name in merged if not torch.equal(merged[name], base[name])}
+    assert changed
+    assert all("q_proj" in name or "v_proj" in name for name in changed)
+    for folder in (cut, cut / "merged"):
+        evaluate.run(["--model", str(folder), "--num_tasks", "1"])
+
+
+class AlwaysFails(gym.Env):
+    """An environment whose steps raise."""
+
+    def reset(self, *, seed=None, options=None):
+        return "Go.", {"messages": [{"role": "user", "content": "search"}]}
+
+    def step(self, action):
+        raise RuntimeError("the database is down")
+
+
+def test_a_run_in_which_everything_fails_ends_with_the_error(tmp_path, run_train):
+    gym.register("Own/AlwaysFails-v0", AlwaysFails, disable_env_checker=True)
+    with pytest.raises(RolloutError, match=r"(?s)4 of 4 episodes failed.*the database is down"):
+        run_train(tmp_path, "--env", "Own/AlwaysFails-v0")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_fewer_tasks_than_a_batch_needs_are_an_error(tmp_path, run_train):
+    rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(3)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = save_model(tmp_path / "model", "qwen2_5")
+    data = json.dumps({"data": str(tmp_path / "sums.jsonl")})
+    with pytest.raises(ConfigurationError, match=r"(?i)batch"):
+        run_train(tmp_path / "run", "--env", "AgentR1/GSM8K-v0", "--env_kwargs", data, "--model",
+                  folder, "--per_device_train_batch_size", "32", "--num_eval_tasks", "0",
+                  "--max_completion_length", "4")  # fmt: skip
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    (["--model", "nowhere/at-all"], ConfigurationError, "Model nowhere/at-all"),
+    (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "none.jsonl"}'], DataError,
+     "none.jsonl"),
+    (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "HOTPOT"}'], ConfigurationError,
+     "of its first states are unknown.*tiny_policy"),
+])  # fmt: skip
+def test_a_model_or_environment_that_cannot_be_trained_is_refused(
+    tmp_path, arguments, error, message, hotpot_file, run_train
+):
+    arguments = [argument.replace("HOTPOT", str(hotpot_file)) for argument in arguments]
+    with pytest.raises(error, match=message):
+        run_train(tmp_path, *arguments)
+
+
+def test_a_template_without_tools_gets_a_format_in_words(tmp_path, capsys):
+    folder = save_model(tmp_path / "model", "qwen2_5")
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n"
+    )
+    output = tmp_path / "eval.json"
+    evaluate.run(["--model", folder, "--num_tasks", "1", "--max_completion_length", "4",
+                  "--output", str(output)])  # fmt: skip
+    assert "tool_format='tags'" in capsys.readouterr().err
+    assert json.loads(output.read_text())["env_kwargs"]["tool_format"] == "tags"
+
+
+OWN_ENVIRONMENT = """
+import gymnasium as gym
+from agent_envs.core.spaces import UnicodeText
+
+class Own(gym.Env):
+    observation_space = action_space = UnicodeText()
+
+    def __init__(self, target="blue"):
+        self.target = target
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        text = "search"  # a word of the embedded policy
+        return text, {"messages": [{"role": "user", "content": text}], "task_id": "0"}
+
+    def step(self, action):
+        is_right = self.target in action
+        messages = [{"role": "user", "content": "Thank you"}]
+        info = {"messages": messages, "metrics": {"success": is_right}, "task_id": "0",
+                "reward_terms": {"right": float(is_right)}, "action": {}}
+        return "Thank you", float(is_right), True, False, info
+
+gym.register("Mine/Own-v0", Own)
+"""
+
+
+def test_an_environment_in_the_working_directory_is_trained_in(tmp_path, monkeypatch, run_train):
+    (tmp_path / "my_module.py").write_text(OWN_ENVIRONMENT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    own = ["--env", "my_module:Mine/Own-v0", "--env_kwargs"]
+    run_train(tmp_path / "run", *own, '{"target": "red"}')
+    results = results_of(tmp_path / "run")
+    assert (results["env"], results["eval_env_kwargs"]) == ("my_module:Mine/Own-v0", {})
+    with pytest.raises(ConfigurationError, match=r"--env_kwargs: .*unexpected keyword.*split"):
+        run_train(tmp_path / "run2", *own, '{"split": "test"}')
+
+
+def launch(num_processes=None, config=None, others=()):
+    return launch_command(num_processes, config, others, "module", ["--x"])
+
+
+def test_several_processes_on_a_cpu_are_started_by_torchrun(monkeypatch, tmp_path):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert launch(2)[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+                             "--module", "module", "--x"]  # fmt: skip
+    assert launch(1) is None
+    own = tmp_path / "own.yaml"
+    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n", encoding="utf-8")
+    assert "3" in launch(config=str(own))
+    with pytest.raises(ConfigurationError, match="--num_processes must be at least 1, not 0"):
+        launch(0)
+    with pytest.raises(ConfigurationError, match="--use_fsdp needs an accelerator"):
+        launch(others=["--use_fsdp"])
+    with pytest.raises(ConfigurationError, match="FSDP needs an accelerator"):
+        launch(config="fsdp2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert launch(2) is None  # these are the processes
+
+
+def test_several_processes_on_accelerators_are_started_by_accelerate(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    assert launch(8, "fsdp2", others=["--use_fsdp"])[1:] == [
+        "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE_CONFIGS["fsdp2"]),
+        "--num_processes", "8", "--use_fsdp", "--module", "module", "--x",
+    ]  # fmt: skip
+    assert launch() is None
+
+
+def test_two_processes_train_together(tmp_path, run_train):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", *SHORT, "--num_eval_tasks", "6",
+               "--per_device_train_batch_size", "4", "--accelerate_config", "ddp",
+               "--num_processes", "2"]  # fmt: skip
+    result = subprocess.run(
+        [*command, "--output_dir", str(tmp_path / "two")],
+        capture_output=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    run_train(tmp_path / "one", "--num_eval_tasks", "6")
+    one, two = (results_of(tmp_path / name) for name in ("one", "two"))
+    assert (one["num_processes"], two["num_processes"]) == (1, 2)
+    # the same tasks, seeds and draws: the same success before, in and after training
+    assert two["num_eval_episodes"] == 6  # both share them; none counts twice
+    for name in ("success_before", "success_after", "return_after"):
+        assert one[name] == pytest.approx(two[name])
+    # and the same gradients: an evaluation before must not let each process train by itself
+    norms = [
+        [row["grad_norm"] for row in read_metrics(tmp_path / name) if "grad_norm" in row]
+        for name in ("one", "two")
+    ]
+    assert len(norms[0]) == 2
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)

@@ -1,0 +1,334 @@
+"""Command lines, settings files and recipes of the commands; their errors are one line."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from agent_envs import ConfigurationError
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.errors import UnknownNameError
+from agent_trainers import TINY_POLICY
+from agent_trainers.algorithms.advantages import needs_values
+from agent_trainers.cli import evaluate, output_folder, policies, sft, train
+from agent_trainers.cli.environments import count_tasks, environment_maker, hold_out
+from agent_trainers.cli.launch import unknown_to_accelerate
+from agent_trainers.cli.models import ModelArguments
+from agent_trainers.cli.task_sources import DEFAULT_ENV, read_source
+from agent_trainers.cli.train_options import TrainArguments, make_parser, parse_arguments
+from agent_trainers.policies.models import load_model
+from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
+from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.presets import PRESETS
+
+TOOLS = "AgentR1/SyntheticTable-v0"
+
+
+@pytest.fixture
+def wrong_inputs(tmp_path, monkeypatch):
+    """Work in a folder with files that the commands refuse."""
+    files = {
+        "broken.yaml": "a: [1\nb: }", "list.yaml": "- 1", "typo.yaml": "learning_rat: 1",
+        "no_env.yaml": "env: 3", "number.yaml": "num_generations: 4.5",
+        "both.yaml": f"env: {DEFAULT_ENV}\nenvs: [{DEFAULT_ENV}]",
+        "many.yaml": "learning_rate: [1, 2]",
+        "raises.py": "raise RuntimeError('no licence')", "unparsable.py": "def f(:",
+        "finished/settings.json": "{}", "finished/results.json": "{}", "project/README.md": "{}",
+        "stopped/settings.json": "{}", "stopped/checkpoint-2/x": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.usefixtures("wrong_inputs")
+@pytest.mark.parametrize(
+    ("command", "arguments", "messages"),
+    [
+        (train, ["--learning_rat", "1"], ["unknown option --learning_rat. Did you mean --learning_rate?"]),
+        (train, ["--num_generation=1"], ["Did you mean --num_generations?"]),
+        (train, ["--mixed_precision", "bf16", "stray"], ["unknown option stray"]),
+        (train, ["--algorithm", "rloo", "--critic_warmup_steps", "3"], ["unknown option --critic_warmup"]),
+        (train, ["--algorithm", "grpoo"], ["Did you mean 'grpo"]),
+        (train, ["--config"], ["--config: expected one argument"]),
+        (train, ["--config", "none.yaml"], ["--config none.yaml: there is no such file"]),
+        (train, ["--config", "hotpotqa_gpro"], ["Did you mean 'hotpotqa_grpo'", "default, hotpot"]),
+        (train, ["--config", "broken.yaml"], ["--config broken.yaml: is not valid YAML", "line 2, column 2"]),
+        (train, ["--config", "list.yaml"], ["list.yaml: must contain 'option: value' lines"]),
+        (train, ["--config", "binary.yaml"], ["binary.yaml: is not valid YAML"]),
+        (train, ["--config", "typo.yaml"], ["typo.yaml: unknown option --learning_rat. Did you mean"]),
+        (train, ["--config", "number.yaml"], ["number.yaml: argument --num_generations", "invalid int value: '4.5'"]),
+        (train, ["--config", "many.yaml"], ["learning_rate takes one value, not a list"]),
+        (train, ["--config", "both.yaml"], ["env and envs are the same setting"]),
+        (train, ["--config", "no_env.yaml"], ["doesn't exist"]),
+        (train, ["--env", "AgentR1/HotpotQ-v0"], ["Did you mean AgentR1/HotpotQA-v0?"]),
+        (train, ["--env", "no_such_module:X-v0"], ["No module named 'no_such_module'"]),
+        (train, ["--env", "raises:X-v0"], ["RuntimeError: no licence (", "raises.py, line 1)"]),
+        (train, ["--env", "unparsable:X-v0"], ["SyntaxError", "unparsable.py, line 1)"]),
+        (train, ["--env", TOOLS, "--env", "{"], ["env, entry 2 is not valid JSON"]),
+        (train, ["--env", TOOLS, "--env", json.dumps({"id": TOOLS, "wight": 2})], ["Did you mean 'weight'"]),
+        (train, ["--eval_env", json.dumps({"id": TOOLS, "weight": 2})], ["weight does nothing"]),
+        (train, ["--eval_env", TOOLS, "--num_eval_tasks", "0"], ["--eval_envs does nothing with --num_eval_tasks 0"]),
+        (train, ["--env_kwargs", "{hops: 2}"], ["--env_kwargs is not valid JSON"]),
+        (train, ["--eval_env_kwargs", "[1]"], ["--eval_env_kwargs must be a JSON object"]),
+        (train, ["--model", "./nowhere"], ["Model './nowhere': there is no such folder"]),
+        (train, ["--model", "none.gguf"], ["Model none.gguf: there is no such file"]),
+        (train, ["--output_dir", "finished"], ["contains a finished run", "--resume", "--overwrite"]),
+        (train, ["--output_dir", "stopped"], ["contains a run that was stopped"]),
+        (train, ["--output_dir", "project", "--overwrite"], ["project contains README.md, which no run"]),
+        (train, ["--output_dir", "project/README.md/run"], ["--output_dir", "cannot be written to"]),
+        (train, ["--resume", "--output_dir", "new"], ["--resume: there is no folder new"]),
+        (train, ["--resume", "--overwrite"], ["--resume and --overwrite: give one of the two"]),
+        (train, ["--resume_from_checkpoint", "none"], ["none: there is no such folder"]),
+        (train, ["--lora_alpha", "8"], ["--lora_alpha does nothing without --lora_r"]),
+        (train, ["--merge_adapter"], ["--merge_adapter does nothing without --lora_r"]),
+        (sft, ["--learning_rat", "1"], ["unknown option --learning_rat. Did you mean"]),
+        (sft, ["--config", "none.yaml"], ["--config none.yaml: cannot be read"]),
+        (sft, ["--env", "Nowhere-v0"], ["--env Nowhere-v0: Environment `Nowhere` doesn't exist"]),
+        (sft, ["--output_dir", "finished"], ["contains a finished run"]),
+        (evaluate, ["--num_task", "1"], ["unknown option --num_task. Did you mean --num_tasks?"]),
+        (evaluate, ["--env_kwargs", "{"], ["--env_kwargs is not valid JSON"]),
+        (evaluate, ["--env_kwargs", '{"hop": 1}'], ["unexpected keyword argument 'hop'", "'hops'?"]),
+        (evaluate, ["--env", "Nowhere-v0"], ["--env Nowhere-v0"]),
+        (evaluate, ["--output", "."], ["--output .: is a folder"]),
+        (evaluate, ["--trajectories", "x.txt"], ["x.txt: unknown kind of file"]),
+        (evaluate, ["--base_url", "localhost", "--model", "m"], ["must begin with http://"]),
+        (evaluate, ["collect", "--keep", "0"], ["--keep must be at least 1, not 0"]),
+        (evaluate, ["collect", "--output", "x.txt"], ["x.txt: unknown kind of file"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_command_line_is_one_line_with_exit_code_2(command, arguments, messages, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    error = "".join(
+        line for line in capsys.readouterr().err.splitlines(keepends=True) if ": recipe" not in line
+    )
+    assert [message for message in messages if message not in error] == []
+    assert end.value.code == 2
+    assert error.count("\n") <= 2
+
+
+def test_bitsandbytes_is_named_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises((ConfigurationError, SystemExit)) as caught:
+        parse_arguments(["--lora_r", "2", "--load_in_4bit", "true"])
+    assert "pip install bitsandbytes" in f"{caught.value} {capsys.readouterr().err}"
+
+
+def test_help_shows_our_own_options_with_the_defaults_that_hold(capsys):
+    def shown(*arguments):
+        with pytest.raises(SystemExit, match="0"):
+            train.main(arguments)
+        return capsys.readouterr().out
+
+    text = shown("--help")
+    own = {*TrainArguments.__annotations__, *StepGRPOConfig.__annotations__}
+    own |= set(ModelArguments.__annotations__) - {"model_name_or_path"}
+    assert {name for name in own - {"recipe"} if f"  --{name}" not in text} == set()
+    assert "--learning_rate (default: 0.0007)" in text
+    assert "--critic_model" not in text
+    assert text.index("  --env") < text.index("  --algorithm") < text.index("  --learning_rate")
+    assert "more options, of TRL and transformers: agent-r1-train --help_all" in text
+    changed = shown("--model", "some/model", "--algorithm", "ppo", "--help")
+    assert "--critic_model" in changed
+    assert "--learning_rate (default: 1e-06)" in changed
+    assert "--adam_beta1" not in text
+    assert "--adam_beta1 (default: 0.9)" in shown("--help_all")
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config_file):
+    settings = {"learning_rate": "1e-4", "num_generations": 4, "per_device_train_batch_size": 8,
+                "env_kwargs": {"hops": 3}, "merge_steps": False, "report_to": ["none"],
+                "scale_rewards": False, "top_p": None}  # fmt: skip
+    options, config = parse_arguments([*config_file(**settings), "--num_generations", "2"])
+    assert (config.learning_rate, config.num_generations, config.merge_steps) == (1e-4, 2, False)
+    assert (config.report_to, config.scale_rewards) == ([], "none")
+    assert json.loads(options.env_kwargs) == {"hops": 3}
+    assert (config.max_completion_length, config.max_steps) == (24, 100)  # of the recipe
+    assert options.recipe.startswith("recipe default, ")
+    assert (
+        parse_arguments([*config_file(merge_steps=False), "--merge_steps"])[1].merge_steps is True
+    )
+
+
+@pytest.mark.parametrize(("arguments", "rate", "recipe"), [
+    ([], 7e-4, "default"), (["--model", "some/model"], 1e-6, "language_model"),
+    (["--model", str(TINY_POLICY)], 1e-6, "language_model"),
+])  # fmt: skip
+def test_a_file_lies_on_the_same_recipe_as_the_command_line(arguments, rate, recipe, config_file):
+    options, config = parse_arguments(arguments)
+    assert options.recipe == f"recipe {recipe}"
+    words = train.describe_settings(options, config)
+    assert words.startswith(f"recipe {recipe}; grpo_step on ")
+    assert f"learning rate {config.learning_rate:g}, 64 episodes a batch in groups of 8" in words
+    assert config.learning_rate == rate
+    in_file = parse_arguments(config_file(model=arguments[1] if arguments else None, seed=1))[1]
+    assert (in_file.learning_rate, in_file.seed) == (rate, 1)
+    assert parse_arguments(["--config", "smollm2"])[0].recipe == "recipe smollm2"
+
+
+def test_the_recipe_of_the_first_paper_has_its_settings():
+    options, config = parse_arguments(["--config", "hotpotqa_grpo", "--use_cpu", "--bf16", "false"])
+    assert options.model == "Qwen/Qwen2.5-3B-Instruct"
+    assert (config.learning_rate, config.beta, config.num_generations) == (1e-6, 0.001, 5)
+    assert config.max_completion_length == 1024
+    assert json.loads(options.env_kwargs)["max_episode_steps"] == 5
+    # 8 processes x batch size x accumulation = 128 questions in groups of 5
+    per_step = 8 * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    assert per_step == 128 * 5
+    assert all(path.is_file() for path in [*RECIPES.values(), *ACCELERATE_CONFIGS.values()])
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_an_algorithm_is_a_few_settings_of_one_of_the_trainers(algorithm):
+    _, config = parse_arguments(["--algorithm", algorithm])
+    assert {name: getattr(config, name) for name in PRESETS[algorithm]} == PRESETS[algorithm]
+    assert isinstance(config, StepPPOConfig) == needs_values(config.advantage_estimator)
+    if isinstance(config, StepPPOConfig):
+        assert not config.bootstrap_truncated  # see recipes/default_critic.yaml
+
+
+def test_a_setting_wins_over_that_of_its_algorithm(config_file):
+    both = ["--algorithm", "grpo", "--advantage_estimator", "grpo_step"]
+    assert parse_arguments(both)[1].advantage_estimator == "grpo_step"
+    options, config = parse_arguments(config_file(algorithm="step_ppo", gamma=0.5))
+    assert options.algorithm == "step_ppo"
+    assert (config.gamma, config.importance_sampling_level) == (0.5, "step")
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_a_language_model_runs_in_bf16_on_a_processor_with_instructions_for_it(
+    has_instructions, monkeypatch
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    found = {"avx512_bf16": has_instructions}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    options, config = parse_arguments(["--model", "some/model"])
+    assert config.bf16 is has_instructions
+    words = train.describe_settings(options, config)
+    assert ("on the CPU in bf16" if has_instructions else "on the CPU in float32") in words
+    assert parse_arguments(["--config", "smollm2"])[1].bf16 is has_instructions
+    assert parse_arguments(["--model", "some/model", "--bf16", "false"])[1].bf16 is False
+    assert parse_arguments([])[1].bf16 is False  # the embedded policy stays exact
+    parser = sft.make_parser(["--model", "some/model"])
+    assert parser.build(parser.read(["--model", "some/model"])[0])[1].bf16 is has_instructions
+    loaded = []
+    monkeypatch.setattr(
+        policies, "load_model", lambda *a: loaded.append(load_model(*a)) or loaded[-1]
+    )
+    for model in (str(TINY_POLICY), None):
+        with policies.open_policy(policies.PolicyArguments(model=model)):
+            pass
+    precise = torch.float32
+    assert [m.dtype for m in loaded] == [torch.bfloat16 if has_instructions else precise, precise]
+
+
+def test_options_of_accelerate_are_passed_on():
+    arguments = ["--num_processes", "2", "--learning_rate", "1", "--mixed_precision=bf16",
+                 "--bf16", "true", "--num_machines", "3"]  # fmt: skip
+    given, others = make_parser(arguments).read(arguments, unknown_to_accelerate)
+    assert others == ["--mixed_precision=bf16", "--num_machines", "3"]
+    assert (given.num_processes, given.learning_rate, given.bf16) == (2, 1.0, True)
+
+
+def sources(*arguments):
+    source = read_source(parse_arguments(arguments)[0])
+    members = [(m.id, m.name, m.weight, dict(m.kwargs)) for m in source.trained]
+    return members, [member.name for member in source.variants]
+
+
+def test_the_arguments_of_an_environment_go_with_it(config_file):
+    options, _ = parse_arguments([])
+    assert json.loads(options.eval_env_kwargs) == {"split": "test"}
+    options, _ = parse_arguments(["--env", "Mine/Own-v0"])
+    assert (options.env_kwargs, options.eval_env_kwargs) == (None, None)
+    kept, _ = parse_arguments(["--env", DEFAULT_ENV])
+    assert json.loads(kept.eval_env_kwargs) == {"split": "test"}
+    file = config_file(envs=[DEFAULT_ENV, TOOLS], eval_envs=[DEFAULT_ENV], num_eval_tasks=7)
+    options, _ = parse_arguments([*file, "--env", TOOLS])
+    assert (options.env, options.eval_envs, options.num_eval_tasks) == ([TOOLS], None, 7)
+    file = config_file(env=TOOLS, env_kwargs={"a": 1})
+    assert [member[3] for member in sources(*file, "--env", DEFAULT_ENV, "--env", TOOLS)[0]] == [
+        {}, {}
+    ]  # fmt: skip
+    members, variants = sources(
+        *config_file(envs=[DEFAULT_ENV, TOOLS], eval_envs=[TOOLS]), "--eval_env", DEFAULT_ENV
+    )
+    assert len(members) == 2
+    assert variants == []  # evaluated anyway
+
+
+def test_several_environments_are_read_from_a_file_and_from_the_command_line(config_file):
+    envs = [{"id": DEFAULT_ENV, "weight": 2, "kwargs": {"hops": [1, 2, 3]}}, {"id": TOOLS}]
+    file = config_file(envs=envs, eval_envs=[{"id": DEFAULT_ENV, "name": "test"}])
+    assert sources(*file) == (
+        [(DEFAULT_ENV, "SyntheticMultiHop-v0", 2, {"hops": [1, 2, 3]}),
+         (TOOLS, "SyntheticTable-v0", 1, {})],
+        ["test"],
+    )  # fmt: skip
+    config = parse_arguments(file)[1]
+    assert (config.eval_strategy, config.eval_steps, config.learning_rate) == ("steps", 0.17, 7e-4)
+    weighted = json.dumps({"id": TOOLS, "weight": 3})
+    kwargs = ["--env_kwargs", '{"max_episode_steps": 5}']
+    shared = {"max_episode_steps": 5}
+    for arguments in (["--env", DEFAULT_ENV, "--env", weighted],
+                      [f"--env={DEFAULT_ENV}", f"--env={weighted}"],
+                      ["--envs", DEFAULT_ENV, weighted]):  # fmt: skip
+        assert sources(*arguments, *kwargs) == (
+            [(DEFAULT_ENV, "SyntheticMultiHop-v0", 1, shared), (TOOLS, "SyntheticTable-v0", 3, shared)],
+            [],
+        )  # fmt: skip
+        assert parse_arguments(arguments)[1].eval_strategy == "no"
+    named = json.dumps({"id": DEFAULT_ENV, "name": "x"})
+    assert sources("--eval_env", TOOLS, "--eval-env", named)[1] == ["SyntheticTable-v0", "x"]
+
+
+def test_the_settings_of_a_run_have_the_digests_of_its_files(config_file, tmp_path):
+    def settings(**file):
+        options, config = parse_arguments(config_file(**file))
+        return output_folder.settings_of(read_source(options).settings, options, config)
+
+    kwargs = {"kwargs": {"hops": 3}, "eval_kwargs": {"split": "test"}}
+    alone = settings(env=DEFAULT_ENV, env_kwargs={"hops": 3}, eval_env_kwargs={"split": "test"})
+    assert settings(envs=[{"id": DEFAULT_ENV, "weight": 4, **kwargs}]) == alone
+    assert "envs" not in alone
+    (tmp_path / "x.jsonl").write_text("{}")
+    data = {"id": DEFAULT_ENV, "kwargs": {"data": str(tmp_path / "x.jsonl")}}
+    several = settings(envs=[data, TOOLS])
+    assert several["env"] is None
+    assert [m["name"] for m in several["envs"]] == ["SyntheticMultiHop-v0", "SyntheticTable-v0"]
+    assert [*several["data"]] == ["data of envs SyntheticMultiHop-v0 kwargs"]
+
+
+@pytest.mark.parametrize("env", [DEFAULT_ENV, "AgentR1/SyntheticArithmetic-v0"])
+def test_an_environment_replaces_the_program_of_a_file(config_file, env):
+    file = config_file(program="a:run", tasks="t.jsonl", max_steps=3)
+    assert read_source(parse_arguments(file)[0]).settings["program"] == "a:run"
+    options, config = parse_arguments([*file, "--env", env])
+    assert read_source(options).settings["env"] == env
+    assert config.max_steps == 3
+
+
+def test_evaluation_tasks_are_held_out_where_no_others_are_named(tmp_path):
+    assert min(hold_out(None, 5, seed=0).eval) == ENDLESS - 5
+    rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(20)]
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make = environment_maker("AgentR1/GSM8K-v0", {"data": str(data)})
+    split = hold_out(count_tasks(make), 200, seed=0)
+    assert split.words == "4 of 20 tasks, held out of training"
+    assert sorted([*split.train, *split.eval]) == list(range(20))
+    assert len(split.eval) == 4
+    assert hold_out(4, 200, seed=0).words.startswith("training tasks")
+
+
+def test_an_unknown_recipe_of_accelerate_is_refused(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(UnknownNameError, match="Did you mean 'ddp'"):
+        train.launch_command(None, "dpp", [], "module", [])
