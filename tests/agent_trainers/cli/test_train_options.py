@@ -26,6 +26,69 @@ from agent_trainers.trainers.presets import PRESETS
 TOOLS = "AgentR1/SyntheticTable-v0"
 
 
+WRONG = {
+    train: [
+        (["--learning_rat", "1"], "unknown option --learning_rat. Did you mean --learning_rate?"),
+        (["--num_generation=1"], "Did you mean --num_generations?"),
+        (["--mixed_precision", "bf16", "stray"], "unknown option stray"),
+        (["--algorithm", "rloo", "--critic_warmup_steps", "3"], "unknown option --critic_warmup"),
+        (["--algorithm", "grpoo"], "Did you mean 'grpo"),
+        (["--config"], "--config: expected one argument"),
+        (["--config", "none.yaml"], "--config none.yaml: there is no such file"),
+        (["--config", "hotpotqa_gpro"], "Did you mean 'hotpotqa_grpo'", "default, hotpot"),
+        (["--config", "broken.yaml"],
+         "--config broken.yaml: is not valid YAML", "line 2, column 2"),
+        (["--config", "list.yaml"], "list.yaml: must contain 'option: value' lines"),
+        (["--config", "binary.yaml"], "binary.yaml: is not valid YAML"),
+        (["--config", "typo.yaml"], "typo.yaml: unknown option --learning_rat. Did you mean"),
+        (["--config", "number.yaml"],
+         "number.yaml: argument --num_generations", "invalid int value: '4.5'"),
+        (["--config", "many.yaml"], "learning_rate takes one value, not a list"),
+        (["--config", "both.yaml"], "env and envs are the same setting"),
+        (["--config", "no_env.yaml"], "doesn't exist"),
+        (["--env", "AgentR1/HotpotQ-v0"], "Did you mean AgentR1/HotpotQA-v0?"),
+        (["--env", "no_such_module:X-v0"], "No module named 'no_such_module'"),
+        (["--env", "raises:X-v0"], "RuntimeError: no licence (", "raises.py, line 1)"),
+        (["--env", "unparsable:X-v0"], "SyntaxError", "unparsable.py, line 1)"),
+        (["--env", TOOLS, "--env", "{"], "env, entry 2 is not valid JSON"),
+        (["--env", TOOLS, "--env", json.dumps({"id": TOOLS, "wight": 2})], "Did you mean 'weight'"),
+        (["--eval_env", json.dumps({"id": TOOLS, "weight": 2})], "weight does nothing"),
+        (["--eval_env", TOOLS, "--num_eval_tasks", "0"],
+         "--eval_envs does nothing with --num_eval_tasks 0"),
+        (["--env_kwargs", "{hops: 2}"], "--env_kwargs is not valid JSON"),
+        (["--eval_env_kwargs", "[1]"], "--eval_env_kwargs must be a JSON object"),
+        (["--model", "./nowhere"], "Model './nowhere': there is no such folder"),
+        (["--model", "none.gguf"], "Model none.gguf: there is no such file"),
+        (["--output_dir", "finished"], "contains a finished run", "--resume", "--overwrite"),
+        (["--output_dir", "stopped"], "contains a run that was stopped"),
+        (["--output_dir", "project", "--overwrite"], "project contains README.md, which no run"),
+        (["--output_dir", "project/README.md/run"], "--output_dir", "cannot be written to"),
+        (["--resume", "--output_dir", "new"], "--resume: there is no folder new"),
+        (["--resume", "--overwrite"], "--resume and --overwrite: give one of the two"),
+        (["--resume_from_checkpoint", "none"], "none: there is no such folder"),
+        (["--lora_alpha", "8"], "--lora_alpha does nothing without --lora_r"),
+        (["--merge_adapter"], "--merge_adapter does nothing without --lora_r"),
+    ],
+    sft: [
+        (["--learning_rat", "1"], "unknown option --learning_rat. Did you mean"),
+        (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
+        (["--env", "Nowhere-v0"], "--env Nowhere-v0: Environment `Nowhere` doesn't exist"),
+        (["--output_dir", "finished"], "contains a finished run"),
+    ],
+    evaluate: [
+        (["--num_task", "1"], "unknown option --num_task. Did you mean --num_tasks?"),
+        (["--env_kwargs", "{"], "--env_kwargs is not valid JSON"),
+        (["--env_kwargs", '{"hop": 1}'], "unexpected keyword argument 'hop'", "'hops'?"),
+        (["--env", "Nowhere-v0"], "--env Nowhere-v0"),
+        (["--output", "."], "--output .: is a folder"),
+        (["--trajectories", "x.txt"], "x.txt: unknown kind of file"),
+        (["--base_url", "localhost", "--model", "m"], "must begin with http://"),
+        (["collect", "--keep", "0"], "--keep must be at least 1, not 0"),
+        (["collect", "--output", "x.txt"], "x.txt: unknown kind of file"),
+    ],
+}  # fmt: skip
+
+
 @pytest.fixture
 def wrong_inputs(tmp_path, monkeypatch):
     """Work in a folder with files that the commands refuse."""
@@ -48,62 +111,10 @@ def wrong_inputs(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("wrong_inputs")
 @pytest.mark.parametrize(
-    ("command", "arguments", "messages"),
-    [
-        (train, ["--learning_rat", "1"], ["unknown option --learning_rat. Did you mean --learning_rate?"]),
-        (train, ["--num_generation=1"], ["Did you mean --num_generations?"]),
-        (train, ["--mixed_precision", "bf16", "stray"], ["unknown option stray"]),
-        (train, ["--algorithm", "rloo", "--critic_warmup_steps", "3"], ["unknown option --critic_warmup"]),
-        (train, ["--algorithm", "grpoo"], ["Did you mean 'grpo"]),
-        (train, ["--config"], ["--config: expected one argument"]),
-        (train, ["--config", "none.yaml"], ["--config none.yaml: there is no such file"]),
-        (train, ["--config", "hotpotqa_gpro"], ["Did you mean 'hotpotqa_grpo'", "default, hotpot"]),
-        (train, ["--config", "broken.yaml"], ["--config broken.yaml: is not valid YAML", "line 2, column 2"]),
-        (train, ["--config", "list.yaml"], ["list.yaml: must contain 'option: value' lines"]),
-        (train, ["--config", "binary.yaml"], ["binary.yaml: is not valid YAML"]),
-        (train, ["--config", "typo.yaml"], ["typo.yaml: unknown option --learning_rat. Did you mean"]),
-        (train, ["--config", "number.yaml"], ["number.yaml: argument --num_generations", "invalid int value: '4.5'"]),
-        (train, ["--config", "many.yaml"], ["learning_rate takes one value, not a list"]),
-        (train, ["--config", "both.yaml"], ["env and envs are the same setting"]),
-        (train, ["--config", "no_env.yaml"], ["doesn't exist"]),
-        (train, ["--env", "AgentR1/HotpotQ-v0"], ["Did you mean AgentR1/HotpotQA-v0?"]),
-        (train, ["--env", "no_such_module:X-v0"], ["No module named 'no_such_module'"]),
-        (train, ["--env", "raises:X-v0"], ["RuntimeError: no licence (", "raises.py, line 1)"]),
-        (train, ["--env", "unparsable:X-v0"], ["SyntaxError", "unparsable.py, line 1)"]),
-        (train, ["--env", TOOLS, "--env", "{"], ["env, entry 2 is not valid JSON"]),
-        (train, ["--env", TOOLS, "--env", json.dumps({"id": TOOLS, "wight": 2})], ["Did you mean 'weight'"]),
-        (train, ["--eval_env", json.dumps({"id": TOOLS, "weight": 2})], ["weight does nothing"]),
-        (train, ["--eval_env", TOOLS, "--num_eval_tasks", "0"], ["--eval_envs does nothing with --num_eval_tasks 0"]),
-        (train, ["--env_kwargs", "{hops: 2}"], ["--env_kwargs is not valid JSON"]),
-        (train, ["--eval_env_kwargs", "[1]"], ["--eval_env_kwargs must be a JSON object"]),
-        (train, ["--model", "./nowhere"], ["Model './nowhere': there is no such folder"]),
-        (train, ["--model", "none.gguf"], ["Model none.gguf: there is no such file"]),
-        (train, ["--output_dir", "finished"], ["contains a finished run", "--resume", "--overwrite"]),
-        (train, ["--output_dir", "stopped"], ["contains a run that was stopped"]),
-        (train, ["--output_dir", "project", "--overwrite"], ["project contains README.md, which no run"]),
-        (train, ["--output_dir", "project/README.md/run"], ["--output_dir", "cannot be written to"]),
-        (train, ["--resume", "--output_dir", "new"], ["--resume: there is no folder new"]),
-        (train, ["--resume", "--overwrite"], ["--resume and --overwrite: give one of the two"]),
-        (train, ["--resume_from_checkpoint", "none"], ["none: there is no such folder"]),
-        (train, ["--lora_alpha", "8"], ["--lora_alpha does nothing without --lora_r"]),
-        (train, ["--merge_adapter"], ["--merge_adapter does nothing without --lora_r"]),
-        (sft, ["--learning_rat", "1"], ["unknown option --learning_rat. Did you mean"]),
-        (sft, ["--config", "none.yaml"], ["--config none.yaml: cannot be read"]),
-        (sft, ["--env", "Nowhere-v0"], ["--env Nowhere-v0: Environment `Nowhere` doesn't exist"]),
-        (sft, ["--output_dir", "finished"], ["contains a finished run"]),
-        (evaluate, ["--num_task", "1"], ["unknown option --num_task. Did you mean --num_tasks?"]),
-        (evaluate, ["--env_kwargs", "{"], ["--env_kwargs is not valid JSON"]),
-        (evaluate, ["--env_kwargs", '{"hop": 1}'], ["unexpected keyword argument 'hop'", "'hops'?"]),
-        (evaluate, ["--env", "Nowhere-v0"], ["--env Nowhere-v0"]),
-        (evaluate, ["--output", "."], ["--output .: is a folder"]),
-        (evaluate, ["--trajectories", "x.txt"], ["x.txt: unknown kind of file"]),
-        (evaluate, ["--base_url", "localhost", "--model", "m"], ["must begin with http://"]),
-        (evaluate, ["collect", "--keep", "0"], ["--keep must be at least 1, not 0"]),
-        (evaluate, ["collect", "--output", "x.txt"], ["x.txt: unknown kind of file"]),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_wrong_command_line_is_one_line_with_exit_code_2(command, arguments, messages, capsys):
+    ("command", "case"), [(command, case) for command, cases in WRONG.items() for case in cases]
+)
+def test_a_wrong_command_line_is_one_line_with_exit_code_2(command, case, capsys):
+    arguments, *messages = case
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     error = "".join(
@@ -281,7 +292,8 @@ def test_several_environments_are_read_from_a_file_and_from_the_command_line(con
                       [f"--env={DEFAULT_ENV}", f"--env={weighted}"],
                       ["--envs", DEFAULT_ENV, weighted]):  # fmt: skip
         assert sources(*arguments, *kwargs) == (
-            [(DEFAULT_ENV, "SyntheticMultiHop-v0", 1, shared), (TOOLS, "SyntheticTable-v0", 3, shared)],
+            [(DEFAULT_ENV, "SyntheticMultiHop-v0", 1, shared),
+             (TOOLS, "SyntheticTable-v0", 3, shared)],
             [],
         )  # fmt: skip
         assert parse_arguments(arguments)[1].eval_strategy == "no"
