@@ -266,8 +266,8 @@ class QuestionEnv(ToolEnv):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["AgentR1/None-v0"], "mcp: "), ([ID, "--kwargs", "3"], "must be a JSON object"),
-     ([ID, "--kwargs", '{"hops": 9}'], "mcp: "), (["CartPole-v1"], "mcp: ")],
+    [(["AgentR1/None-v0"], "mcp: "), ([ID, "--env_kwargs", "3"], "must be a JSON object"),
+     ([ID, "--env_kwargs", '{"hops": 9}'], "mcp: "), (["CartPole-v1"], "mcp: ")],
 )  # fmt: skip
 def test_what_cannot_be_served_is_said(arguments, said):
     needs_mcp()
