@@ -22,13 +22,13 @@ def _spec(name: str, entry_point: str, turns: int, **kwargs: Any) -> EnvSpec:
 
 
 ENVIRONMENTS: Final = (
-    _spec("HotpotQA", "qa.multihop:HotpotQAEnv", 5),
-    _spec("2WikiMultihopQA", "qa.multihop:TwoWikiMultihopQAEnv", 6),
-    _spec("MuSiQue", "qa.multihop:MuSiQueEnv", 6),
-    _spec("Bamboogle", "qa.multihop:BamboogleEnv", 5),
-    _spec("NaturalQuestions", "qa.open_domain:NaturalQuestionsEnv", 5),
-    _spec("TriviaQA", "qa.open_domain:TriviaQAEnv", 5),
-    _spec("PopQA", "qa.open_domain:PopQAEnv", 5),
+    _spec("HotpotQA", "qa.datasets:HotpotQAEnv", 5),
+    _spec("2WikiMultihopQA", "qa.datasets:TwoWikiMultihopQAEnv", 6),
+    _spec("MuSiQue", "qa.datasets:MuSiQueEnv", 6),
+    _spec("Bamboogle", "qa.datasets:BamboogleEnv", 5),
+    _spec("NaturalQuestions", "qa.datasets:NaturalQuestionsEnv", 5),
+    _spec("TriviaQA", "qa.datasets:TriviaQAEnv", 5),
+    _spec("PopQA", "qa.datasets:PopQAEnv", 5),
     _spec("GSM8K", "math.problems:GSM8KEnv", 8),
     _spec("MATH", "math.problems:MATHEnv", 8),
     _spec("HumanEval", "code.problems:HumanEvalEnv", 6),

@@ -16,8 +16,7 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json, write_text
 from agent_envs.data.sources import DatasetSpec
-from agent_envs.envs.qa.library import QARow
-from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI
+from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI, QARow
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval import load_passages
 from agent_envs.scoring import normalize_answer

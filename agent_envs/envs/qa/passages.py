@@ -1,7 +1,9 @@
-"""What the question-answering data sets share: passages to search and read, evidence to cite."""
+"""Base of the question-answering data sets: passages to search and read, evidence to cite."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_envs.core.rewards import NOTHING, Earnings, RewardFunction, StepEvent
@@ -10,11 +12,21 @@ from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
 from agent_envs.envs.qa.injection import TASK_PREFIX, is_injected, plant_in_page
-from agent_envs.envs.qa.library import QARow, is_url, load_index, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
+from agent_envs.envs.qa.rows import QARow
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import ParsedAction
-from agent_envs.retrieval import Hit, Page, Passage, Retriever
+from agent_envs.retrieval import (
+    Corpus,
+    Hit,
+    Page,
+    Passage,
+    RetrievalClient,
+    Retriever,
+    SavedIndex,
+    build_retriever,
+    load_passages,
+)
 from agent_envs.retrieval.bm25 import BM25Retriever
 from agent_envs.scoring import (
     Overlap,
@@ -30,9 +42,9 @@ from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
 
-def _at_the_end(metric: str) -> RewardFunction:
+def _final(metric: str) -> RewardFunction:
     def term(env: "PassageQAEnv", event: StepEvent) -> float:
-        # 2Wiki's own rule lets repetitions under aliases score above 1; no reward does
+        # repetitions under aliases can score above 1 by 2Wiki's rule; rewards are capped
         return min(1.0, env.metrics()[metric]) if event.is_last else 0.0
 
     term.__doc__ = f"Return the metric {metric} at the end; outcome."
@@ -46,11 +58,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     their numbers), ``"find_in_page"``, ``"note"`` (``note``, ``drop_note``: a numbered list of
     evidence that is part of every state), ``"plan"``, and ``"evidence"`` (``decompose``,
     ``filtered_search``, ``query_log``, ``add_evidence``, ``evidence_table``). With ``"note"``,
-    notes that name a title and a sentence are the supporting facts that are cited, and metrics
-    compare them with the gold ones where the data set has any.
+    notes with a title and a sentence cite supporting facts, which metrics compare with the gold
+    ones where the data set has any.
 
     Reward terms: those of `RetrievalQAEnv`; ``supporting_fact_f1`` and ``joint_f1`` at the end
-    (outcome), which need the tool ``"note"``.
+    (outcome), which need the tool ``"note"``. The episode ends with an answer.
     """
 
     dataset: DatasetSpec[QARow]
@@ -60,8 +72,8 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     search_tools: ClassVar[frozenset[str]] = frozenset({"search", "filtered_search"})
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
         **RetrievalQAEnv.reward_functions,
-        "supporting_fact_f1": _at_the_end("supporting_fact_f1"),
-        "joint_f1": _at_the_end("joint_f1"),
+        "supporting_fact_f1": _final("supporting_fact_f1"),
+        "joint_f1": _final("joint_f1"),
     }
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_engine"})
     _CITATION_TERMS: ClassVar[frozenset[str]] = frozenset({"supporting_fact_f1", "joint_f1"})
@@ -80,14 +92,13 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
         Args:
             corpus: Files of more passages (title, text) to search.
-            top_k: How many passages a search returns at most.
-            retriever: The search engine over all passages (see
-                `agent_envs.retrieval.build_retriever`), the folder of a saved index, the URL of a
-                retrieval server, or a `Retriever` of your own; the last three find what they
-                like.
-            variant: ``"default"``, or ``"injected"``: passages hold planted instructions, forged
+            top_k: Maximal number of passages per search.
+            retriever: A search engine over all passages (see
+                `agent_envs.retrieval.build_retriever`), or instead of them the folder of a saved
+                index, the URL of a retrieval server, or a `Retriever`.
+            variant: ``"default"``, or ``"injected"``: passages contain planted instructions, forged
                 answers and results, and role markers; see `agent_envs.envs.qa.injection`.
-            shared: What every environment over a data set takes; see `DatasetEnv`.
+            shared: Arguments of `DatasetEnv`.
 
         Raises:
             DataError: If a source is missing or malformed; names file, row and field.
@@ -105,13 +116,13 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         self._engine, self._top_k = retriever, top_k
         self.is_injected = is_injected(variant)
         self._reader, self._notebook = PageReader(self._show_page), Notebook()
-        waits = not isinstance(retriever, str | BM25Retriever) or (
-            isinstance(retriever, str) and is_url(retriever)
+        is_local = isinstance(retriever, BM25Retriever) or (
+            isinstance(retriever, str) and not _is_url(retriever)
         )
         searching: dict[str, Any] = {
             "top_k": top_k,
             "show": self.show_passage,
-            "timeout": DEFAULT_TIMEOUT_SECONDS if waits else None,
+            "timeout": None if is_local else DEFAULT_TIMEOUT_SECONDS,
         }
         self._evidence = EvidenceTable(self, **searching)
         families = (self._reader, self._notebook, self._evidence)
@@ -127,12 +138,12 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             )
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        """Return the tasks of a source, and take its passages to search and read."""
+        """Return the tasks of a source, and load its passages."""
         files = tuple(FileStamp.of(path) for path in self._corpus)
-        library = load_library(self.dataset, source, files)
+        library = _load_library(self.dataset, source, files)
         self._reader.take(library.pages)
         self.retriever = (
-            load_index(self.dataset, source, files, self._engine)
+            _load_retriever(self.dataset, source, files, self._engine)
             if isinstance(self._engine, str)
             else self._engine
         )
@@ -141,14 +152,14 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in library.tasks]
 
     def begin_episode(self) -> None:
-        """Forget what was searched, read and noted."""
+        """Reset the state of an episode."""
         super().begin_episode()
         self._reader.close()
         self._notebook.clear()
         self._evidence.clear()
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note what a search found."""
+        """Record the passages that a search found."""
         super().on_result(action, result)
         if action.name in self.search_tools and "evidence_table" in self.tools:
             hits = result.data if isinstance(result.data, list) else []
@@ -163,11 +174,10 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return self._notebook.text
 
     def gold_keys(self) -> tuple[str, ...]:
-        """Return the keys of the passages that lead to the answer."""
+        """Return the keys of the gold passages."""
         return tuple(dict.fromkeys(map(self.passage_key, self._gold())))
 
     def _gold(self) -> list[Passage]:
-        """Return the passages that lead to the answer."""
         return [Passage(title, text) for title, text in self.task.data.get("gold", ())]
 
     def metrics(self) -> dict[str, float]:
@@ -176,7 +186,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return measured | self._citation_metrics(measured["exact_match"])
 
     def _citation_metrics(self, answer_match: float) -> dict[str, float]:
-        """Compare what the notes cite with the gold facts, as the data sets' own scripts do."""
+        """Compare the cited facts with the gold ones, as the data sets' own scripts do."""
         if "note" not in self.tools or "supporting_facts" not in self.task.data:
             return {}
         scores = self.score_citations(list(self._notebook.notes.values()))
@@ -190,16 +200,13 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
-        """Return overlap and exact match of what is cited, by kind, as HotpotQA's script does."""
+        """Return overlap and exact match of citations by kind, as HotpotQA's script does."""
         facts = {note.fact for note in notes if note.fact is not None}
         gold = self.task.data["supporting_facts"]
         return {"supporting_fact": (set_overlap(facts, gold), set_match(facts, gold))}
 
     def reference_actions(self) -> list[str]:
-        """Search each gold passage by its title, cite if turns are left for it, give the answer.
-
-        Where a title alone does not bring its passage up, the passage's own words are the query.
-        """
+        """Search each gold passage, cite it if turns are left, and answer."""
         queries = dict.fromkeys(map(self._query_for, self._gold()))
         actions = [self.write_call("search", query=query) for query in queries if query]
         notes = self._reference_notes()
@@ -219,6 +226,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return [*cited, *(self.write_call("note", text=triple) for triple in triples)]
 
     def _query_for(self, gold: Passage) -> str:
+        """Return a query that finds a passage: its title, or more of its words if necessary."""
         key, title, text = self.passage_key(gold), gold.title, gold.text
         for query in (title, f"{title} {text[:200]}", f"{title} {text}"):
             hits = self.search(query, self._top_k)
@@ -228,10 +236,55 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
 
 class UnmarkedQAEnv(PassageQAEnv):
-    """Questions whose rows do not say which passages lead to the answer."""
+    """Questions of a data set whose rows name no gold passages."""
 
     metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
     term_earnings: ClassVar[Mapping[str, Earnings]] = {
         **PassageQAEnv.term_earnings,
         "new_gold_passage": NOTHING,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """Tasks, passages, and the pages of each title."""
+
+    tasks: tuple[Task, ...]
+    corpus: Corpus
+    pages: Mapping[str, tuple[Page, ...]]
+
+
+@lru_cache(maxsize=8)
+def _load_library(
+    dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...]
+) -> _Library:
+    """Load tasks and pages of a source, and the passages of `files` as pages of one sentence."""
+    rows = dataset.read_all(source)
+    passages = [passage for stamp in files for passage in load_passages(stamp.path)]
+    pages = dict.fromkeys(page for row in rows for page in row.pages)
+    pages |= dict.fromkeys(Page(passage.title, (passage.text,)) for passage in passages)
+    by_title: dict[str, tuple[Page, ...]] = {}
+    for page in pages:
+        known = by_title.get(page.title, ())
+        if all(page.passage != other.passage for other in known):
+            by_title[page.title] = (*known, page)
+    corpus = Corpus(page.passage for page in pages)
+    return _Library(tuple(row.task for row in rows), corpus, by_title)
+
+
+@lru_cache(maxsize=8)
+def _load_retriever(
+    dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...], name: str
+) -> Retriever:
+    """Connect to a server, open the index in a folder, or index the passages of a library."""
+    if _is_url(name):
+        client = RetrievalClient(name)
+        client.check()
+        return client
+    if Path(name).is_dir():
+        return SavedIndex(name)
+    return build_retriever(_load_library(dataset, source, files).corpus, name)
+
+
+def _is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))

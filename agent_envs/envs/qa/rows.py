@@ -1,18 +1,18 @@
-"""How the rows of each question-answering data set are read.
+"""Rows of the question-answering data sets.
 
-Every data set is read in the forms that are in use: the original release's, the hub's, and copies
-that hold nested lists as JSON strings.
+Each data set is read in all forms in use: the original release, the hub's, and copies with nested
+lists as JSON strings.
 """
 
 import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from agent_envs.core.tasks import Task
 from agent_envs.data.sources import DatasetSpec, Hub, field, text_field
-from agent_envs.envs.qa.library import QARow
 from agent_envs.errors import DataError
 from agent_envs.retrieval import Page
 from agent_envs.scoring.musique import UNANSWERABLE_SUFFIX
@@ -20,7 +20,15 @@ from agent_envs.scoring.musique import UNANSWERABLE_SUFFIX
 Value = TypeVar("Value")
 
 UNANSWERABLE: Final = "unanswerable"
-"""What to answer where the passages do not hold the answer (MuSiQue's full variant)."""
+"""The right answer if the passages do not contain it (MuSiQue's full variant)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QARow:
+    """A row of a data set: a task and its passages."""
+
+    task: Task
+    pages: tuple[Page, ...] = ()
 
 
 def _task(
@@ -37,7 +45,7 @@ def _task(
 def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
     read = _read_facts(row, index, separator=" ")
     evidences = _nested(row, "evidences", _triples)
-    # the entities' ids, which aliases are found by; not in every copy
+    # ids of the entities, keys of their aliases; not in every copy
     ids = _nested(row, "evidences_id", _triples) if row.get("evidences_id") else ()
     if ids and len(ids) != len(evidences):
         raise DataError(
@@ -84,7 +92,7 @@ def _read_bamboogle(row: Mapping[str, Any], index: int) -> QARow:
 
 
 def _search_r1(name: str, source: str) -> DatasetSpec[QARow]:
-    """Return a data set in Search-R1's form; rows whose ``data_source`` is another are left out."""
+    """Return a data set in Search-R1's form; rows with another ``data_source`` are skipped."""
 
     def read(row: Mapping[str, Any], index: int) -> QARow | None:
         if str(row.get("data_source") or source).lower() != source:
@@ -142,15 +150,15 @@ def _golden_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
         try:
             answers = row["reward_model"]["ground_truth"]["target"]
         except (KeyError, TypeError):
-            answers = field(row, "golden_answers")  # says that it is missing
+            answers = field(row, "golden_answers")  # raises
     answers = [answers] if isinstance(answers, str) else map(str, answers)
     if not (known := tuple(answer for answer in answers if answer.strip())):
-        raise DataError("field 'golden_answers' holds no answer.")
+        raise DataError("field 'golden_answers' has no answer.")
     return known
 
 
 def _nested(row: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value:
-    """Return what `read` makes of a nested value, also where a copy holds it as a JSON string."""
+    """Read a nested value, which may be a JSON string."""
     value = field(row, name)
     try:
         return read(json.loads(value) if isinstance(value, str) else value)

@@ -1,6 +1,10 @@
-"""Questions that take several passages of Wikipedia: search, hop, answer."""
+"""Question-answering data sets: one and several hops over passages of Wikipedia.
 
-from collections.abc import Sequence
+Tools, rewards, metrics and the end of an episode are those of `PassageQAEnv`. Bamboogle and the
+data sets in Search-R1's row format have no passages: pass ``corpus=``.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +16,9 @@ from agent_envs.envs.qa.rows import (
     FULL_MUSIQUE,
     HOTPOTQA,
     MUSIQUE,
+    NATURAL_QUESTIONS,
+    POP_QA,
+    TRIVIA_QA,
     TWO_WIKI,
     UNANSWERABLE,
 )
@@ -24,10 +31,8 @@ from agent_envs.tools.notebook import Note
 class HotpotQAEnv(PassageQAEnv):
     """HotpotQA (Yang et al., 2018, arXiv 1809.09600) as an environment.
 
-    Task: answer a question whose answer takes two passages. Tools, rewards and metrics: see
-    `PassageQAEnv`; metrics of citations are the official supporting-fact and joint scores. The
-    episode ends with an answer, or at the turn limit (5 turns unless ``max_episode_steps=`` says
-    otherwise). Hub: ``hotpotqa/hotpot_qa``, distractor setting.
+    Task: answer a question that needs two passages. Tools, rewards and metrics: see `PassageQAEnv`;
+    metrics of citations are the official supporting-fact and joint scores.
 
     Version history: v0, first version.
     """
@@ -39,10 +44,9 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
     """2WikiMultihopQA (Ho et al., 2020, arXiv 2011.01060) as an environment.
 
     Task: answer a question over two to four passages. Tools, rewards and metrics: see
-    `PassageQAEnv`; notes written ``subject | relation | object`` are the evidence, which the joint
+    `PassageQAEnv`; notes written ``subject | relation | object`` are evidence, which the joint
     scores include. Facts, evidence and answers are scored by version 1.1 of the official script,
-    with aliases where ``aliases=`` has them. The episode ends with an answer, or at the turn limit
-    (6 turns unless ``max_episode_steps=`` says otherwise). Hub: ``xanhho/2WikiMultihopQA``.
+    with the aliases of ``aliases=``.
 
     Version history: v0, first version.
     """
@@ -53,12 +57,9 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
         """Load tasks and passages.
 
         Args:
-            aliases: The official ``id_aliases.json``: other names of the entities that the rows
-                name in ``answer_id`` and ``evidences_id``, which count as right too.
-            rest: See `PassageQAEnv`.
-
-        Raises:
-            DataError: If a source is missing or malformed; names file, row and field.
+            aliases: The official ``id_aliases.json``: other names of the entities in ``answer_id``
+                and ``evidences_id``, which are right, too.
+            rest: Arguments of `PassageQAEnv`.
         """
         self._aliases = aliases
         super().__init__(**rest)
@@ -70,22 +71,7 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
             return tasks
         stamp = FileStamp.of(self._aliases)
         known = load_aliases(stamp.path, stamp.size, stamp.modified_ns)
-        return [
-            replace(
-                task,
-                answers=tuple(
-                    dict.fromkeys((*task.answers, *known.get(task.data["answer_id"], ())))
-                ),
-                data=task.data
-                | {
-                    "evidence_aliases": tuple(
-                        (known.get(subject, ()), known.get(object, ()))
-                        for subject, _, object in task.data["evidences_id"]
-                    )
-                },
-            )
-            for task in tasks
-        ]
+        return [_with_aliases(task, known) for task in tasks]
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
         """Return overlap and exact match of facts and evidence, as version 1.1 of the script."""
@@ -102,16 +88,24 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
         }
 
 
+def _with_aliases(task: Task, known: Mapping[str, Sequence[str]]) -> Task:
+    answers = dict.fromkeys((*task.answers, *known.get(task.data["answer_id"], ())))
+    evidence_aliases = tuple(
+        (known.get(subject, ()), known.get(object_, ()))
+        for subject, _, object_ in task.data["evidences_id"]
+    )
+    data = task.data | {"evidence_aliases": evidence_aliases}
+    return replace(task, answers=tuple(answers), data=data)
+
+
 class MuSiQueEnv(PassageQAEnv):
     """MuSiQue (Trivedi et al., 2022, arXiv 2108.00573) as an environment.
 
     Task: answer a question over two to four passages; aliases of the answer count. Tools, rewards
     and metrics: see `PassageQAEnv`; F1 is that of the official script. With the tool ``"note"``,
-    ``support_em`` and ``support_f1`` compare the titles that notes name with those of the
-    supporting passages. With ``unanswerable=True``, ``sufficiency`` says whether the question was
-    rightly answered or refused, and `agent_envs.scoring.musique_group_scores` makes the official
-    scores of pairs out of all episodes. The episode ends with an answer, or at the turn limit (6
-    turns unless ``max_episode_steps=`` says otherwise). Hub: ``dgslibisey/MuSiQue``.
+    ``support_em`` and ``support_f1`` compare the titles in notes with those of the supporting
+    passages. With ``unanswerable=True``, ``sufficiency`` is 1 if the question was rightly answered
+    or refused, and `agent_envs.scoring.musique_group_scores` computes the official scores of pairs.
 
     Version history: v0, first version.
     """
@@ -123,11 +117,11 @@ class MuSiQueEnv(PassageQAEnv):
         """Load tasks and passages.
 
         Args:
-            unanswerable: Play questions too whose passages do not hold the answer (MuSiQue-Full);
-                the right answer to them is "unanswerable".
-            rest: See `PassageQAEnv`.
+            unanswerable: Include questions whose passages lack the answer (MuSiQue-Full); the
+                right answer to them is "unanswerable".
+            rest: Arguments of `PassageQAEnv`.
         """
-        self._plays_unanswerable = unanswerable
+        self._has_unanswerable = unanswerable
         if unanswerable:
             self.dataset = FULL_MUSIQUE
         super().__init__(**rest)
@@ -135,7 +129,7 @@ class MuSiQueEnv(PassageQAEnv):
     def _full_prompt(self) -> str:
         hint = f" If the passages do not hold the answer, answer: {UNANSWERABLE}."
         first, *rest = super()._full_prompt().split("\n")
-        return "\n".join([first + hint * self._plays_unanswerable, *rest])
+        return "\n".join([first + hint * self._has_unanswerable, *rest])
 
     def passage_key(self, passage: Passage) -> str:
         """Return title and text: titles are not unique here."""
@@ -145,7 +139,7 @@ class MuSiQueEnv(PassageQAEnv):
         """Measure the episode as if it ended now."""
         measured = super().metrics()
         is_answerable = bool(self.task.data["is_answerable"])
-        if self._plays_unanswerable:
+        if self._has_unanswerable:
             is_refused = self.answer is not None and exact_match(self.answer, UNANSWERABLE) == 1.0
             is_right = self.answer is not None and is_refused != is_answerable
             measured["sufficiency"] = float(is_right)
@@ -161,10 +155,50 @@ class BamboogleEnv(UnmarkedQAEnv):
     """Bamboogle (Press et al., 2023, arXiv 2210.03350) as an environment.
 
     Task: answer a question of two hops. The data set has no passages: pass ``corpus=``. Tools,
-    rewards and metrics: see `PassageQAEnv`. The episode ends with an answer, or at the turn limit
-    (5 turns unless ``max_episode_steps=`` says otherwise). Hub: ``chiayewken/bamboogle``.
+    rewards and metrics: see `PassageQAEnv`.
 
     Version history: v0, first version.
     """
 
     dataset = BAMBOOGLE
+
+
+class NaturalQuestionsEnv(UnmarkedQAEnv):
+    """Natural Questions, open (Kwiatkowski et al., 2019; Lee et al., 2019) as an environment.
+
+    Task: answer a question to a search engine; any of the gold answers is right, by exact match as
+    in Search-R1 (arXiv 2503.09516). There are no passages: pass ``corpus=``. Tools, rewards and
+    metrics: see `PassageQAEnv`.
+
+    Custom questions need no other environment: ``data=`` takes a file of rows such as
+    ``{"question": "Who directed Red Harbor?", "golden_answers": ["Ada Holm"]}``, ``corpus=`` one of
+    passages such as ``{"title": "Red Harbor", "text": "A film by Ada Holm."}``.
+
+    Version history: v0, first version.
+    """
+
+    dataset = NATURAL_QUESTIONS
+    f1_rule = staticmethod(squad_f1)
+
+
+class TriviaQAEnv(NaturalQuestionsEnv):
+    """TriviaQA (Joshi et al., 2017, arXiv 1705.03551) as an environment.
+
+    Task: answer a trivia question; any alias is right. Everything else: see `NaturalQuestionsEnv`.
+
+    Version history: v0, first version.
+    """
+
+    dataset = TRIVIA_QA
+
+
+class PopQAEnv(NaturalQuestionsEnv):
+    """PopQA (Mallen et al., 2023, arXiv 2212.10511) as an environment.
+
+    Task: answer a question about an entity, often a rare one; any alias is right. Everything else:
+    see `NaturalQuestionsEnv`.
+
+    Version history: v0, first version.
+    """
+
+    dataset = POP_QA
