@@ -1,8 +1,8 @@
-"""ScienceWorld's simulator: one Java process for all environments of a process.
+"""ScienceWorld's simulator: one Java process for all environments of a Python process.
 
-The simulator draws from one random generator and orders things by their identity. Here the
-generator is seeded before every call and identities are constant, so that what happens depends on
-the task and on the actions before alone: in any process, and however many games are played at once.
+The simulator uses one global random generator and orders objects by identity. The generator is
+seeded before every call, and all identity hashes are equal, so that a game depends only on its
+task and the actions so far.
 """
 
 import atexit
@@ -16,8 +16,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agent_envs.core.lookup import require_extra
 from agent_envs.errors import MissingExtraError, ServerError
@@ -28,22 +27,18 @@ _JAVA_OPTIONS: Final = [
     "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
 ]  # fmt: skip
 _TIMEOUT_SECONDS: Final = 300
-"""For one call. Gold paths of genetics take longest: about 20 seconds."""
+"""Limit of one call; gold paths of genetics take up to 20 seconds."""
 _MAX_IDLE: Final = 8
-"""Interfaces kept for the next games: to make one takes as long as to load a game."""
-_FIRST_ACTION: Final = 2
-"""What is added to a game's seed for its actions: 0 is for loading it, 1 for its beginning."""
+"""Interfaces that are kept for later games: making one takes as long as loading a game."""
 _LOGGER: Final = logging.getLogger(__name__)
-
-
 T = TypeVar("T")
 
 
 def require_java() -> None:
-    """Check that the package and a Java runtime are there.
+    """Check that the package and a Java runtime are installed.
 
     Raises:
-        MissingExtraError: If one is missing; says how to install it.
+        MissingExtraError: If one is missing.
     """
     require_extra("scienceworld", "AgentR1/ScienceWorld-v0", "scienceworld", "py4j")
     if _find_java() is None:
@@ -58,26 +53,24 @@ def _find_java() -> str | None:
     return shutil.which("java", path=f"{home}/bin" if home else None) or shutil.which("java")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameSpec:
-    """Which game: what the simulator loads."""
+class GameSpec(NamedTuple):
+    """Arguments of the simulator for one game."""
 
     task: str
     """The package's name, such as ``boil``."""
     variation: int
     """From 0."""
     simplifications: str
-    """The package's names with commas between them; empty for none."""
+    """The package's names, separated by commas."""
 
     @property
     def seed(self) -> int:
-        """Where the simulator's draws begin; the same on any machine."""
+        """Seed of the simulator, equal on all machines."""
         return zlib.crc32(f"{self.task} {self.variation} {self.simplifications}".encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the simulator says after an action."""
+class Situation(NamedTuple):
+    """State of a game after an action."""
 
     text: str
     score: int
@@ -86,18 +79,13 @@ class Situation:
 
 
 class EngineDied(Exception):
-    """The Java process is gone, or has not answered in time."""
+    """The Java process ended, or did not answer in time."""
 
 
 class _Engine:
     """A Java process with the simulator."""
 
     def __init__(self) -> None:
-        """Start it.
-
-        Raises:
-            ServerError: If it does not start; says what Java said.
-        """
         import scienceworld.constants
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
@@ -105,13 +93,13 @@ class _Engine:
         self._idle: deque[Any] = deque()
         self.process_id = os.getpid()
         try:
-            # It ends by itself when its standard input does: with this process, however that ends.
+            # The process ends when its standard input does, so with this process.
             port, token, self._process = launch_gateway(
                 classpath=scienceworld.constants.JAR_PATH, die_on_exit=True, return_proc=True,
                 cwd=scienceworld.constants.BASEPATH, javaopts=_JAVA_OPTIONS,
                 java_path=_find_java(), enable_auth=True,
             )  # fmt: skip
-            # Its own memory management asks the process from within Python's garbage collector.
+            # py4j's memory management would call the process from Python's garbage collector.
             parameters = GatewayParameters(
                 port=port, auth_token=token, auto_field=True, read_timeout=_TIMEOUT_SECONDS,
                 enable_memory_management=False,
@@ -125,17 +113,30 @@ class _Engine:
             ) from error
         atexit.register(self.stop)
 
-    def make_interface(self) -> Any:
-        """Return the package's interface to one game; an idle one if there is one."""
-        with contextlib.suppress(IndexError):
-            return self._idle.popleft()
-        return self.ask(0, self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
-
-    def ask(self, seed: int, question: Callable[[], T]) -> T:
-        """Seed the simulator's generator and let `question` call it.
+    def load(self, spec: GameSpec, *, with_gold_actions: bool) -> Any:
+        """Return the package's interface to a game, for use in `ask`.
 
         Raises:
-            EngineDied: If the process is gone or hangs.
+            EngineDied: If the process ended or hangs.
+        """
+        try:
+            interface = self._idle.popleft()
+        except IndexError:
+            interface = self.ask(
+                0, self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
+            )
+        self.ask(spec.seed, lambda: interface.load(*spec, with_gold_actions))
+        return interface
+
+    def release(self, interface: Any) -> None:
+        """Take an interface back; makes no call, since the garbage collector may run this."""
+        self._idle.append(interface)
+
+    def ask(self, seed: int, call: Callable[[], T]) -> T:
+        """Seed the simulator's generator, and return the result of `call`.
+
+        Raises:
+            EngineDied: If the process ended or hangs.
         """
         from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -144,16 +145,12 @@ class _Engine:
                 while len(self._idle) > _MAX_IDLE:
                     self._gateway.detach(self._idle.popleft())
                 self._random.setSeed(seed)
-                return question()
+                return call()
             except Py4JJavaError:
-                raise  # what the simulator itself raises; the process goes on
+                raise  # an exception of the simulator itself; the process continues
             except (Py4JError, OSError) as error:
                 self.stop()
                 raise EngineDied(f"{type(error).__name__}: {error}") from error
-
-    def release(self, interface: Any) -> None:
-        """Take an interface back; nothing is asked here, where Python may be collecting garbage."""
-        self._idle.append(interface)
 
     def stop(self) -> None:
         """End the process."""
@@ -170,7 +167,7 @@ class _Engine:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs, and in this process: a fork cannot share its connection."""
+        """Whether the process runs and belongs to this one: a fork cannot share a connection."""
         return self.process_id == os.getpid() and self._process.poll() is None
 
 
@@ -179,7 +176,7 @@ _starting = threading.Lock()
 
 
 def shared_engine() -> _Engine:
-    """Return the engine of this process; a new one where there is none that runs.
+    """Return the running engine of this process, or a new one.
 
     Raises:
         ServerError: If it does not start.
@@ -189,75 +186,50 @@ def shared_engine() -> _Engine:
             for dead in _engines:
                 dead.stop()
                 if dead.process_id == os.getpid():
-                    _LOGGER.warning("The Java process of ScienceWorld has died: here is a new one.")
+                    _LOGGER.warning("The Java process of ScienceWorld died and is replaced.")
             _engines[:] = [_Engine()]
         return _engines[0]
 
 
 class Game:
-    """One game, which is its first state and the actions taken since.
+    """One game: its specification and the actions so far.
 
-    The simulator can save nothing: a copy, or a game whose Java process has died, is brought back
-    by taking the actions again, which takes a few milliseconds each.
+    The simulator has no snapshots. A copy, or a game whose Java process died, is restored by
+    repeating its actions, at a few milliseconds each.
     """
 
-    def __init__(self, spec: GameSpec) -> None:
-        """Take a game that begins when it is first asked for something."""
+    def __init__(self, spec: GameSpec, actions: tuple[str, ...] = ()) -> None:
+        """Make a game that starts with its first call."""
         self.spec = spec
-        self.actions: list[str] = []
+        self.actions = list(actions)
         self._engine: _Engine | None = None
         self._interface: Any = None
         self._release: Callable[[], Any] = lambda: None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
-        return {"spec": self.spec, "actions": list(self.actions)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what another process, or another moment, has left."""
-        self.__init__(state["spec"])  # type: ignore[misc]
-        self.actions = list(state["actions"])
-
-    def begin(self) -> None:
-        """Start over."""
-        self.actions.clear()
-        self.close()
-        self._ask(0, lambda _: None)
+    def __reduce__(self) -> Any:
+        """Pickle and copy by actions."""
+        return Game, (self.spec, tuple(self.actions))
 
     def act(self, action: str) -> Situation:
         """Take an action.
 
         Raises:
-            ServerError: If the simulator dies of it, twice.
+            ServerError: If the Java process dies twice.
         """
         action = action.encode("utf-8", "replace").decode()
-        number = _FIRST_ACTION + len(self.actions)
-        situation = self._ask(number, lambda interface: _take(interface, action))
+        situation = self.ask(lambda game: _act(game, action), number=_seed_of(len(self.actions)))
         self.actions.append(action)
         return situation
 
-    def read(self, function: str) -> str:
-        """Return what a function of the interface says that takes no time in the game."""
-        return self._ask(0, lambda interface: str(getattr(interface, function)()))
-
-    def read_list(self, function: str) -> list[str]:
-        """Return what such a function lists."""
-        return self._ask(0, lambda interface: list(getattr(interface, function)()))
-
-    def close(self) -> None:
-        """Let the simulator forget the game."""
-        self._engine = self._interface = None
-        self._release()
-
-    def _ask(self, number: int, question: Callable[[Any], T]) -> T:
+    def ask(self, call: Callable[[Any], T], number: int = 0) -> T:
+        """Return the result of a call of the package's interface; `number` is part of the seed."""
         problem = ""
         for _ in range(2):
             try:
                 if self._engine is None or not self._engine.is_usable:
-                    self._bring_back()
-                assert self._engine is not None  # noqa: S101 - just brought back
-                seed = self.spec.seed + number
-                return self._engine.ask(seed, lambda: question(self._interface))
+                    self._start()
+                assert self._engine is not None  # noqa: S101 - set by `_start`
+                return self._engine.ask(self.spec.seed + number, lambda: call(self._interface))
             except EngineDied as error:
                 problem = str(error)
         raise ServerError(
@@ -265,20 +237,27 @@ class Game:
             "the machine's memory: it takes up to 2 GB."
         )
 
-    def _bring_back(self) -> None:
+    def close(self) -> None:
+        """Release the simulator's game."""
+        self._engine = self._interface = None
+        self._release()
+
+    def _start(self) -> None:
         self.close()
-        engine, spec = shared_engine(), self.spec
-        interface = engine.make_interface()
+        engine, seed = shared_engine(), self.spec.seed
+        interface = engine.load(self.spec, with_gold_actions=False)
         self._release = weakref.finalize(self, engine.release, interface)
-        arguments = (spec.task, spec.variation, spec.simplifications, False)
-        engine.ask(spec.seed, lambda: interface.load(*arguments))
-        engine.ask(spec.seed + 1, lambda: interface.reset())
-        for number, action in enumerate(self.actions, start=_FIRST_ACTION):
-            engine.ask(spec.seed + number, functools.partial(interface.step, action))
+        engine.ask(seed + 1, lambda: interface.reset())
+        for number, action in enumerate(self.actions):
+            engine.ask(seed + _seed_of(number), functools.partial(interface.step, action))
         self._engine, self._interface = engine, interface
 
 
-def _take(interface: Any, action: str) -> Situation:
+def _seed_of(action_number: int) -> int:
+    return 2 + action_number  # 0 is for loading a game, 1 for its reset
+
+
+def _act(interface: Any, action: str) -> Situation:
     text = interface.step(action)
     score = round(100 * interface.getScore())
     return Situation(text, score, bool(interface.getCompleted()) or score < 0)
@@ -289,20 +268,16 @@ def gold_actions(spec: GameSpec) -> tuple[str, ...]:
     """Return the package's own solution of a game, up to where it is solved.
 
     Raises:
-        ServerError: If the simulator dies of it.
+        ServerError: If the Java process dies.
     """
     engine = shared_engine()
-    interface = engine.make_interface()
     try:
-        arguments = (spec.task, spec.variation, spec.simplifications, True)
-        engine.ask(spec.seed, lambda: interface.load(*arguments))
+        interface = engine.load(spec, with_gold_actions=True)
         actions = engine.ask(spec.seed, lambda: list(interface.getGoldActionSequence()))
     except EngineDied as error:
         raise ServerError(f"The Java process of ScienceWorld died: {error}") from error
-    finally:
-        engine.release(interface)
+    engine.release(interface)
     game = Game(spec)
-    game.begin()
     for number, action in enumerate(actions, start=1):
         if game.act(action).is_completed:
             return tuple(actions[:number])

@@ -1,4 +1,4 @@
-"""ScienceWorld: experiments of elementary school in a text world, from its package."""
+"""ScienceWorld: experiments of elementary school in a text world."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -35,11 +35,11 @@ VARIATIONS: Final[Mapping[str, int]] = {
     "test-conductivity": 900, "test-conductivity-of-unknown-substances": 600,
     "use-thermometer": 540,
 }  # fmt: skip
-"""How many variations each of the package's tasks has."""
+"""Number of variations of each task."""
 _SPLITS: Final[Mapping[str, tuple[int, int | None]]] = {
     "train": (0, 2), "dev": (2, 3), "test": (3, None),
 }  # fmt: skip
-"""The package's: the first two quarters, the third, and the rest."""
+"""Quarters of the variations, as in the package; the last split takes the remainder."""
 SIMPLIFICATIONS: Final = (
     "easy", "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots",
     "noElectricalAction",
@@ -60,16 +60,15 @@ class ScienceWorldEnv(ToolEnv):
 
     Task: an experiment in a simulated house, such as to boil water or to find an animal; 30 kinds
     with up to 1386 variations. Tool: ``act(command)``; by name ``look()``, ``inventory()`` and
-    ``commands()`` (what can be written now), which take no time in the game. Reward terms:
-    ``solved`` at the end (outcome); ``score_gain`` (by how much the package's score has changed,
-    as a share of 100: all steps together earn the final score) and ``format`` on the way
-    (process). To focus on the wrong thing loses the game: its score is -100. The episode ends when
-    the game is won or lost, or with an answer: giving up; at most 200 turns unless
-    ``max_episode_steps=`` says otherwise, where the package counts 100 moves, ten for a ``wait``.
+    ``commands()``, which take no time in the game. Reward terms: ``solved`` at the end (outcome);
+    ``score_gain`` (change of the package's score, as a share of 100; all steps together earn the
+    final score) and ``format`` on the way (process). A focus on the wrong thing loses the game: its
+    score is -100. The episode ends when the game is won or lost, or with an answer, which gives up.
+    The package counts 100 moves, ten for a ``wait``; here all turns count as one.
 
-    One Java process (up to 2 GB) serves all environments of a process, one call at a time. It can
-    save nothing: snapshots, copies and pickles take the episode's actions again, at about 5 ms
-    each and 100 ms in the genetics tasks.
+    One Java process (up to 2 GB) serves all environments of a process, one call at a time.
+    Snapshots, copies and pickles repeat the actions of the episode, at about 5 ms each and 100 ms
+    in the genetics tasks.
 
     Version history: v0, first version.
     """
@@ -112,14 +111,12 @@ class ScienceWorldEnv(ToolEnv):
         """Choose the games.
 
         Args:
-            task: Names of tasks, such as ``"boil"``; all 30 if not given.
+            task: Names of tasks, such as ``"boil"``; all 30 by default.
             split: The package's ``"train"``, ``"dev"`` or ``"test"``.
-            variations: Only so many variations of each task, the first of the split; all if not
-                given, when some tasks have a hundred times as many as others.
-            simplifications: The package's: ``"easy"`` for all, or some of ``"teleportAction"``,
-                ``"openDoors"``, ``"openContainers"``, ``"selfWateringFlowerPots"`` and
-                ``"noElectricalAction"``.
-            shared: What every tool environment takes; see `ToolEnv`.
+            variations: Number of variations of each task, the first of the split; all by default,
+                when some tasks have a hundred times as many as others.
+            simplifications: The package's, a subset of `SIMPLIFICATIONS`; ``"easy"`` for all.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             MissingExtraError: Without the extra ``scienceworld``, or without Java.
@@ -130,8 +127,8 @@ class ScienceWorldEnv(ToolEnv):
         names = (task,) if isinstance(task, str) else tuple(VARIATIONS if task is None else task)
         if not names or (variations is not None and variations < 1):
             raise ConfigurationError(
-                f"There is nothing to play: task={task!r}, variations={variations}. Name at least "
-                "one task, and at least one variation."
+                f"task={task!r}, variations={variations} select no game. Name at least one task, "
+                "and at least one variation."
             )
         start, stop = lookup(_SPLITS, split, kind="split")
         self._simplifications = _check_simplifications(simplifications, names)
@@ -140,39 +137,33 @@ class ScienceWorldEnv(ToolEnv):
             for name in names
             for variation in _range(lookup(VARIATIONS, name, kind="task"), start, stop)[:variations]
         ]
-        free = {
-            "look": Tool(self.look, timeout=None),
-            "inventory": Tool(self.inventory, timeout=None),
-            "commands": Tool(self.commands, timeout=None),
-        }
+        optional = (self.look, self.inventory, self.commands)
         super().__init__(
             default_tools=[Tool(self.act, timeout=None)],
-            optional_tools={name: (tool,) for name, tool in free.items()},
+            optional_tools={each.__name__: (Tool(each, timeout=None),) for each in optional},
             **shared,
         )
 
     @property
     def num_tasks(self) -> int:
-        """The number of games: tasks one after the other, each with its variations."""
+        """The number of games, ordered by task."""
         return len(self._games)
 
     def get_task(self, index: int) -> Task:
-        """Begin game `index`."""
+        """Start game `index`."""
         name, variation = self._games[index]
-        spec = GameSpec(task=name, variation=variation, simplifications=self._simplifications)
-        self._game = Game(spec)
-        self._game.begin()
-        scene = [self._game.read(f"freeAction{part}") for part in ("TaskDesc", "Look", "Inventory")]
+        self._game = Game(GameSpec(name, variation, self._simplifications))
+        scene = [self._read(part) for part in ("TaskDesc", "Look", "Inventory")]
         return Task(
             id=f"scienceworld-{name}-{variation}",
-            question="\n\n".join(text.strip() for text in scene),
+            question="\n\n".join(scene),
             answers=(),
         )
 
     def begin_episode(self) -> None:
-        """Forget the last game's score."""
+        """Reset the score."""
         self.score = 0
-        """The package's: up to 100; below 0 when the game is lost."""
+        """The package's score: up to 100; below 0 when the game is lost."""
         self._is_completed = False
 
     def act(self, command: str) -> str:
@@ -192,42 +183,44 @@ class ScienceWorldEnv(ToolEnv):
 
     def look(self) -> str:
         """Look around, which takes no time in the game."""
-        return self._game.read("freeActionLook").strip()
+        return self._read("Look")
 
     def inventory(self) -> str:
         """See what you carry, which takes no time in the game."""
-        return self._game.read("freeActionInventory").strip()
+        return self._read("Inventory")
 
     def commands(self) -> str:
         """List the commands, and the things that can be named in them now."""
         actions, things = (
-            ", ".join(sorted(self._game.read_list(f"getPossible{kind}")))
-            for kind in ("Actions", "Objects")
+            ", ".join(self._game.ask(lambda game, k=kind: sorted(getattr(game, k)())))
+            for kind in ("getPossibleActions", "getPossibleObjects")
         )
         return LIST_TEXT.format(actions=actions, things=things)
+
+    def _read(self, part: str) -> str:
+        return self._game.ask(lambda game: str(getattr(game, f"freeAction{part}")())).strip()
 
     def is_finished(self) -> bool:
         """Return whether the game is won or lost."""
         return self._is_completed
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now; ``score`` is the package's, as a share."""
-        score = self.score / 100
-        return {"success": float(self.score == 100), "score": score, **super().metrics()}
+        """Measure the episode as if it ended now."""
+        success = float(self.score == 100)
+        return {"success": success, "score": self.score / 100, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Do what the package's own solution does."""
+        """Return the package's own solution."""
         return [self.write_call("act", command=action) for action in gold_actions(self._game.spec)]
 
     def close(self) -> None:
-        """End the game; the Java process goes on for other environments."""
+        """End the game, but not the Java process."""
         if hasattr(self, "_game"):
             self._game.close()
         super().close()
 
 
 def _range(count: int, start: int, stop: int | None) -> range:
-    """Return the variations of a task from one quarter to another."""
     quarter = count // 4
     return range(start * quarter, count if stop is None else stop * quarter)
 
@@ -240,6 +233,6 @@ def _check_simplifications(given: str | Sequence[str], tasks: Sequence[str]) -> 
     if "noElectricalAction" in chosen and electrical:
         raise ConfigurationError(
             f"The tasks {electrical} need electrical actions: leave the simplification "
-            "'noElectricalAction' out, or play other tasks with task=."
+            "'noElectricalAction' out, or choose other tasks with task=."
         )
     return ",".join(chosen)

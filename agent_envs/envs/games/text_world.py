@@ -38,12 +38,12 @@ def won_term(env: "TextGameEnv", event: StepEvent) -> float:
 
 
 class TextGameEnv(ToolEnv):
-    """A game of the library TextWorld: act, read what happens, reach the objective.
+    """A game of the library TextWorld.
 
-    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` (by how much
-    the best score so far has grown, as a share of the game's highest; to win completes it) and
-    ``format`` on the way (process). The episode ends when the game is won or lost, or with an
-    answer: giving up.
+    Tool: ``act(command)``. Reward terms: ``won`` at the end (outcome); ``score_gain`` (growth of
+    the best score so far, as a share of the game's highest; a won game completes it) and ``format``
+    on the way (process). The episode ends when the game is won or lost, or with an answer, which
+    gives up.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -66,12 +66,12 @@ class TextGameEnv(ToolEnv):
     )
 
     def __init__(self, **shared: Any) -> None:
-        """Open no game yet; `shared` is what every tool environment takes."""
+        """Open no game yet; `shared` are arguments of `ToolEnv`."""
         self._game: Any = None
         super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
 
     def _begin(self, path: Path, wrappers: Sequence[Any], task_id: str) -> Task:
-        """Begin a game; return it as a task."""
+        """Start a game; return it as a task."""
         import textworld
 
         wanted = textworld.EnvInfos(
@@ -79,28 +79,24 @@ class TextGameEnv(ToolEnv):
             policy_commands=True,
         )  # fmt: skip
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the libraries below warn of themselves
+            warnings.simplefilter("ignore")
             self._close_game()
             self._game = textworld.start(str(path), wanted, list(wrappers))
             self._state = self._game.reset()
         scene = _readable(self._state.feedback)
-        scene = scene[max(0, scene.find("-= ")) :]  # what stands before is a picture and a welcome
-        objective = self._state.objective or ""
-        return Task(
-            id=task_id,
-            question=f"{objective}\n\n{scene}".strip(),
-            answers=(),
-            data={"commands": tuple(self._state.policy_commands or ())},
-        )
+        scene = scene[max(0, scene.find("-= ")) :]  # without the title picture and the welcome
+        question = f"{self._state.objective or ''}\n\n{scene}".strip()
+        commands = tuple(self._state.policy_commands or ())
+        return Task(id=task_id, question=question, answers=(), data={"commands": commands})
 
     def begin_episode(self) -> None:
-        """Forget the last game's score."""
+        """Reset the score."""
         self._score = 0.0
         self._commands: list[str] = []
         self._progress = Progress()
 
     def on_restore(self) -> None:
-        """Begin the game again, and give the same commands: its interpreter cannot be saved."""
+        """Restart the game and repeat its commands: the interpreter has no snapshots."""
         self.get_task(self.task_index or 0)
         for command in self._commands:
             self._state, _, _ = self._game.step(command)
@@ -133,7 +129,7 @@ class TextGameEnv(ToolEnv):
         return {"success": float(self.is_won), "score": self._score, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Do what the generator planned."""
+        """Return the generator's solution."""
         return [self.write_call("act", command=command) for command in self.task.data["commands"]]
 
     def close(self) -> None:
@@ -151,9 +147,8 @@ class TextWorldEnv(TextGameEnv):
     """TextWorld (Côté et al., 2018, arXiv 1806.11532) as an environment.
 
     Task: reach the objective of a generated text adventure. Tool, rewards and end: see
-    `TextGameEnv`; at most 20 turns unless ``max_episode_steps=`` says otherwise.
-
-    Games are compiled once and kept in ``$XDG_CACHE_HOME/agent-envs/textworld`` (``~/.cache``).
+    `TextGameEnv`. Compiled games are cached in ``$XDG_CACHE_HOME/agent-envs/textworld``
+    (``~/.cache``).
 
     Version history: v0, first version.
     """
@@ -171,12 +166,12 @@ class TextWorldEnv(TextGameEnv):
         """Choose the family of games.
 
         Args:
-            game: A game file (``.z8``, ``.ulx``) to play instead of generated ones.
+            game: A game file (``.z8``, ``.ulx``) instead of generated games.
             rooms: Rooms of a generated game.
             objects: Objects of a generated game.
-            quest_length: Commands that its quest takes.
-            split: ``"train"`` or ``"test"``, drawn by different seeds.
-            shared: What every tool environment takes; see `ToolEnv`.
+            quest_length: Number of commands of its quest.
+            split: ``"train"`` or ``"test"``, with different seeds.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             MissingExtraError: Without the extra ``textworld``.
@@ -189,7 +184,7 @@ class TextWorldEnv(TextGameEnv):
             if value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         if game is not None and not Path(game).is_file():
-            raise DataError(f"{game}: is no game file. Pass the path of a .z8 or .ulx file.")
+            raise DataError(f"{game}: not a file. Pass the path of a .z8 or .ulx file.")
         self._file, self._split = game, split
         self._sizes = (rooms, objects, quest_length)
         self._split_seed = lookup(_SPLITS, split, kind="split")
@@ -197,23 +192,24 @@ class TextWorldEnv(TextGameEnv):
 
     @property
     def num_tasks(self) -> int | None:
-        """Endless, or the one game that was given."""
+        """None (endless), or 1 for a given game file."""
         return None if self._file is None else 1
 
     def get_task(self, index: int) -> Task:
-        """Make game `index` of the split, and begin it."""
+        """Start game `index` of the split."""
         if self._file is not None:
             return self._begin(Path(self._file), (), f"textworld-{Path(self._file).stem}")
         task_id = "-".join(map(str, ("textworld", *self._sizes, self._split, index)))
         return self._begin(self._make_game(index), (), task_id)
 
     def _make_game(self, index: int) -> Path:
-        """Compile a game, unless it has been before."""
+        """Compile a game, unless it is cached."""
         import textworld
 
         rooms, objects, quest_length = self._sizes
         seed = int(np.random.default_rng([self._split_seed, index]).integers(2**31 - 1))
-        folder = _cache_folder()
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(cache) / "agent-envs" / "textworld"
         path = folder / f"{rooms}-{objects}-{quest_length}-{seed}-{textworld.__version__}.z8"
         if path.exists():
             return path
@@ -225,7 +221,7 @@ class TextWorldEnv(TextGameEnv):
             warnings.simplefilter("ignore")
             options.path = str(Path(scratch) / "game.z8")
             textworld.make(options)
-            # The game's description first: a game without it knows no objective.
+            # The description first: a game without it has no objective.
             for made in (path.with_suffix(".json"), path):
                 (Path(scratch) / f"game{made.suffix}").replace(made)
         return path
@@ -235,8 +231,7 @@ class ALFWorldEnv(TextGameEnv):
     """ALFWorld (Shridhar et al., 2021, arXiv 2010.03768), its text version, as an environment.
 
     Task: a household task, such as to put a clean mug on a shelf. Tool, rewards and end: see
-    `TextGameEnv`; at most 30 turns unless ``max_episode_steps=`` says otherwise. Games are those
-    that ``alfworld-download`` fetches.
+    `TextGameEnv`. Games are those of ``alfworld-download``.
 
     Version history: v0, first version.
     """
@@ -260,10 +255,10 @@ class ALFWorldEnv(TextGameEnv):
         """Find the games.
 
         Args:
-            data: Folder with the splits; ``$ALFWORLD_DATA/json_2.1.1`` if not given.
+            data: Folder with the splits; ``$ALFWORLD_DATA/json_2.1.1`` by default.
             split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
             kinds: Only these kinds of tasks, such as ``"pick_and_place_simple"``.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             MissingExtraError: Without the extra ``alfworld``.
@@ -281,7 +276,7 @@ class ALFWorldEnv(TextGameEnv):
         )
         if not self._games:
             raise DataError(
-                f"{self._folder}: holds no games (game.tw-pddl). Run alfworld-download, and pass "
+                f"{self._folder}: no games (game.tw-pddl). Run alfworld-download, and pass "
                 "data= or set ALFWORLD_DATA; splits are train, valid_seen, valid_unseen."
             )
         super().__init__(**shared)
@@ -292,7 +287,7 @@ class ALFWorldEnv(TextGameEnv):
         return len(self._games)
 
     def get_task(self, index: int) -> Task:
-        """Begin game `index`."""
+        """Start game `index`."""
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
         path = self._games[index]
@@ -303,20 +298,15 @@ class ALFWorldEnv(TextGameEnv):
 
 
 def _is_playable(path: Path) -> bool:
-    """Return whether ALFWorld itself plays a game: solvable, without sliced or movable things."""
+    """Return whether ALFWorld itself uses a game: solvable, nothing sliced or movable."""
     if "movable" in str(path) or "Sliced" in str(path):
         return False
     try:
         return bool(json.loads(path.read_text(encoding="utf-8")).get("solvable"))
     except (ValueError, AttributeError) as error:
-        raise DataError(f"{path}: is no game of ALFWorld ({error}). Download it again.") from None
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "agent-envs" / "textworld"
+        raise DataError(f"{path}: not a game of ALFWorld ({error}). Download it again.") from None
 
 
 def _readable(feedback: str) -> str:
-    """Return what the game says without its status line."""
+    """Return the feedback without its status line."""
     return re.sub(r"\n{3,}", "\n\n", _STATUS_LINE.sub("", feedback or "")).strip()

@@ -130,7 +130,7 @@ def test_a_java_process_that_dies_is_replaced_and_the_game_goes_on(caplog):
     process.wait()
     assert play(env, actions[2:]) == expected[2:]
     assert science_engine.shared_engine()._process.pid != process.pid
-    assert "here is a new one" in caplog.text
+    assert "is replaced" in caplog.text
 
 
 def test_wrong_arguments_are_refused(monkeypatch):
