@@ -16,10 +16,14 @@ from typing import Any, Final
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_envs.envs.functions.bfcl_checks import Call
-from agent_envs.envs.functions.bfcl_oracle import right_turns
-from agent_envs.envs.functions.bfcl_rows import Row, choose_categories, read_category
-from agent_envs.envs.functions.function_documents import LANGUAGES, tool_name
+from agent_envs.envs.functions.bfcl_checks import Call, right_turns
+from agent_envs.envs.functions.bfcl_rows import (
+    LANGUAGES,
+    Row,
+    choose_categories,
+    read_category,
+    tool_name,
+)
 
 Play = list[list[Call]]
 """The calls of each turn of the user."""

@@ -1,4 +1,4 @@
-"""BFCL, the Berkeley Function-Calling Leaderboard, from its package."""
+"""BFCL, the Berkeley Function-Calling Leaderboard."""
 
 import importlib.util
 import json
@@ -20,11 +20,21 @@ from agent_envs.core.rewards import (
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.envs.functions.bfcl_back_ends import BackEnds, play_ground_truth
-from agent_envs.envs.functions.bfcl_checks import Call, is_right_state, is_right_turn
-from agent_envs.envs.functions.bfcl_oracle import right_turns
-from agent_envs.envs.functions.bfcl_rows import Row, choose_categories, read_category
-from agent_envs.envs.functions.function_documents import make_tools, tool_name
+from agent_envs.envs.functions.bfcl_checks import (
+    BackEnds,
+    Call,
+    is_right_state,
+    is_right_turn,
+    right_turns,
+    run_ground_truth,
+)
+from agent_envs.envs.functions.bfcl_rows import (
+    Row,
+    choose_categories,
+    make_tools,
+    read_category,
+    tool_name,
+)
 from agent_envs.errors import MissingExtraError
 from agent_envs.formats.actions import text_argument
 from agent_envs.formats.openai_format import FunctionCall, write_message
@@ -32,7 +42,7 @@ from agent_envs.formats.tool_formats import ParsedAction
 
 PACKAGE_VERSION: Final = "2026.3.23"
 MAX_STEPS_A_TURN: Final = 20
-"""The package's own limit: after more steps in one turn of the user it ends the episode."""
+"""The package's limit, after which it ends the episode."""
 MAX_CALLS_A_TURN: Final = 200
 MORE_FUNCTIONS_TEXT: Final = (
     "I have updated some more functions you can choose from. What about now?"
@@ -49,21 +59,21 @@ def correct_term(env: "BFCLEnv", event: StepEvent) -> float:
 class BFCLEnv(ToolEnv):
     """BFCL v4 (Patil et al., 2025, ICML; package ``bfcl-eval``) as an environment.
 
-    Task: what users ask of functions. Single-turn categories: write the right calls, all in one
-    turn, or none where no function fits; they are judged as the package's AST checker does, and
-    the episode ends. Multi-turn categories: up to eight requests of one user, worked on by calls
-    that change the state of simulated back-ends; an answer ends a turn of the user. After each
-    turn, state and responses are compared with the ground truth's, as the package does; all
-    requests are asked in any case. The episode ends after the last, or after 21 steps in one turn.
+    Task: fulfil requests with functions. Single-turn categories: write the right calls, all in one
+    turn, or none if no function fits; the package's AST checker judges them, and the episode ends.
+    Multi-turn categories: up to eight requests of one user, fulfilled by calls that change the
+    state of simulated back-ends; an answer ends a user turn. After each, state and responses are
+    compared with those of the ground truth, as in the package. The episode ends after the last
+    request, or after 21 steps in one user turn.
 
     Tools: the task's own, under the package's names with ``_`` for ``.``. Reward terms:
-    ``correct`` at the end (outcome): the package's verdict; ``turns`` (the share of the user's
-    turns that are passed now, up to the first that is not) and ``format`` on the way (process).
-    A turn that cannot be read is a mistake and may be written again; the package's single attempt
-    is ``success`` where ``num_invalid_actions`` is 0.
+    ``correct`` at the end (outcome): the package's verdict; ``turns`` (the share of the user turns
+    that are passed now, up to the first failure) and ``format`` on the way (process). A malformed
+    turn is a mistake and may be repeated; the package's single attempt is ``success`` with
+    ``num_invalid_actions`` 0.
 
-    It is a public test: what was trained on it is no result on it. Where a traveller's age
-    matters, the package reads the calendar.
+    It is a public test set: do not report results of models that were trained on it. The package
+    reads the calendar where a traveller's age matters.
 
     Version history: v0, first version.
     """
@@ -96,12 +106,12 @@ class BFCLEnv(ToolEnv):
             category: A category of the package, such as ``"multi_turn_base"``; a group:
                 ``"single_turn"``, ``"live"``, ``"non_live"``, ``"multi_turn"``, ``"all"``; or
                 several.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             MissingExtraError: Without the package ``bfcl-eval``, or the extra ``bfcl``.
             UnknownNameError: If there is no such category.
-            DataError: If the package holds other data.
+            DataError: If the package's data cannot be read.
         """
         _require_package()
         self._categories = choose_categories(category)
@@ -136,7 +146,7 @@ class BFCLEnv(ToolEnv):
         self._begin_row()
 
     def on_answer(self, answer: str) -> str | None:
-        """Judge the turn of the user that ends here, and ask on."""
+        """Judge the user turn that ends here, and return the next request."""
         self._judge()
         if self._turn == len(self._row.turns):
             return None
@@ -152,17 +162,17 @@ class BFCLEnv(ToolEnv):
         return f"{self.action_format.instructions(tools)}\n{text}"
 
     def is_finished(self) -> bool:
-        """Return whether the only turn has called, or the user's patience is at its end."""
+        """Return whether the only turn has called, or a user turn has too many steps."""
         num_steps = self.num_turns - self._first_step
         return self._is_judged or (self._row.is_multi_turn and num_steps > MAX_STEPS_A_TURN)
 
     def on_restore(self) -> None:
-        """Offer the functions that the user had in this turn."""
+        """Offer the functions of the current turn."""
         self._begin_row()
 
     @property
     def is_correct(self) -> bool:
-        """Whether all turns are played and passed."""
+        """Whether all turns are over and passed."""
         return self._is_judged and not self._has_failed
 
     def metrics(self) -> dict[str, float]:
@@ -174,10 +184,10 @@ class BFCLEnv(ToolEnv):
         }
 
     def reference_actions(self) -> list[str]:
-        """Play the ground truth, one call a step where the user has several turns.
+        """Return the ground truth, one call a step in multi-turn categories.
 
         Raises:
-            NotImplementedError: For the few rows whose ground truth the package itself refuses.
+            NotImplementedError: For the few rows whose ground truth the checker refuses.
         """
         turns = right_turns(self._row)
         if not turns:
@@ -193,22 +203,20 @@ class BFCLEnv(ToolEnv):
         """Write a tool call in this environment's tool format."""
         late = make_tools(sum(self._row.added.values(), ()), self._row, self._call)
         tool = {tool.name: tool for tool in [*late, *self.tools.values()]}.get(name)
-        # With tags, one text alone stands for itself only where a tool takes nothing else.
+        # With tags, a single text is written without JSON only if the tool takes nothing else.
         if self.tool_format == "tags" and tool is not None and text_argument(tool) is None:
             written = json.dumps(arguments, ensure_ascii=False)
             return f"<{name}>{written}</{name}>"
         return super().write_call(name, **arguments)
 
-    # Insides
-
     def _write_turn(self, calls: Sequence[Call]) -> list[str]:
-        """Write a turn of the user's: calls one a step and an answer, or all calls in one step."""
+        """Write a user turn: one call a step and an answer, or all calls in one step."""
         written = [(tool_name(name), arguments) for name, arguments in calls]
         if not calls:
             return [self.write_answer("Done.")]
         if not self._row.is_multi_turn:
             return [self._write_calls(written)]
-        # More steps than a user waits for are put together.
+        # Several calls a step if the user turn would have too many steps.
         size = -(-len(written) // MAX_STEPS_A_TURN)
         steps = [written[start : start + size] for start in range(0, len(written), size)]
         return [*map(self._write_calls, steps), self.write_answer("Done.")]
@@ -226,11 +234,11 @@ class BFCLEnv(ToolEnv):
         return rows[int(data["index"])]
 
     def _begin_row(self) -> None:
-        """Offer the functions of this turn, and read what right calls return."""
+        """Offer the functions of this turn, and compute the results of right calls."""
         row = self._row
         added = [document for turn in range(self._turn + 1) for document in row.added.get(turn, ())]
         self.offer_tools(make_tools((*row.functions, *added), row, self._call))
-        references = play_ground_truth(row) if row.is_multi_turn else ()
+        references = run_ground_truth(row) if row.is_multi_turn else ()
         self._awaited = {text for reference in references for text in reference.responses}
 
     def _begin_turn(self) -> None:
@@ -238,16 +246,16 @@ class BFCLEnv(ToolEnv):
         self._first_step = self.num_turns
 
     def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Any]:
-        """Carry the calls of a turn out; the only turn is judged by all of them."""
+        """Run the calls of a turn; in single-turn categories judge them."""
         done = super()._carry_out(calls)
         if self._calls and not self._row.is_multi_turn:
-            # A mistake among calls is a call as well, which is not right.
+            # An invalid call is a wrong call.
             self._calls += [("", {}) for call in calls if call.kind == "invalid"]
             self._judge()
         return done
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Run a function of the task, or note the call where nothing runs it."""
+        """Run a function of the task, or record the call in single-turn categories."""
         if len(self._calls) >= MAX_CALLS_A_TURN:
             return ToolResult(TOO_MANY_CALLS_TEXT, error="tool_error")
         self._calls.append((name, arguments))
@@ -258,10 +266,10 @@ class BFCLEnv(ToolEnv):
         return ToolResult(execution.text, error="tool_error" if execution.has_failed else None)
 
     def _judge(self) -> None:
-        """Judge the turn of the user that is over, and count it if all before it were right."""
+        """Judge the current user turn, and count it if all before it were right."""
         row = self._row
         if row.is_multi_turn:
-            reference = play_ground_truth(row)[self._turn]
+            reference = run_ground_truth(row)[self._turn]
             is_right = is_right_state(
                 self._back_ends.instances, self._responses, len(self._calls), reference
             )
@@ -276,7 +284,7 @@ class BFCLEnv(ToolEnv):
 
 
 def _require_package() -> None:
-    if importlib.util.find_spec("bfcl_eval") is None:  # no extra: its pins clash with everybody's
+    if importlib.util.find_spec("bfcl_eval") is None:  # no extra: its pins conflict with ours
         raise MissingExtraError(
             "AgentR1/BFCL-v0 needs bfcl-eval. Install with: pip install --no-deps "
             f"bfcl-eval=={PACKAGE_VERSION} && pip install 'agent-r1[bfcl]'"
@@ -285,9 +293,9 @@ def _require_package() -> None:
 
 
 def _as_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """Write the messages of a turn as one: a user's alone as it is, more of them as a transcript.
+    """Join the messages of a turn; several are written as a transcript.
 
-    What the row says as a system is a part of its question, below the environment's own prompt.
+    System messages of a row are part of its question, below the environment's own prompt.
     """
     *before, last = messages or ({"content": ""},)
     system = [message["content"] for message in before if message["role"] == "system"]

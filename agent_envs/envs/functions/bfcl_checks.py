@@ -1,36 +1,212 @@
-"""The official checks of BFCL, on plays that are made of names and JSON values.
+"""Back-ends, official checks and reference calls of BFCL.
 
-They are the package's own functions. Its AST checker stands in a module that imports the handlers
-of a hundred models, to look up whether a model writes ``.`` in names as ``_``; it is loaded here
-without that table, and with the answer: yes, as all models with function calling do.
+The Python back-ends (a file system, a trading bot, tickets, messages, cars, travel, posts) are the
+package's own classes, called by name with JSON values: no text of a model is ever evaluated. File
+systems whose folders contain themselves and powers of millions of digits are refused.
+
+The checks are the package's own functions. Its AST checker is in a module that imports the handlers
+of a hundred models, to look up whether a model writes ``.`` in names as ``_``; it is loaded without
+that table, and with the answer that is true of all models with function calling: yes.
 """
 
 import ast
+import contextlib
+import copy
+import decimal
 import functools
+import importlib
 import importlib.util
+import inspect
+import itertools
+import json
 import re
+import threading
 import types
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from agent_envs.envs.functions.bfcl_back_ends import Reference
-from agent_envs.envs.functions.bfcl_rows import Row
-from agent_envs.envs.functions.function_documents import LANGUAGES, tool_name
+from agent_envs.envs.functions.bfcl_rows import LANGUAGES, Document, Row, tool_name
 
+Call = tuple[str, Mapping[str, Any]]
+"""The name of a function in the package, and its arguments."""
+ERROR_TEXT: Final = "Error during execution: {error}"
+_STATELESS: Final = frozenset({"MathAPI"})
+_MAX_MATH_PRECISION: Final = 1_000
+"""For exponents, digits and precision."""
+_MAX_FOLDER_ITEMS: Final = 20_000
+_MAX_PATH_CHARS: Final = 1_000_000
+_LOCK: Final = threading.Lock()  # mpmath's precision and some tables are global
+_TOO_LARGE_NUMBER: Final = (
+    f"'{{name}}' must lie between -{_MAX_MATH_PRECISION} and {_MAX_MATH_PRECISION}"
+)
+_TOO_MUCH: Final = "a folder would hold itself, or too many files"
+_GROWING: Final = frozenset({"cp", "mv", "mkdir", "touch"})
 _AST_CHECKER: Final = "bfcl_eval.eval_checker.ast_eval.ast_checker"
 _MODEL_TABLE: Final = "bfcl_eval.constants.model_config"
 _MAX_VALUE_CHARS: Final = 400
 _MAX_BRACKETS: Final = 12
 _LONG_SPACE: Final = re.compile(r"\s{13}")
+_MAX_TRIES: Final = 200
+_ABSENT: Final = object()
+_EXAMPLES: Final[Mapping[str, Any]] = {
+    "integer": 1, "float": 1.0, "number": 1.0, "boolean": True, "array": [], "tuple": [],
+    "dict": {},
+}  # fmt: skip
 
-Call = tuple[str, Mapping[str, Any]]
-"""A function's name, as the package documents it, and its arguments."""
+
+class Execution(NamedTuple):
+    """Result of a call."""
+
+    text: str
+    """The text that the official checker compares and the model reads."""
+    has_failed: bool
+    """Whether the function raised."""
+
+
+class BackEnds:
+    """The stateful objects of one task."""
+
+    def __init__(self, row: Row) -> None:
+        """Set them up in their initial state."""
+        self.instances: dict[str, Any] = {}
+        for name in row.classes:
+            instance = _class(name)()
+            if name not in _STATELESS:
+                instance._load_scenario(
+                    copy.deepcopy(row.configuration.get(name, {})),
+                    long_context="long_context" in row.category,
+                )
+            # A copy: long scenarios share tables of the module.
+            self.instances[name] = copy.deepcopy(instance)
+
+    def call(
+        self, name: str, arguments: Mapping[str, Any], positional: Sequence[Any] = ()
+    ) -> Execution:
+        """Call a function; an exception becomes a result, as in the package."""
+        owner = self._owner(name)
+        if owner is None:
+            return _failed(f"name '{name}' is not defined")
+        if problem := _unbounded_argument(owner, arguments):
+            return _failed(problem)
+        before = copy.deepcopy(self.instances[owner]) if name in _GROWING else None
+        with _LOCK, decimal.localcontext(), _own_precision(owner):
+            try:
+                value = getattr(self.instances[owner], name)(*positional, **arguments)
+                text = _as_text(value)
+            except Exception as error:  # noqa: BLE001 - foreign code on a model's arguments
+                return _failed(error)
+        if before is not None and not _is_bounded(self.instances[owner].root):
+            self.instances[owner] = before
+            return _failed(_TOO_MUCH)
+        return Execution(text, has_failed=False)
+
+    def _owner(self, name: str) -> str | None:
+        # The last class wins, as in the package's table of methods.
+        owners = [key for key in self.instances if name in _methods(key)]
+        return owners[-1] if owners else None
+
+
+class Reference(NamedTuple):
+    """Outcome of the ground truth of a turn."""
+
+    responses: tuple[str, ...]
+    """The results of its calls."""
+    instances: Mapping[str, Any]
+    """The back-ends after it; read only."""
+
+
+@functools.lru_cache(maxsize=64)
+def run_ground_truth(row: Row) -> tuple[Reference, ...]:
+    """Run the calls of each turn."""
+    back_ends = BackEnds(row)
+    references = []
+    for calls in row.ground_truth:
+        executions = [
+            back_ends.call(name, arguments, positional)
+            for name, positional, arguments in map(read_call, calls)
+        ]
+        texts = tuple(execution.text for execution in executions)
+        references.append(Reference(texts, copy.deepcopy(back_ends.instances)))
+    return tuple(references)
+
+
+def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Parse a Python call of the ground truth into name, positional and named arguments."""
+    call = ast.parse(text.strip(), mode="eval").body
+    assert isinstance(call, ast.Call)  # noqa: S101 - the package's own text
+    assert isinstance(call.func, ast.Name)  # noqa: S101
+    positional = [ast.literal_eval(value) for value in call.args]
+    return call.func.id, positional, {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
+
+
+def _class(name: str) -> type:
+    from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING
+
+    kind: type = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name)
+    return kind
+
+
+@functools.cache
+def _methods(name: str) -> frozenset[str]:
+    found = inspect.getmembers(_class(name), inspect.isfunction)
+    return frozenset(key for key, _ in found if not key.startswith("_"))
+
+
+def _as_text(value: Any) -> str:
+    """Write a result as the package does."""
+    if isinstance(value, dict):
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            return json.dumps(value)
+    return str(value)
+
+
+def _failed(error: object) -> Execution:
+    return Execution(ERROR_TEXT.format(error=error), has_failed=True)
+
+
+def _unbounded_argument(owner: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return an error for an argument that would take very long, or None."""
+    for name in ("exponent", "precision", "decimal_places") if owner == "MathAPI" else ():
+        value = arguments.get(name)
+        if isinstance(value, int | float) and not abs(value) <= _MAX_MATH_PRECISION:
+            return _TOO_LARGE_NUMBER.format(name=name)
+    return None
+
+
+@contextlib.contextmanager
+def _own_precision(owner: str) -> Iterator[None]:
+    """Restore mpmath's global precision, which one function changes."""
+    if owner != "MathAPI":
+        yield
+        return
+    import mpmath
+
+    digits = mpmath.mp.dps
+    try:
+        yield
+    finally:
+        mpmath.mp.dps = digits
+
+
+def _is_bounded(folder: Any) -> bool:
+    """Return whether a folder is finite and small."""
+    waiting = [(folder, 0)]
+    num_items = num_chars = 0
+    while waiting:
+        item, num_path_chars = waiting.pop()
+        num_items += 1
+        num_chars += num_path_chars
+        if num_items > _MAX_FOLDER_ITEMS or num_chars > _MAX_PATH_CHARS:
+            return False
+        contents: Mapping[str, Any] = getattr(item, "contents", {})
+        waiting += [(child, num_path_chars + len(name) + 1) for name, child in contents.items()]
+    return True
 
 
 def is_right_turn(row: Row, calls: Sequence[Call]) -> bool:
-    """Judge the only turn of a task: its calls, or none where the model only talked."""
+    """Judge the only turn of a task by its calls."""
     if "relevance" in row.category:
         return bool(calls) == ("irrelevance" not in row.category)
     if not calls:
@@ -46,7 +222,7 @@ def is_right_turn(row: Row, calls: Sequence[Call]) -> bool:
             list(row.functions), written, list(row.ground_truth),
             Language[language.upper()], row.category, "any",
         )  # fmt: skip
-    except Exception:  # noqa: BLE001 - the checker meets what no right answer holds
+    except Exception:  # noqa: BLE001 - the checker fails on some wrong answers
         return False
     return bool(verdict["valid"])
 
@@ -54,13 +230,13 @@ def is_right_turn(row: Row, calls: Sequence[Call]) -> bool:
 def is_right_state(
     instances: Mapping[str, Any], responses: Counter[str], num_calls: int, reference: Reference
 ) -> bool:
-    """Judge one turn of several, after it.
+    """Judge one turn of several after its end.
 
     Args:
-        instances: The back-ends as the model left them.
-        responses: What its calls have returned so far, all turns together.
-        num_calls: How many calls it made in this turn.
-        reference: What the ground truth of this turn leaves; right calls are never none.
+        instances: The model's back-ends.
+        responses: Results of its calls in all turns so far.
+        num_calls: Number of its calls in this turn.
+        reference: Outcome of the ground truth of this turn.
     """
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import (
         response_checker,
@@ -68,15 +244,15 @@ def is_right_state(
     )
 
     if not reference.responses:
-        return True  # the user has asked for what cannot be done yet; the official check waits
+        return True  # the request cannot be fulfilled yet, and is not checked
     if not num_calls:
         return False
-    said = list(responses.elements())
+    texts = list(responses.elements())
     try:
         state = state_checker(dict(instances), dict(reference.instances))
     except Exception:  # noqa: BLE001 - objects that cannot be compared are not equal
         return False
-    return bool(state["valid"] and response_checker(said, list(reference.responses), 0)["valid"])
+    return bool(state["valid"] and response_checker(texts, list(reference.responses), 0)["valid"])
 
 
 @functools.cache
@@ -99,10 +275,9 @@ def _ast_checker() -> Any:
 
 
 def _is_readable(calls: Sequence[Call]) -> bool:
-    """Return whether Java or JavaScript in strings is of a size that right answers have.
+    """Return whether Java or JavaScript in strings is as short as right answers are.
 
-    The package reads it by regular expressions whose time is exponential in the brackets, and a
-    high power of the spaces in a row.
+    The package's regular expressions take time exponential in the number of brackets.
     """
     return all(
         len(value) <= _MAX_VALUE_CHARS
@@ -112,3 +287,107 @@ def _is_readable(calls: Sequence[Call]) -> bool:
         for value in arguments.values()
         if isinstance(value, str)
     )
+
+
+def right_turns(row: Row) -> list[list[Call]]:
+    """Return the right calls of each user turn; an empty list if the checker accepts none.
+
+    The ground truth of a single turn lists the accepted values; the first that the official checker
+    accepts are taken.
+    """
+    if row.is_multi_turn:
+        return [[_named(row, text) for text in calls] for calls in row.ground_truth]
+    if "irrelevance" in row.category:
+        return [[]]
+    if "relevance" in row.category:
+        return [[_example(row.functions[0])]]
+    documents = {document["name"]: document for document in row.functions}
+    choices = [
+        [(name, arguments) for arguments in _accepted(documents[name], accepted, row.category)]
+        for (name, accepted), in (truth.items() for truth in row.ground_truth)
+    ]  # fmt: skip
+    candidates = itertools.islice(_diagonal(choices), _MAX_TRIES)
+    return next(([calls] for calls in candidates if is_right_turn(row, calls)), [])
+
+
+def _named(row: Row, text: str) -> Call:
+    """Return a call of the ground truth with all arguments by name."""
+    name, positional, arguments = read_call(text)
+    kind = next(_class(key) for key in reversed(row.classes) if name in _methods(key))
+    names = list(inspect.signature(getattr(kind, name)).parameters)[1:]
+    return name, dict(zip(names, positional, strict=False)) | arguments
+
+
+def _example(document: Document) -> Call:
+    parameters = document["parameters"]
+    properties = parameters.get("properties", {})
+    return document["name"], {
+        name: _EXAMPLES.get(properties[name].get("type"), "example")
+        for name in parameters.get("required", ())
+    }
+
+
+def _diagonal(choices: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    """Yield combinations: first choices, then changes in one place, then all others."""
+    first = [options[0] for options in choices]
+    yield first
+    for place, options in enumerate(choices):
+        for option in options[1:]:
+            yield [*first[:place], option, *first[place + 1 :]]
+    yield from map(list, itertools.product(*choices))
+
+
+def _accepted(
+    document: Document, accepted: Mapping[str, Sequence[Any]], category: str
+) -> list[dict[str, Any]]:
+    """Return accepted arguments in several notations."""
+    properties = document["parameters"]["properties"]
+    language = LANGUAGES.get(category)
+    options: dict[str, list[Any]] = {}
+    for name, values in accepted.items():
+        kind = properties.get(name, {}).get("type", "any")
+        written = [_read(value) for value in values if value != ""] or [""]
+        if language is not None:
+            written = [text for value in written for text in _write(value, kind, language)]
+        options[name] = written if "" not in values else [*written, _ABSENT]
+    names = list(options)
+    return [
+        {name: value for name, value in zip(names, values, strict=True) if value is not _ABSENT}
+        for values in itertools.islice(_diagonal(list(options.values())), _MAX_TRIES)
+    ]
+
+
+def _read(value: Any) -> Any:
+    """Choose the first accepted entry of each member of a value."""
+    if isinstance(value, dict):
+        return {
+            key: _read(next(choice for choice in choices if choice != ""))
+            for key, choices in value.items()
+            if isinstance(choices, list) and any(choice != "" for choice in choices)
+        } | {key: choice for key, choice in value.items() if not isinstance(choice, list)}
+    return [_read(item) for item in value] if isinstance(value, list) else value
+
+
+def _write(value: Any, kind: str, language: str) -> list[str]:
+    """Return notations of a value in Java or JavaScript."""
+    plain = value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str) or kind in ("String", "any"):
+        return [plain, json.dumps(plain)]
+    if language == "Java":
+        return [plain, *_write_java(value, kind)]
+    pairs = value.items() if isinstance(value, dict) else ()
+    entries = ", ".join(f"{key}: {json.dumps(entry)}" for key, entry in pairs)
+    return [plain + ("n" if kind == "Bigint" else ""), f"{{{entries}}}"]
+
+
+def _write_java(value: Any, kind: str) -> Iterator[str]:
+    yield json.dumps(value) + {"long": "L", "float": "f"}.get(kind, "")
+    if isinstance(value, dict):
+        entries = " ".join(f"put({json.dumps(k)}, {json.dumps(v)});" for k, v in value.items())
+        yield f"new HashMap<String, Object>() {{{{ {entries} }}}}"
+    if isinstance(value, list):
+        # The package removes the quotes of some kinds of elements only.
+        for write in (json.dumps, str, "{}L".format):
+            items = ", ".join(map(write, value))
+            yield f"new ArrayList<>(Arrays.asList({items}))"
+            yield f"new String[]{{{items}}}"

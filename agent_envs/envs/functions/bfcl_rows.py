@@ -1,18 +1,19 @@
-"""What the package ``bfcl-eval`` holds: questions, function documents and ground truth.
+"""Tasks of the package ``bfcl-eval``: questions, functions as tools, and ground truth.
 
-Read from its files, since the modules that read them import the handlers of a hundred models and
-make folders beside the package.
+Read from its files, since the package's own readers import the handlers of a hundred models.
 """
 
 import functools
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
+from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.errors import ConfigurationError, DataError
 
 _NON_LIVE: Final = (
@@ -34,20 +35,31 @@ CATEGORIES: Final[Mapping[str, tuple[str, ...]]] = {
     "multi_turn": _MULTI_TURN,
     **{name: (name,) for name in (*_NON_LIVE, *_LIVE, *_MULTI_TURN)},
 }
-"""Categories, and the groups that the package itself names; what needs the network is left out."""
+"""Categories, and the package's groups of them; those that need the network are left out."""
+LANGUAGES: Final[Mapping[str, str]] = {"simple_java": "Java", "simple_javascript": "JavaScript"}
 _DOCUMENT_FILES: Final[Mapping[str, str]] = {
-    "GorillaFileSystem": "gorilla_file_system",
-    "MathAPI": "math_api",
-    "MessageAPI": "message_api",
-    "TwitterAPI": "posting_api",
-    "TicketAPI": "ticket_api",
-    "TradingBot": "trading_bot",
-    "TravelAPI": "travel_booking",
-    "VehicleControlAPI": "vehicle_control",
+    "GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_api", "MessageAPI": "message_api",
+    "TwitterAPI": "posting_api", "TicketAPI": "ticket_api", "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking", "VehicleControlAPI": "vehicle_control",
+}  # fmt: skip
+MAX_ARGUMENT_CHARS: Final = 20_000
+MAX_DEPTH: Final = 20
+MAX_RESULT_CHARS: Final = 200_000
+"""The category ``multi_turn_long_context`` has long results."""
+_HINTS: Final[Mapping[str | None, str]] = {
+    "Java": " Note that the provided function is in Java 8 SDK syntax.",
+    "JavaScript": " Note that the provided function is in JavaScript syntax.",
+    None: " Note that the provided function is in Python 3 syntax.",
 }
+_TYPES: Final[Mapping[str, str]] = {
+    "integer": "integer", "number": "number", "float": "number", "boolean": "boolean",
+    "bool": "boolean", "array": "array", "list": "array", "tuple": "array", "dict": "object",
+    "object": "object",
+}  # fmt: skip
+"""JSON types of the package's Python types; all others are strings, as in the package."""
 
 Document = dict[str, Any]
-"""A function as the package describes it: ``name``, ``description``, ``parameters``."""
+"""The package's description of a function: ``name``, ``description``, ``parameters``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,21 +67,21 @@ class Row:
     """One task of the benchmark."""
 
     id: str
-    """As the package names it, such as ``multi_turn_base_0``."""
+    """As in the package, such as ``multi_turn_base_0``."""
     category: str
     """A key of `CATEGORIES`."""
     turns: tuple[tuple[Mapping[str, str], ...], ...]
-    """The messages of each turn of the user; a turn may be empty: see `added`."""
+    """The messages of each user turn; a turn may be empty: see `added`."""
     functions: tuple[Document, ...]
-    """What may be called from the start."""
+    """Functions that are available from the start."""
     ground_truth: tuple[Any, ...]
     """Single turn: accepted calls, name -> argument -> values. Several: Python calls, per turn."""
     classes: tuple[str, ...] = ()
-    """The back-ends that the functions belong to; of several turns only."""
+    """The back-ends of the functions; only with several turns."""
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    """The state in which each back-end starts."""
+    """The initial state of each back-end."""
     added: Mapping[int, tuple[Document, ...]] = field(default_factory=dict)
-    """Functions that are there only from a turn on."""
+    """Functions that are available only from a turn on."""
 
     @property
     def is_multi_turn(self) -> bool:
@@ -78,7 +90,7 @@ class Row:
 
 
 def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the categories that names of categories and groups stand for, each once.
+    """Return the categories of names of categories and groups, each once.
 
     Raises:
         UnknownNameError: If there is no such category.
@@ -86,9 +98,7 @@ def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
     """
     wanted = (names,) if isinstance(names, str) else tuple(names)
     if not wanted:
-        raise ConfigurationError(
-            "category= is empty. Name at least one, such as 'multi_turn_base'."
-        )
+        raise ConfigurationError("category= is empty. Name one, such as 'multi_turn_base'.")
     found = (lookup(CATEGORIES, name, kind="BFCL category") for name in wanted)
     return tuple(dict.fromkeys(name for group in found for name in group))
 
@@ -98,42 +108,36 @@ def read_category(category: str) -> tuple[Row, ...]:
     """Return the rows of a category.
 
     Raises:
-        DataError: If the installed package holds other data than this module knows.
+        DataError: If a file of the installed package cannot be read.
     """
     answers = _folder() / "possible_answer" / f"BFCL_v4_{category}.json"
     truths: Iterable[Any] = _read(answers) if "relevance" not in category else ()
     by_id = {truth["id"]: truth["ground_truth"] for truth in truths}
-    return tuple(
-        _make_row(record, category, by_id)
-        for record in _read(_folder() / f"BFCL_v4_{category}.json")
-    )
+    records = _read(_folder() / f"BFCL_v4_{category}.json")
+    return tuple(_make_row(each, category, by_id.get(each["id"], ())) for each in records)
 
 
-def _make_row(record: dict[str, Any], category: str, truths: Mapping[str, Any]) -> Row:
+def _make_row(record: dict[str, Any], category: str, ground_truth: Sequence[Any]) -> Row:
     classes = tuple(record.get("involved_classes", ()))
     documents = list(record.get("function") or ())
     documents += [dict(document) for name in classes for document in _documents(name)]
-    late = {
-        int(turn): tuple(document for document in documents if document["name"] in names)
-        for turn, names in record.get("missed_function", {}).items()
-    }
-    held_back = {document["name"] for added in late.values() for document in added}
-    # One row's ground truth calls a function before the user has it: there it is offered at once.
-    for turn, calls in enumerate(truths.get(record["id"], ())) if late else ():
-        held_back -= {call.partition("(")[0].strip() for call in calls if turn < min(late)}
-    late = {
-        turn: tuple(document for document in added if document["name"] in held_back)
-        for turn, added in late.items()
-    }
+    missed = {int(turn): names for turn, names in record.get("missed_function", {}).items()}
+    late = {name for names in missed.values() for name in names}
+    # One row's ground truth calls a function before the user adds it; it is available at once.
+    for turn, calls in enumerate(ground_truth) if missed else ():
+        late -= {call.partition("(")[0].strip() for call in calls if turn < min(missed)}
     return Row(
         id=record["id"],
         category=category,
         turns=tuple(map(tuple, record["question"])),
-        functions=tuple(d for d in documents if d["name"] not in held_back),
-        ground_truth=tuple(truths.get(record["id"], ())),
+        functions=tuple(d for d in documents if d["name"] not in late),
+        ground_truth=tuple(ground_truth),
         classes=classes,
         configuration=record.get("initial_config", {}),
-        added=late,
+        added={
+            turn: tuple(d for d in documents if d["name"] in names and d["name"] in late)
+            for turn, names in missed.items()
+        },
     )
 
 
@@ -150,8 +154,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path}: cannot be read ({error}). Install the version of bfcl-eval that the extra "
-            "'bfcl' names."
+            f"{path}: cannot be read ({error}). Install the supported version of bfcl-eval."
         ) from None
 
 
@@ -161,3 +164,125 @@ def _folder() -> Path:
     assert spec is not None  # noqa: S101 - the environment has checked it
     assert spec.origin is not None  # noqa: S101
     return Path(spec.origin).parent / "data"
+
+
+class FunctionTool(Tool):
+    """A function of a task; only the size of its arguments is checked.
+
+    The benchmark judges their values: wrong ones are executed, or judged, unchanged.
+    """
+
+    def __init__(self, document: Document, language: str | None, run: Callable[..., Any]) -> None:
+        """Make a tool from a document.
+
+        Args:
+            document: The package's description.
+            language: Java or JavaScript, whose values are written as strings; None for Python.
+            run: Takes the tool's name in the package and the arguments; returns the result.
+        """
+        self.name = tool_name(document["name"])
+        self.original_name: str = document["name"]
+        """Its name in the package, which may have dots."""
+        self.description = document["description"] + _HINTS[language]
+        parameters = document["parameters"]
+        self.parameters = {
+            "type": "object",
+            "properties": {
+                name: _convert(value) if language is None else _as_text(value, language)
+                for name, value in parameters.get("properties", {}).items()
+            },
+            "required": list(parameters.get("required", ())),
+        }
+        self.timeout = None
+        self.stateful = True
+        self.max_result_chars = MAX_RESULT_CHARS
+        self.function = run
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments unchanged.
+
+        Raises:
+            ValueError: If they are too long, nested too deeply or have too large a number.
+        """
+        num_chars = 0
+        for value, depth in _parts(dict(arguments)):
+            num_chars += len(value) if isinstance(value, str) else 1
+            if depth > MAX_DEPTH:
+                raise ValueError(f"they are nested deeper than {MAX_DEPTH} levels")
+            if isinstance(value, int) and abs(value) > 10**18:
+                raise ValueError("they hold an integer of more than 18 digits")
+            if num_chars > MAX_ARGUMENT_CHARS:
+                raise ValueError(f"they hold more than {MAX_ARGUMENT_CHARS} characters")
+        return dict(arguments)
+
+    def run(self, /, **arguments: Any) -> ToolResult:
+        """Run the function; an argument may have any name."""
+        return self._cut(self.function(self.original_name, arguments))
+
+    def __repr__(self) -> str:
+        """Show name and arguments."""
+        return f"FunctionTool({self.name}({', '.join(self.parameters['properties'])}))"
+
+
+def make_tools(
+    documents: tuple[Document, ...], row: Row, run: Callable[..., Any]
+) -> list[FunctionTool]:
+    """Return the tools of the documents of a row."""
+    return [FunctionTool(document, LANGUAGES.get(row.category), run) for document in documents]
+
+
+def tool_name(name: str) -> str:
+    """Return a function's name without dots, as models with function calling write it."""
+    return re.sub(r"\.", "_", name)
+
+
+def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with JSON's types, at any depth."""
+    made = dict(schema)
+    made["type"] = _TYPES.get(str(schema.get("type")), "string")
+    if schema.get("type") == "float":
+        made["format"] = "float"
+        made["description"] = f"{schema.get('description', '')} This is a float type value.".strip()
+    if isinstance(properties := schema.get("properties"), dict):
+        made["properties"] = {
+            name: _convert(value) if isinstance(value, dict) else value
+            for name, value in properties.items()
+        }
+    if isinstance(items := schema.get("items"), dict):
+        made["items"] = _convert(items)
+    return made
+
+
+def _as_text(schema: Mapping[str, Any], language: str) -> dict[str, Any]:
+    """Return a schema for a value of another language, written in a string."""
+    kind = schema["type"]
+    about = (
+        f"This parameter can be of any type of {language} object in string representation."
+        if kind == "any"
+        else f"This is {language} {kind} type parameter in string representation."
+    )
+    description = f"{schema.get('description', '')} {about}"
+    if kind in ("ArrayList", "Array", "array") and "items" in schema:
+        description += (
+            f" The list elements are of type {schema['items']['type']}; they are not in string "
+            "representation."
+        )
+    if kind == "dict" and "properties" in schema:
+        description += (
+            " The dictionary entries have the following schema; they are not in string "
+            f"representation. {json.dumps(schema['properties'])}"
+        )
+    others = {k: v for k, v in schema.items() if k not in ("items", "properties")}
+    return others | {"type": "string", "description": description}
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, int]]:
+    """Yield a JSON value and all its parts, each with its depth."""
+    waiting = [(value, 0)]
+    while waiting:
+        part, depth = waiting.pop()
+        yield part, depth
+        if isinstance(part, dict):
+            waiting += [(piece, depth + 1) for pair in part.items() for piece in pair]
+        elif isinstance(part, list):
+            waiting += [(piece, depth + 1) for piece in part]

@@ -1,4 +1,4 @@
-"""Multi-hop questions about a procedural world: endless, small, and without a download."""
+"""Multi-hop questions about procedural worlds, without a download."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -28,22 +28,20 @@ from agent_envs.scoring import exact_match, f1
 from agent_envs.tools.search import make_search_tool
 
 SPLITS: Final[Mapping[str, int]] = {"train": 0, "test": ENDLESS}
-"""First world seed of each split; each has `ENDLESS` worlds, and no world is in both."""
+"""First world seed of each split of `ENDLESS` worlds."""
 
 
 class SyntheticMultiHopEnv(RetrievalQAEnv):
     """A procedural world per task, and questions that hop through it.
 
     Task: answer a question about films, people, companies and cities of a world made from the
-    task's number; or several, one after the other. Tool: ``search(query)`` over the about 330 facts
-    of that world, two at a time. Reward: exact match of each answer, and a share of 0.2 for each
-    fact on the way that a search finds first, which a lucky guess goes without (see
-    `RetrievalQAEnv`; ``all_correct`` pays at the end only). The episode ends with the last answer,
-    or at the turn limit (4 turns unless ``max_episode_steps=`` says otherwise; more than 3 hops
-    need more).
+    task's number; or several questions, one after the other. Tool: ``search(query)`` over the about
+    330 facts of that world, two at a time. Rewards: those of `RetrievalQAEnv` (exact match of each
+    answer, and a share of 0.2 for each gold fact that a search finds first), and ``all_correct`` at
+    the end. The episode ends with the last answer.
 
-    ``AgentR1/SyntheticLongHorizon-v0`` asks three questions in a row: 9 turns, at most 10. All
-    share the turns, and the searches where ``max_searches`` limits them.
+    ``AgentR1/SyntheticLongHorizon-v0`` asks three questions in a row, which take 9 turns and share
+    the turns and ``max_searches``.
 
     Version history: v0, first version.
     """
@@ -68,33 +66,30 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         max_searches: int | None = None,
         **shared: Any,
     ) -> None:
-        """Set up the family.
+        """Set up the family. Of arguments that are lists, each task draws one entry.
 
         Args:
-            split: ``"train"`` or ``"test"``: worlds of one are never in the other.
-            hops: How many facts lead to each answer, 1 to 4; of several numbers, each task draws
-                one (as of whatever is given as a list; what stands there twice, twice as often).
-            start: What kind of thing questions start from: ``"film"`` (up to 4 hops), ``"person"``
-                (3), ``"company"`` (2), ``"city"`` (1) or, in ``relations``, ``"school"``; of
-                several, each task draws one that has as many hops.
-            variant: How facts are said and asked: ``"default"``, ``"possessive"``, ``"clauses"``,
-                ``"paraphrase"`` (three other phrasings), ``"relations"`` (other relations), or
-                ``"injected"`` (planted text in what a search shows; see
-                `agent_envs.envs.qa.injection`); of several, each task draws one.
-            top_k: How many facts a search returns at most; of several numbers, each task draws one.
-            questions: How many questions an episode asks about one world, one after the other, each
-                in a conversation of its own.
-            outdated: In which share of the worlds each fact stands beside one that looks like it
-                but is no longer true, 0 to 1; ``True`` means all.
-            max_searches: How many searches an episode allows; None for no limit.
-            shared: What every tool environment takes; see `ToolEnv`.
+            split: ``"train"`` or ``"test"``, which share no world.
+            hops: Number of facts that lead to each answer, 1 to 4.
+            start: Kind of thing from which questions start: ``"film"`` (up to 4 hops), ``"person"``
+                (3), ``"company"`` (2), ``"city"`` (1) or, in ``relations``, ``"school"``; drawn
+                among those with enough hops.
+            variant: Phrasing of facts and questions: ``"default"``, ``"possessive"``,
+                ``"clauses"``, ``"paraphrase"``, ``"relations"`` (other relations), or
+                ``"injected"`` (prompt injections in search results, see
+                `agent_envs.envs.qa.injection`; not in a list with others).
+            top_k: Maximal number of facts per search.
+            questions: Number of questions about one world, each in a separate conversation.
+            outdated: Share of the worlds with an outdated version of each fact, 0 to 1.
+            max_searches: Maximal number of searches of an episode.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             UnknownNameError: If a split, a start or a variant is unknown.
             ConfigurationError: If an argument is out of range.
         """
         lengths = (hops,) if isinstance(hops, int) else tuple(hops)
-        if not lengths or not all(length in range(1, MAX_HOPS + 1) for length in lengths):
+        if not lengths or not set(lengths) <= set(range(1, MAX_HOPS + 1)):
             raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
         shown = (top_k,) if isinstance(top_k, int) else tuple(top_k)
         least = {"top_k": min(shown, default=0), "questions": questions}
@@ -109,8 +104,8 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             lookup(VARIANTS, name, kind="variant")
         if "injected" in variants and len(variants) > 1:
             raise ConfigurationError(
-                "variant 'injected' plants text in every world: it cannot stand beside others. "
-                "Make an environment of its own for it."
+                "variant 'injected' plants text in every world, so it cannot be mixed with others. "
+                "Make a separate environment for it."
             )
         if not 0.0 <= outdated <= 1.0:
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
@@ -124,7 +119,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     @classmethod
     def earnings(cls, *, questions: int = 1, **_: Any) -> Mapping[str, Earnings]:
-        """Return what terms can sum to: all answers but one may be right without a success."""
+        """Return the bounds of the terms: an unsolved episode may have one wrong answer."""
         most = 1.0 - 1.0 / questions
         facts = Earnings((0.0, 1.0), (0.0, 1.0))
         return {
@@ -135,16 +130,16 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     @property
     def num_questions(self) -> int:
-        """How many questions an episode asks."""
+        """Number of questions of an episode."""
         return self._family.questions
 
     @property
     def is_all_correct(self) -> bool:
-        """Whether every question has been answered right."""
+        """Whether every question was answered correctly."""
         return sum(self.is_correct) == self.num_questions
 
     def get_task(self, index: int) -> Task:
-        """Make world `index` of the split, and its questions."""
+        """Return the task of world `index` of the split."""
         world, questions, self.retriever, self._top_k = _episode(
             self._first_seed + index, self._family
         )
@@ -157,19 +152,19 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         )
 
     def on_restore(self) -> None:
-        """Take the world of the task."""
+        """Load the world of the task."""
         seed = self._first_seed + (self.task_index or 0)
         _, _, self.retriever, self._top_k = _episode(seed, self._family)
 
     def begin_episode(self) -> None:
-        """Forget the last episode."""
+        """Reset the state of an episode."""
         super().begin_episode()
         self.is_correct: list[bool] = []
         self.f1_scores: list[float] = []
         self._num_searches = 0
 
     def on_answer(self, answer: str) -> NewConversation | None:
-        """Judge the answer; ask the next question, if there is one."""
+        """Score the answer; ask the next question, if there is one."""
         questions: tuple[Question, ...] = self.task.data["questions"]
         self.note_answer(answer)
         expected = (questions[len(self.is_correct)].answer,)
@@ -193,16 +188,16 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         return super().search(query, min(top_k, self._top_k))
 
     def gold_keys(self) -> tuple[str, ...]:
-        """Return the sentences of the facts on the way to the answers."""
+        """Return the sentences of the gold facts."""
         gold: tuple[str, ...] = self.task.data["gold"]
         return gold
 
     def passage_key(self, passage: Passage) -> str:
-        """Return the sentence: several facts share a title."""
+        """Return the sentence, since facts share titles."""
         return passage.text
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now; success is to have every answer right."""
+        """Measure the episode as if it ended now; success means that all answers are right."""
         return super().metrics() | {
             "exact_match": sum(self.is_correct) / self.num_questions,
             "f1": sum(self.f1_scores) / self.num_questions,
@@ -210,7 +205,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         }
 
     def reference_actions(self) -> list[str]:
-        """Search for each fact in the order of the hops, then answer, question by question."""
+        """Search for each gold fact, then answer, question by question."""
         actions = []
         for question in self.task.data["questions"]:
             actions += [self.write_call("search", query=query) for query in question.queries]
@@ -219,7 +214,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
 
 def _check_starts(starts: Sequence[str], variants: Sequence[str], hops: int) -> None:
-    """Refuse kinds that nobody knows, and a variant in which none of them leads so far."""
+    """Raise unless each variant has a chain of `hops` from one of the starts."""
     for name in starts:
         lookup(STARTS, name, kind="start")
     for name in variants:
@@ -232,7 +227,7 @@ def _check_starts(starts: Sequence[str], variants: Sequence[str], hops: int) -> 
 
 
 class _Family(NamedTuple):
-    """What a world and its questions are made of, besides the seed."""
+    """Arguments of worlds and questions, besides the seed."""
 
     variants: tuple[str, ...]
     hops: tuple[int, ...]
@@ -243,7 +238,7 @@ class _Family(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The family's part of a task's id; how long a list is does not make another task."""
+        """The family's part of a task's id, without `top_k`, which does not change the task."""
         extras = f"-outdated{self.outdated:g}" if self.outdated else ""
         several = f"-{self.questions}q" if self.questions > 1 else ""
         hops = "or".join(map(str, self.hops))
@@ -251,10 +246,10 @@ class _Family(NamedTuple):
         return f"synthetic-{'or'.join(self.variants)}-{hops}hop{about}{several}{extras}"
 
 
-@lru_cache(maxsize=256)  # the members of a group play the same world
+@lru_cache(maxsize=256)  # a group of episodes shares a world
 def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], Retriever, int]:
     rng = np.random.default_rng(seed)
-    # drawn apart, so that a world stays the same whatever its family is mixed with
+    # a separate generator, so that mixtures do not change a world
     draws = np.random.default_rng([seed, len(family.hops)])
     hops = int(draws.choice(family.hops))
     is_outdated = bool(draws.random() < family.outdated)

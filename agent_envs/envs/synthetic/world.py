@@ -1,8 +1,7 @@
-"""A made-up world of films, people, companies and cities, and questions that hop through it.
+"""A procedural world of films, people, companies and cities, with multi-hop questions.
 
 A world is a list of one-sentence facts, one passage each. A question follows a chain of facts: the
-director of a film, the city where that person was born, its country. Every relation has an answer
-type of its own, so the words of a question say which fact to look for next.
+director of a film, the city where that person was born, its country.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,28 +44,28 @@ _THINGS: Final[Mapping[str, Sequence[str]]] = {
     "school": "academy birch cedar dune elm fir hawthorn juniper".split(),
     "instrument": "banjo cello drum flute harp oboe piano viola".split(),
 }
-"""Kinds of things that every world has; films and people are drawn."""
+"""Things that exist in every world; films and people are drawn."""
 
 
 class Relation(NamedTuple):
-    """How one kind of fact is said and asked."""
+    """Types and texts of one kind of fact; {s} and {o} stand for subject and object."""
 
     subject: str
-    """The type of who or what the fact is about."""
+    """The type of the subject."""
     object: str
-    """The type of the answer."""
+    """The type of the object, which is the answer."""
     fact: str
     """The sentence of the fact, with {s} and {o}."""
     noun: str
-    """How a longer question mentions the object, with {s}."""
+    """The mention of the object in a longer question, with {s}."""
     question: str
-    """How it is asked for as the last hop, with {s}."""
+    """The question for the object as the last hop, with {s}."""
     query: str
     """A search that finds the fact, with {s}."""
 
 
 def _plain(*relations: str) -> dict[str, Relation]:
-    """Make relations that are all said alike, each given as subject, name and object."""
+    """Make relations with the same phrasing, each given as subject, name and object."""
     made = {}
     for subject, name, kind in map(str.split, relations):
         noun = f"the {name} of {{s}}"
@@ -87,51 +86,6 @@ _CORE: Final[Mapping[str, Relation]] = _plain(
     "company headquarters city",
     "city country country",
 )
-_OTHER_WORDS: Final = {  # fact, noun, question, query
-    "director": ("{o} directed {s} .", "the person who directed {s}",
-                 "which person directed {s} ?", "directed {s}"),
-    "writer": ("{o} wrote {s} .", "the person who wrote {s}",
-               "which person wrote {s} ?", "wrote {s}"),
-    "star": ("{o} starred in {s} .", "the person who starred in {s}",
-             "which person starred in {s} ?", "starred in {s}"),
-    "birthplace": ("{s} was born in {o} .", "the city where {s} was born",
-                   "in which city was {s} born ?", "{s} was born in"),
-    "employer": ("{s} works for {o} .", "the company that {s} works for",
-                 "which company does {s} work for ?", "{s} works for"),
-    "award": ("{s} won the {o} .", "the prize that {s} won",
-              "which prize has {s} won ?", "{s} won the"),
-    "headquarters": ("{s} is based in {o} .", "the city where {s} is based",
-                     "in which city is {s} based ?", "{s} is based in"),
-    "country": ("{s} lies in {o} .", "the country where {s} lies",
-                "in which country lies {s} ?", "{s} lies in"),
-}  # fmt: skip
-_NEAR_WORDS: Final = {  # fact, noun, question, query
-    "director": ("{o} made {s} .", "the one who made {s}", "who made {s} ?", "made {s}"),
-    "writer": ("{o} scripted {s} .", "the one who scripted {s}",
-               "who scripted {s} ?", "scripted {s}"),
-    "star": ("{o} appeared in {s} .", "the one who appeared in {s}",
-             "who appeared in {s} ?", "appeared in {s}"),
-    "birthplace": ("{s} comes from {o} .", "the town that {s} comes from",
-                   "from which town comes {s} ?", "{s} comes from"),
-    "employer": ("{s} is employed by {o} .", "the firm that {s} is employed by",
-                 "which firm is {s} employed by ?", "{s} is employed by"),
-    "award": ("{s} received the {o} .", "the honour that {s} received",
-              "which honour has {s} received ?", "{s} received the"),
-    "headquarters": ("{s} has offices in {o} .", "the town where {s} has offices",
-                     "in which town has {s} offices ?", "{s} has offices in"),
-    "country": ("{s} belongs to {o} .", "the state that {s} belongs to",
-                "which state does {s} belong to ?", "{s} belongs to"),
-}  # fmt: skip
-
-
-def _in_words(words: Mapping[str, tuple[str, str, str, str]]) -> dict[str, Relation]:
-    """Say the core relations in other words."""
-    return {
-        name: Relation(_CORE[name].subject, _CORE[name].object, *said)
-        for name, said in words.items()
-    }
-
-
 _POSSESSIVE: Final[Mapping[str, Relation]] = {
     name: Relation(
         subject,
@@ -143,6 +97,37 @@ _POSSESSIVE: Final[Mapping[str, Relation]] = {
     )
     for name, (subject, kind, *_) in _CORE.items()
 }
+
+
+def _phrased(lines: str) -> dict[str, Relation]:
+    """Rephrase the core relations; each line is ``name | fact | noun | question``."""
+    made = {}
+    for name, fact, noun, question in (line.strip().split(" | ") for line in lines.splitlines()):
+        query = fact.replace("{o}", "").strip(" .")
+        made[name] = Relation(*_CORE[name][:2], fact, noun, question, query)
+    return made
+
+
+_CLAUSES: Final[Mapping[str, Relation]] = _phrased(
+    """director | {o} made {s} . | the one who made {s} | who made {s} ?
+    writer | {o} scripted {s} . | the one who scripted {s} | who scripted {s} ?
+    star | {o} appeared in {s} . | the one who appeared in {s} | who appeared in {s} ?
+    birthplace | {s} comes from {o} . | the town that {s} comes from | from which town comes {s} ?
+    employer | {s} is employed by {o} . | the firm that {s} is employed by | which firm is {s} employed by ?
+    award | {s} received the {o} . | the honour that {s} received | which honour has {s} received ?
+    headquarters | {s} has offices in {o} . | the town where {s} has offices | in which town has {s} offices ?
+    country | {s} belongs to {o} . | the state that {s} belongs to | which state does {s} belong to ?"""  # noqa: E501
+)
+_PARAPHRASE: Final[Mapping[str, Relation]] = _phrased(
+    """director | {o} directed {s} . | the person who directed {s} | which person directed {s} ?
+    writer | {o} wrote {s} . | the person who wrote {s} | which person wrote {s} ?
+    star | {o} starred in {s} . | the person who starred in {s} | which person starred in {s} ?
+    birthplace | {s} was born in {o} . | the city where {s} was born | in which city was {s} born ?
+    employer | {s} works for {o} . | the company that {s} works for | which company does {s} work for ?
+    award | {s} won the {o} . | the prize that {s} won | which prize has {s} won ?
+    headquarters | {s} is based in {o} . | the city where {s} is based | in which city is {s} based ?
+    country | {s} lies in {o} . | the country where {s} lies | in which country lies {s} ?"""  # noqa: E501
+)
 _NOVEL: Final[Mapping[str, Relation]] = _plain(
     "film composer person",
     "film editor person",
@@ -157,18 +142,17 @@ _NOVEL: Final[Mapping[str, Relation]] = _plain(
 VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
     "default": _CORE,
     "possessive": _POSSESSIVE,
-    "clauses": _in_words(_NEAR_WORDS),
-    "paraphrase": _in_words(_OTHER_WORDS),
+    "clauses": _CLAUSES,
+    "paraphrase": _PARAPHRASE,
     "relations": _NOVEL,
     "injected": _CORE,
 }
-"""``default``, ``possessive`` and ``clauses`` are what the default run trains on; ``paraphrase``
-says the same relations in other words; ``relations`` has other relations; ``injected`` is the
-default with text planted in passages, where they are shown."""
+"""``default``, ``possessive`` and ``clauses`` are the training variants of the default run;
+``paraphrase`` rephrases the same relations; ``relations`` has other relations; ``injected`` is the
+default with prompt injections in search results."""
 
-STARTS: Final = dict.fromkeys(r.subject for said in VARIANTS.values() for r in said.values())
-"""The kinds of things that questions can start from, in one variant or another."""
-
+STARTS: Final = dict.fromkeys(r.subject for phrased in VARIANTS.values() for r in phrased.values())
+"""The kinds of things from which questions can start in any variant."""
 MAX_HOPS: Final = 4
 
 
@@ -179,33 +163,33 @@ class Fact:
     relation: str
     """Key of the variant's relations."""
     subject: str
-    """Who or what the fact is about."""
+    """Name of the subject."""
     object: str
-    """The answer."""
+    """Name of the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Facts and the passages that say them."""
+    """Facts and their passages."""
 
     relations: Mapping[str, Relation]
     """The relations of the variant."""
     facts: tuple[Fact, ...]
-    """What is true."""
+    """The true facts."""
     passages: tuple[Passage, ...]
-    """What can be found: a passage per fact in the same order, then outdated ones, if any."""
+    """A passage per fact in the same order, then outdated ones, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and the way to its answer."""
+    """A question and the facts that lead to its answer."""
 
     text: str
-    """What is asked."""
+    """The question."""
     answer: str
     """The answer."""
     gold: tuple[int, ...]
-    """Numbers of the passages on the way, in the order of the hops."""
+    """Numbers of the gold passages, in the order of the hops."""
     queries: tuple[str, ...]
     """Searches that find them, in the same order."""
 
@@ -216,9 +200,9 @@ def make_world(
     """Draw a world.
 
     Args:
-        rng: Every draw comes from it.
+        rng: Source of all draws.
         variant: A key of `VARIANTS`.
-        outdated: Put beside each fact a passage that looks like it but says what was true once.
+        outdated: Add a passage with an outdated object for each fact.
 
     Raises:
         UnknownNameError: If there is no such variant.
@@ -242,10 +226,10 @@ def fill_world(
     """Draw the facts of a world: one of each relation for each thing of its kind.
 
     Args:
-        rng: Every draw comes from it.
-        relations: What can be said.
+        rng: Source of all draws.
+        relations: The relations of the world.
         things: The names of each kind.
-        outdated: As `make_world` has it.
+        outdated: See `make_world`.
     """
     facts = [
         Fact(name, subject, _draw(rng, things[relation.object]))
@@ -268,10 +252,10 @@ def fill_world(
 def make_question(
     world: World, rng: np.random.Generator, *, hops: int = 2, start: str = "film"
 ) -> Question:
-    """Draw a question about a world, whose answer takes `hops` facts; the first is about a `start`.
+    """Draw a question whose answer needs `hops` facts; the first is about a `start`.
 
     Raises:
-        ConfigurationError: If no fact follows so many hops from a thing of this kind.
+        ConfigurationError: If no chain of this kind is so long.
     """
     if not 1 <= hops <= (most := reach(world.relations, start)):
         raise ConfigurationError(f"hops must be 1 to {most} from a {start}, not {hops}.")
@@ -291,13 +275,13 @@ def make_question(
 
 
 def names() -> tuple[str, ...]:
-    """Return every word that the name of a thing can hold, sorted."""
+    """Return all words of names, sorted."""
     groups = (_FIRST_NAMES, _LAST_NAMES, _FILM_ADJECTIVES, _FILM_NOUNS, *_THINGS.values())
     return tuple(sorted({word for group in groups for word in group}))
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Return every word that a world of any variant can hold, sorted."""
+    """Return all words of all variants, sorted."""
     words = set(names())
     for relations in VARIANTS.values():
         for relation in relations.values():
@@ -307,7 +291,7 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def _draw(rng: np.random.Generator, names: Sequence[str]) -> str:
-    # what rng.choice draws, without making an array of the names
+    # equal to rng.choice, without an array of the names
     return names[int(rng.integers(len(names)))]
 
 
@@ -320,7 +304,7 @@ def _draw_pairs(
 
 
 def reach(relations: Mapping[str, Relation], kind: str) -> int:
-    """Return how many hops can follow from a thing of this kind."""
+    """Return the maximal number of hops from a thing of this kind."""
     following = {r.object for r in relations.values() if r.subject == kind}
     return 1 + max(reach(relations, other) for other in following) if following else 0
 
@@ -328,7 +312,7 @@ def reach(relations: Mapping[str, Relation], kind: str) -> int:
 def _draw_path(
     relations: Mapping[str, Relation], rng: np.random.Generator, hops: int, start: str
 ) -> list[str]:
-    """Draw relations of which each is about the kind of thing that the one before leads to."""
+    """Draw a chain of relations; each starts from the type of the previous object."""
     kind, path = start, []
     for remaining in range(hops - 1, -1, -1):
         choices = [
@@ -342,7 +326,7 @@ def _draw_path(
 
 
 def _outdated(fact: Fact, objects: Sequence[str], rng: np.random.Generator) -> Passage:
-    """Return what `fact` was before; one word tells it from what is."""
+    """Return a passage with an earlier object of `fact`; only one other word differs."""
     others = [thing for thing in objects if thing != fact.object]
     text = f"the {fact.relation} of {fact.subject} was {_draw(rng, others)} ."
     return Passage(fact.subject, text)

@@ -229,7 +229,7 @@ def test_a_task_is_the_same_in_every_mixture_of_list_lengths():
         ({"top_k": []}, "top_k must be at least 1"),
         ({"top_k": [2, 0]}, "top_k must be at least 1, not 0"),
         ({"variant": []}, "variant must name at least one"),
-        ({"variant": ["default", "injected"]}, "cannot stand beside others"),
+        ({"variant": ["default", "injected"]}, "cannot be mixed"),
         ({"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
     ],
 )
