@@ -1,15 +1,9 @@
-"""Every environment on one page: ``python -m agent_envs.catalogue``.
+"""A page of all environments, generated from the declarations of their classes."""
 
-The page is made from what the classes declare, so it is the same on any machine, whatever is
-installed there.
-"""
-
-import argparse
 import inspect
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -21,44 +15,29 @@ from agent_envs.registration import ENVIRONMENTS
 
 TITLE: Final = "# The environments"
 INTRODUCTION: Final = (
-    "Made by `python -m agent_envs.catalogue --output ENVIRONMENTS.md`. All take `tools`, "
+    "Made by `python -m agent_envs list --output ENVIRONMENTS.md`. All take `tools`, "
     "`tool_format`, `context`, `rewards`, `system_prompt`, `render_mode` and `max_episode_steps` "
-    "besides their own arguments. Reward terms are listed with their default weights; those "
+    "in addition to their own arguments. Reward terms are listed with their default weights; those "
     "without one are off unless `rewards=` names them. Outcome terms are marked with an asterisk. "
-    "An episode earns between the least and the most that is said: of those that solve their task, "
-    "the shortest earns the most, as does any other without a mistake."
+    "The return of an episode lies in the stated range: of those that solve their task, the "
+    "shortest has the highest return, as has any other without a mistake."
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m agent_envs.catalogue", description="List every environment as Markdown."
-    )
-    parser.add_argument("--output", type=Path, help="file to write; the terminal if not given")
-    options = parser.parse_args(arguments)
-    page = make_page()
-    if options.output is None:
-        print(page, end="")  # noqa: T201
-    else:
-        options.output.write_text(page, encoding="utf-8")
-        print(f"{len(ENVIRONMENTS)} environments: {options.output}")  # noqa: T201
-
-
 def make_page() -> str:
-    """Return the page as Markdown."""
+    """Return the page in Markdown."""
     return "\n\n".join([TITLE, INTRODUCTION, *map(make_section, ENVIRONMENTS)]) + "\n"
 
 
 def make_section(spec: EnvSpec) -> str:
-    """Return what the page says of one environment."""
+    """Return the section of one environment."""
     kind: Any = load_env_creator(str(spec.entry_point))
     facts = "\n".join(f"- {name}: {text}" for name, text in _facts(kind, spec).items() if text)
     return "\n\n".join([f"## `{spec.id}`", *_paragraphs(inspect.getdoc(kind) or ""), facts])
 
 
 def _facts(kind: type[ToolEnv], spec: EnvSpec) -> dict[str, str]:
-    """Return what a class declares, by heading."""
+    """Return the declarations of a class, by heading."""
     weights = kind.default_rewards
     terms = [
         f"`{name}`"
@@ -82,7 +61,7 @@ def _facts(kind: type[ToolEnv], spec: EnvSpec) -> dict[str, str]:
 
 
 def _range(kind: type[ToolEnv], spec: EnvSpec, *, solved: bool) -> str:
-    """Return the least and the most that an episode earns with the default rewards."""
+    """Return the range of the return with the default rewards."""
     earnings = kind.earnings(**spec.kwargs)
     least, most = earnings_of(kind.default_rewards, earnings, solved=solved)
     if least == most:
@@ -109,14 +88,10 @@ def _data(kind: type[ToolEnv]) -> str:
 
 
 def _arguments(kind: type[ToolEnv]) -> str:
-    """Return the arguments of its own, those of its bases included, with their defaults."""
+    """Return the arguments of a class and its bases, with their defaults."""
     found: dict[str, str] = {}
     for base in itertools.takewhile(lambda base: base is not ToolEnv, kind.__mro__):
         for parameter in inspect.signature(base).parameters.values():
             if "__init__" in vars(base) and parameter.kind is parameter.KEYWORD_ONLY:
                 found.setdefault(parameter.name, f"`{parameter.name}={parameter.default!r}`")
     return ", ".join(found.values())
-
-
-if __name__ == "__main__":
-    main()

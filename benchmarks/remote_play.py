@@ -85,7 +85,7 @@ def measure(
 ) -> Report:
     """Play on servers, kill one `kills` times at even distances, and restart it each time."""
     episodes = plan(env_id, kwargs, num_episodes)
-    command = ["agent_envs.serve", env_id, "--kwargs", json.dumps(kwargs)]
+    command = ["agent_envs", "serve", env_id, "--env_kwargs", json.dumps(kwargs)]
     servers = [ServerProcess(*command) for _ in range(num_servers)]
     with contextlib.ExitStack() as running:
         for server in servers:

@@ -299,7 +299,7 @@ class Client:
                 if time.monotonic() + pause > started + limit:
                     raise ServerError(
                         f"No server accepted the session within {limit:g} seconds: {error}. Start "
-                        f"one with python -m agent_envs.serve ID, or raise {name}=."
+                        f"one with python -m agent_envs serve ID, or raise {name}=."
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)

@@ -56,7 +56,7 @@ class RemoteTool(Tool):
 class RemoteEnv(ToolEnv):
     """An environment that runs on one of several servers, as if it were local.
 
-    ``python -m agent_envs.serve ID`` starts a server. Observations, rewards, infos, turn limits,
+    ``python -m agent_envs serve ID`` starts a server. Observations, rewards, infos, turn limits,
     seeds and options are those of the environment there, whose arguments are given where it is
     started. A session is opened on the server with the fewest. If it ends (the server dies,
     restarts, or drops an idle session), the episode is resumed in another session by replaying its

@@ -139,7 +139,7 @@ class EnvironmentServer:
         if len(self._sessions) >= self._max_sessions:
             if not self._between_episodes:
                 text = (
-                    f"All {self._max_sessions} sessions are in use; raise --max-sessions or wait."
+                    f"All {self._max_sessions} sessions are in use; raise --max_sessions or wait."
                 )
                 raise Refusal(ErrorCode.CAPACITY_REACHED, text)
             longest = next(iter(self._between_episodes))

@@ -96,8 +96,8 @@ def make(
     if not _rows(told):
         raise ConfigurationError(
             f"None of the {len(shown)} references of {lessons.options} ends in success within "
-            f"{MAX_CONTEXT} tokens. Check an environment's reference_actions() with python -m "
-            "agent_envs.check."
+            f"{MAX_CONTEXT} tokens. Check an environment's reference_actions() with "
+            "python -m agent_envs check."
         )
     turn = int(ROOM * max(len(t.completion_ids) for played in told for t in played.transitions))
     model = make_model(tokenizer, max_position_embeddings=MAX_CONTEXT + turn)

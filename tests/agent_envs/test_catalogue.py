@@ -4,23 +4,23 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ENVIRONMENTS
-from agent_envs.catalogue import INTRODUCTION, main, make_page
+from agent_envs.catalogue import make_page
 from agent_envs.errors import MissingExtraError, SandboxUnavailableError
 
 PAGE = Path(__file__).parents[2] / "ENVIRONMENTS.md"
 
 
-def test_the_page_is_what_the_environments_declare():
+def test_the_page_is_up_to_date():
     page = PAGE.read_text(encoding="utf-8")
-    assert page == make_page(), "run: python -m agent_envs.catalogue --output ENVIRONMENTS.md"
+    assert page == make_page(), "run: python -m agent_envs list --output ENVIRONMENTS.md"
 
 
 def check_declarations(env):
-    """Compare what a class declares for the page with what an environment has."""
+    """Compare the declarations of a class with an environment."""
     env.reset(seed=0)
     kind, *_, info = type(env.unwrapped), *env.step("")
     functions = [entry["function"] for entry in info["tools"]]
-    if env.spec.id != "AgentR1/BFCL-v0":  # there, each task has functions of its own
+    if env.spec.id != "AgentR1/BFCL-v0":  # there, each task has its own functions
         assert kind.tool_signatures == tuple(
             f"{function['name']}({', '.join(function['parameters']['properties'])})"
             for function in functions
@@ -30,7 +30,7 @@ def check_declarations(env):
 
 
 @pytest.mark.parametrize("env_id", [spec.id for spec in ENVIRONMENTS])
-def test_what_is_declared_is_so(env_id, data_files, request):
+def test_declarations_match_the_environment(env_id, data_files, request):
     kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
     if env_id in ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"):
         pytest.skip("needs games or a server; see test_text_world and test_web_shop")
@@ -41,12 +41,3 @@ def test_what_is_declared_is_so(env_id, data_files, request):
     except (MissingExtraError, SandboxUnavailableError) as error:
         pytest.skip(str(error))
     check_declarations(env)
-
-
-def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("agent_envs.catalogue.ENVIRONMENTS", ENVIRONMENTS[:1])
-    main(["--output", str(tmp_path / "page.md")])
-    page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# The environments\n\n{INTRODUCTION}\n\n## `AgentR1/HotpotQA-v0`\n\n")
-    main([])
-    assert page in capsys.readouterr().out

@@ -12,6 +12,7 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
+import agent_envs.__main__
 from agent_envs.errors import UnknownNameError
 from agent_leaderboard import cli as leaderboard
 from agent_leaderboard.play.config import load_configs
@@ -130,7 +131,7 @@ def test_the_commands_of_a_page_exist_with_their_options(page):
         "agent-r1-bench verify RUN --job 2",
         "python -m agent_trainers.experimental.diagnose lost.jsonl --bye model",
         "python -m benchmarks.credit --estimators mine:credit",
-        "python -m agent_envs.plai",
+        "python -m agent_envs plai",
         "make dem",
         "python examples/none.py",
         "rm -rf runs",
@@ -170,6 +171,8 @@ def check_command(words):
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
         check_leaderboard(given)
+    elif arguments[:2] == ["-m", "agent_envs"]:
+        agent_envs.__main__._parser().parse_args(arguments[2:])
     elif program == "python" and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]), arguments[1]
         check_module_options(arguments[1], arguments[2:])

@@ -1,0 +1,151 @@
+"""The command ``python -m agent_envs``."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_envs import ENVIRONMENTS
+from agent_envs.__main__ import main, write_template
+from agent_envs.catalogue import INTRODUCTION
+from agent_envs.errors import ConfigurationError
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+OWN_PAGE = Path(__file__).parents[2] / "docs" / "environments" / "own.md"
+
+
+def run(folder, *command):
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+
+
+def test_list_writes_the_page_of_environments(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("agent_envs.catalogue.ENVIRONMENTS", ENVIRONMENTS[:1])
+    main(["list", "--output", str(tmp_path / "page.md")])
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# The environments\n\n{INTRODUCTION}\n\n## `AgentR1/HotpotQA-v0`\n\n")
+    main(["list"])
+    assert page in capsys.readouterr().out
+
+
+@pytest.fixture
+def play(capsys):
+    def play_lines(*lines):
+        typed = iter(lines)
+
+        def ask(prompt):
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        main(["play", ID, "--task", "3"], ask)
+        return capsys.readouterr().out
+
+    return play_lines
+
+
+def test_a_person_solves_a_task_with_the_hints(play):
+    shown = play("hint")
+    searches = [line.split('"query": "')[1][:-14] for line in shown.splitlines() if "query" in line]
+    answer = shown.split("<answer>")[1].split("</answer>")[0]
+    shown = play(*(f"search {query.strip()}" for query in searches), f"answer {answer}")
+    assert "success 1" in shown
+    assert "return 1.2" in shown
+
+
+def test_typed_lines_become_actions_of_a_model(play):
+    shown = play("search query=film", "raw <tool_call>", "hm", "help", "quit")
+    assert '<tool_call>{"name": "search", "arguments": {"query": "film"}}</tool_call>' in shown
+    assert "bad_json" in shown
+    assert "no_action" in shown
+    assert "name=value" in shown
+
+
+def test_the_new_environment_passes_the_kit_and_its_own_tests(tmp_path):
+    shown = run(tmp_path, "agent_envs", "new", "toy_shop").stdout
+    assert "python -m agent_envs check toy_shop:ToyShop-v0" in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test_toy_shop.py", "toy_shop.py"]
+    checked = run(tmp_path, "agent_envs", "check", "toy_shop:ToyShop-v0")
+    lines = checked.stdout.splitlines()
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert {line[:5] for line in lines} == {"ok   "}
+    assert lines[0] == "ok   gymnasium: check_env has no complaint"
+    assert lines[-1] == "ok   processes: byte for byte, with another PYTHONHASHSEED"
+    assert "2 passed" in run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider").stdout
+
+
+def test_a_failed_check_is_a_line_and_the_exit_code(tmp_path):
+    module, _ = write_template("slip_env", tmp_path)
+    text = module.read_text(encoding="utf-8")
+    marker = "    def reference_actions(self)"
+    assert marker in text
+    wrong = (
+        f"{marker} -> list[str]:\n        return [self.write_answer('no')]\n\n    def unused(self)"
+    )
+    module.write_text(text.replace(marker, wrong), encoding="utf-8")
+    result = run(tmp_path, "agent_envs", "check", "slip_env:SlipEnv-v0", "--episodes", "1",
+                 "--seed", "5")  # fmt: skip
+    assert result.returncode == 1
+    assert "FAIL reference actions: seed 5: after the reference actions success=0.0" in (
+        result.stdout.splitlines()
+    )
+
+
+def test_the_documentation_shows_the_template(tmp_path):
+    module, test = write_template("my_env", tmp_path / "new" / "folder")
+    page = OWN_PAGE.read_text(encoding="utf-8")
+    assert f"```python\n{module.read_text(encoding='utf-8')}```" in page
+    assert test.name == "test_my_env.py"
+    module.unlink()
+    with pytest.raises(ConfigurationError, match=r"test_my_env\.py exists; nothing was written"):
+        write_template("my_env", module.parent)
+    assert not module.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["new", "my-env"], "'my-env' cannot name a module"),
+        (["new", "MyEnv"], "cannot name a module"),
+        (["new", "class"], "cannot name a module"),
+        (["new", "json"], "There is a module json already"),
+        (["check", "no_such_module:Own-v0"], "No module named 'no_such_module'"),
+        (["check", "AgentR1/SyntheticTable-v0", "--env_kwargs", '{"steps": 9}'], "not 9"),
+        (["play", "AgentR1/Nothing-v0"], "Environment `Nothing` doesn't exist"),
+        (["play", "CartPole-v1", "--env_kwargs", "{}"], "not an environment with tools"),
+        (["serve", ID, "--host", "0.0.0.0"], "admits other machines. Set AGENT_ENVS_TOKEN"),
+        (["serve", ID, "--host", "::"], "admits other machines"),
+        (["serve", ID, "--host", "node-3"], "admits other machines"),
+        (["serve", ID, "--max_sessions", "0"], "--max_sessions (0)"),
+        (["serve", "AgentR1/SyntheticMultiHap-v0"], "Did you mean: `SyntheticMultiHop`"),
+        *[
+            ([command, ID, "--env_kwargs", value], message)
+            for command in ("play", "check", "serve")
+            for value, message in [
+                ("[]", "must be a JSON object"),
+                ("{", "--env_kwargs is not valid JSON"),
+                ('{"hop": 1}', "unexpected keyword argument 'hop'"),
+            ]
+        ],
+    ],
+)
+def test_wrong_arguments_are_an_error_of_one_line(arguments, message, tmp_path, monkeypatch):
+    pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments, lambda prompt: "quit")
+    assert str(stopped.value).startswith(f"{arguments[0]}: ")
+    assert message in str(stopped.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_library_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", ID])
+    assert "pip install 'agent-r1[serve]'" in str(stopped.value)
