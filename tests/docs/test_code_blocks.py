@@ -155,7 +155,7 @@ OPTIONS_OF = {
 }
 
 
-def check_command(words):
+def check_command(words):  # noqa: C901
     program, *arguments = words
     if words[:2] == ["agent-r1-eval", "collect"]:
         program, arguments = " ".join(words[:2]), words[2:]
