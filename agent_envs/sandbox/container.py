@@ -112,26 +112,14 @@ class ContainerLauncher:
 
     def _command(self, name: str, limits: Limits) -> list[str]:
         memory = f"{limits.memory_mb + _SUPERVISOR_MB}m"
-        options = [
-            "--rm",
-            "--interactive",
-            f"--name={name}",
-            "--pull=never",
-            "--network=none",
-            "--read-only",
-            "--cap-drop=ALL",
-            "--security-opt=no-new-privileges",
-            "--user=65534:65534",
-            "--ipc=private",
-            "--log-driver=none",  # or the engine keeps the output on disk
-            "--oom-score-adj=1000",
-            f"--memory={memory}",
-            f"--memory-swap={memory}",
-            f"--pids-limit={limits.processes + _SUPERVISOR_PROCESSES}",
-            f"--tmpfs=/scratch:rw,exec,nosuid,nodev,size={limits.scratch_mb}m,mode=1777",
-            "--workdir=/scratch",
-            "--entrypoint=python3",
-        ]
+        options = (
+            f"--rm --interactive --name={name} --pull=never --network=none --read-only "
+            "--cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --ipc=private "
+            f"--log-driver=none --oom-score-adj=1000 --memory={memory} --memory-swap={memory} "
+            f"--pids-limit={limits.processes + _SUPERVISOR_PROCESSES} "
+            f"--tmpfs=/scratch:rw,exec,nosuid,nodev,size={limits.scratch_mb}m,mode=1777 "
+            "--workdir=/scratch --entrypoint=python3"  # without a log, which would be on disk
+        ).split()
         options += [f"--env={key}={value}" for key, value in ENVIRONMENT.items()]
         options += [f"--volume={f}:/packages/{i}:ro" for i, f in enumerate(self._packages)]
         return [self._engine, "run", *options, self._image, *PYTHON_FLAGS, "-c", BOOTSTRAP]

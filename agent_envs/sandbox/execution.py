@@ -7,10 +7,10 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox.folder import Folder
@@ -26,11 +26,21 @@ _REPORT_BYTES: Final = 48 << 20
 _CRASH_TEXT: Final = "[the program ended together with its supervisor]\n"
 
 
+Files: TypeAlias = Mapping[str, str | bytes] | Folder
+
+
 def make_request(
-    mode: str, source: str, stdin: str = "", *, collect_files: bool = False
+    mode: str, source: str, files: Files | None = None, stdin: str = "", **options: bool
 ) -> dict[str, Any]:
-    """Return a request to run a program; see `program.run` for the modes."""
-    return {"mode": mode, "source": source, "stdin": stdin, "collect_files": collect_files}
+    """Return a request to run a program; see `program.run` for the modes.
+
+    Raises:
+        ConfigurationError: If a path leads out of the scratch directory.
+    """
+    folder = files if isinstance(files, Folder) else Folder.of(files) if files else None
+    archive = folder.archive if folder else b""
+    request = {"mode": mode, "source": source, "stdin": stdin, "archive": archive}
+    return {**request, "collect_files": False, **options}
 
 
 class Execution:
@@ -41,8 +51,6 @@ class Execution:
         launcher: Launcher,
         request: dict[str, Any],
         limits: Limits,
-        *,
-        folder: Folder | None = None,
         channels: Sequence[int] = (),
     ) -> None:
         """Start a program.
@@ -51,14 +59,12 @@ class Execution:
             launcher: Starts the supervisor.
             request: See `make_request`.
             limits: Limits of the program.
-            folder: Content of its scratch directory.
             channels: Further descriptors for it; owned and closed here.
         """
         self._launcher = launcher  # keep it alive as long as its program
         self._limits = limits
         self._reports = _Reports((limits.scratch_mb << 20) + _REPORT_BYTES)
-        self._has_ended = self._is_late = False
-        self._is_over_output = False
+        self._has_ended = self._is_late = self._is_over_output = False
         theirs: list[int] = list(channels)
         self._control, control = socket.socketpair()
         self._outputs: dict[int, _Capture] = {}
@@ -77,9 +83,9 @@ class Execution:
             for descriptor in theirs:
                 os.close(descriptor)
         self._control.settimeout(_GRACE_SECONDS)
-        archive = b"" if folder is None else folder.archive
-        all_limits = asdict(limits) | {"longest_seconds": limits.longest_seconds}
-        data = json.dumps({**request, "folder_bytes": len(archive), "limits": all_limits}).encode()
+        archive = request.pop("archive")
+        request["limits"] = asdict(limits) | {"longest_seconds": limits.longest_seconds}
+        data = json.dumps({**request, "archive_bytes": len(archive)}).encode()
         self._send(len(data).to_bytes(4, "big") + data + archive)
 
     def begin_call(self) -> None:
@@ -128,6 +134,11 @@ class Execution:
                 return not self._is_over_output
         self._read_all_output()
         return False
+
+    def finish(self) -> Result:
+        """Wait for the end, and return the result."""
+        self.wait()
+        return self.result()
 
     def result(self) -> Result:
         """Return the result of a program that has ended.

@@ -1,4 +1,4 @@
-"""`Sandbox`: runs programs, keeps sessions, and checks programs against tests."""
+"""`Sandbox`: run programs, keep sessions, and judge programs by tests."""
 
 import contextlib
 import json
@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypedDict, Unpack
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox.container import ContainerLauncher
-from agent_envs.sandbox.execution import Execution, make_request
-from agent_envs.sandbox.folder import Folder
+from agent_envs.sandbox.execution import Execution, Files, make_request
 from agent_envs.sandbox.launching import Launcher
 from agent_envs.sandbox.plain import PlainLauncher
 from agent_envs.sandbox.results import Level, Limits, Result, Verdict
@@ -26,10 +25,20 @@ LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
     "limits": PlainLauncher,
 }
 
-Files: TypeAlias = Mapping[str, str | bytes] | Folder
-"""What a scratch directory holds at first: relative path -> content, or what another left."""
-
 _CLOSED_TEXT: Final = "The session has ended, and its variables are gone."
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `Sandbox.run_python` and `Sandbox.run_shell`."""
+
+    stdin: str
+    """Standard input."""
+    files: Files
+    """Content of the scratch directory: relative path -> content, or the `Folder` of a result."""
+    limits: Limits
+    """Limits of the program."""
+    collect_files: bool
+    """Whether `Result.folder` holds the scratch directory at the end."""
 
 
 def open_sandbox(
@@ -77,51 +86,29 @@ class Sandbox:
         """The level of isolation in force."""
         return self._launcher.level
 
-    def run_python(
-        self,
-        source: str,
-        *,
-        stdin: str = "",
-        files: Files | None = None,
-        limits: Limits | None = None,
-        collect_files: bool = False,
-    ) -> Result:
+    def run_python(self, source: str, **options: Unpack[RunOptions]) -> Result:
         """Run a Python program to its end.
 
         Args:
             source: The program.
-            stdin: Its standard input.
-            files: Content of its scratch directory: relative path -> content, or the `Folder` of an
-                earlier result.
-            limits: Its limits.
-            collect_files: Whether `Result.folder` holds the scratch directory at the end.
+            options: See `RunOptions`.
 
         Raises:
             ConfigurationError: If a path leads out of the scratch directory.
             SandboxError: If the sandbox itself failed.
         """
-        request = make_request("python", source, stdin, collect_files=collect_files)
-        return self._run(request, limits, files)
+        return self._run("python", source, options)
 
-    def run_shell(
-        self,
-        script: str,
-        *,
-        stdin: str = "",
-        files: Files | None = None,
-        limits: Limits | None = None,
-        collect_files: bool = False,
-    ) -> Result:
-        """Run a script with /bin/sh; arguments and errors as for `run_python`."""
-        request = make_request("shell", script, stdin, collect_files=collect_files)
-        return self._run(request, limits, files)
+    def run_shell(self, script: str, **options: Unpack[RunOptions]) -> Result:
+        """Run a script with /bin/sh; options and errors as for `run_python`."""
+        return self._run("shell", script, options)
 
     def session(self, limits: Limits | None = None, *, files: Files | None = None) -> "Session":
-        """Start a Python whose state lasts from call to call.
+        """Start a Python process whose state is kept from call to call.
 
         Args:
-            limits: What each call may use; a call that takes more ends the session.
-            files: Put into its scratch directory first.
+            limits: Limits of each call; a call that exceeds one ends the session.
+            files: Content of its scratch directory.
         """
         return Session(self._launcher, limits or Limits(), files)
 
@@ -167,20 +154,26 @@ class Sandbox:
         to_program, to_tests = socket.socketpair()
         ours, verdict = socket.socketpair()
         given = {"tests": tests, "names": names and list(names), "helpers": helpers}
-        with ours:
-            folder, serve = _as_folder(files), make_request("serve", program)
-            check = make_request("check", json.dumps(given))
-            ends, test_ends = [to_program.detach()], [to_tests.detach(), verdict.detach()]
-            with Execution(self._launcher, serve, limits, folder=folder, channels=ends) as tested:
-                # The program's output must be read while the tests run, or it would block.
-                reader = threading.Thread(target=tested.wait, daemon=True)
-                reader.start()
-                try:
-                    self._run_tests(check, limits, test_ends)
-                finally:
-                    tested.stop()
-                    reader.join()
-                return _judge(tested.result(), _read_verdict(ours))
+        serve, check = (
+            make_request("serve", program, files),
+            make_request("check", json.dumps(given)),
+        )
+        # Tests wait for the program most of the time, and must outlive it to report its end.
+        longer = Limits(
+            wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
+        )
+        ends, test_ends = [to_program.detach()], [to_tests.detach(), verdict.detach()]
+        with ours, Execution(self._launcher, serve, limits, ends) as tested:
+            # The program's output must be read while the tests run, or it would block.
+            reader = threading.Thread(target=tested.wait, daemon=True)
+            reader.start()
+            try:
+                with Execution(self._launcher, check, longer, test_ends) as testing:
+                    testing.finish()
+            finally:
+                tested.stop()
+                reader.join()
+            return _judge(tested.result(), _read_verdict(ours))
 
     def close(self) -> None:
         """End every program and session."""
@@ -198,50 +191,25 @@ class Sandbox:
         """Close it."""
         self.close()
 
-    def _run(
-        self,
-        request: dict[str, Any],
-        limits: Limits | None,
-        files: Files | None = None,
-        channels: Sequence[int] = (),
-    ) -> Result:
-        limits, folder = limits or Limits(), _as_folder(files)
-        with Execution(
-            self._launcher, request, limits, folder=folder, channels=channels
-        ) as execution:
-            execution.wait()
-            return execution.result()
-
-    def _run_tests(self, request: dict[str, Any], limits: Limits, ends: list[int]) -> None:
-        # They wait for the program most of the time, and must outlive it to report its end.
-        own = Limits(
-            wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
-        )
-        self._run(request, own, channels=ends)
+    def _run(self, mode: str, source: str, options: RunOptions) -> Result:
+        limits: Any = options.pop("limits", None) or Limits()
+        given: dict[str, Any] = {**options}
+        with Execution(self._launcher, make_request(mode, source, **given), limits) as execution:
+            return execution.finish()
 
 
 class Session:
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        limits: Limits,
-        files: Files | None = None,
-    ) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits, files: Files | None = None) -> None:
         """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         self._channel = Channel(self._socket.fileno(), owns=False)
         self._is_closed = False
         try:
-            self._execution = Execution(
-                launcher,
-                make_request("session", ""),
-                limits,
-                folder=_as_folder(files),
-                channels=[theirs.detach()],
-            )
+            request = make_request("session", "", files)
+            self._execution = Execution(launcher, request, limits, [theirs.detach()])
         except BaseException:
             self._socket.close()
             raise
@@ -254,29 +222,27 @@ class Session:
     def run(self, source: str) -> Result:
         """Run a piece of Python; the value of a last expression is printed, as at a prompt.
 
-        An exception is a result with the status ``error``, and the session goes on. A limit
-        ends it: that call says which, every later one says ``closed``.
+        After an exception, the status is ``error`` and the session continues. A limit ends it: the
+        status of that call names the limit, that of every later call is ``closed``.
 
         Raises:
-            SandboxError: If the sandbox itself broke.
+            SandboxError: If the sandbox itself failed.
         """
         with self._lock:
             if self._is_closed:
                 return Result(status="closed", exit_code=None, stdout="", stderr=_CLOSED_TEXT)
             self._execution.begin_call()
-            with contextlib.suppress(OSError):  # it has ended; `wait` sees that
+            with contextlib.suppress(OSError):  # it has ended; `wait` notices
                 self._channel.send(source)
+            reply = self._execution.wait(self._socket.fileno()) and self._receive()
+            if reply in (b"true", b"false"):
+                self._execution.end_call()
+                return self._execution.partial_result(is_ok=reply == b"true")
             try:
-                reply = self._execution.wait(self._socket.fileno()) and self._receive()
-                if reply in (b"true", b"false"):
-                    self._execution.end_call()
-                    return self._execution.partial_result(is_ok=reply == b"true")
                 self._execution.stop()
-                self._execution.wait()
-                return self._execution.result()
+                return self._execution.finish()
             finally:
-                if reply not in (b"true", b"false"):
-                    self._close()
+                self._close()
 
     def close(self) -> None:
         """End it, with every process that it started."""
@@ -293,7 +259,7 @@ class Session:
         self.close()
 
     def _receive(self) -> bytes:
-        """Return the answer to a call; the program may have written anything there."""
+        """Return the reply to a call; the program may have written anything there."""
         try:
             return self._socket.recv(64)[4:]
         except OSError:
@@ -307,12 +273,8 @@ class Session:
             self._socket.close()
 
 
-def _as_folder(files: Files | None) -> Folder | None:
-    return Folder.of(files) if isinstance(files, Mapping) and files else files or None  # type: ignore[return-value]
-
-
 def _read_verdict(ours: socket.socket) -> Verdict | None:
-    """Return what the tests said; None if they could not finish."""
+    """Return the verdict of the tests; None if they could not finish."""
     ours.settimeout(0)
     try:
         message = ours.recv(1 << 16)[4:]
@@ -322,7 +284,7 @@ def _read_verdict(ours: socket.socket) -> Verdict | None:
 
 
 def _judge(program: Result, verdict: Verdict | None) -> Verdict:
-    """Combine what the tests said with how the program ended."""
+    """Combine the verdict of the tests with the end of the program."""
     if verdict is not None and verdict.reason in ("passed", "failed"):
         return verdict
     if program.status == "timeout":

@@ -125,34 +125,26 @@ _SMALL_IF_SHARED: Final = [
 ]
 _PLAIN_FILE: Final = 0o060000
 """Bits that neither a file nor a pipe has in its mode."""
+# Death signal, dumpable, name, seccomp?, bounding set?, timer slack, subreaper, no new privileges,
+# huge pages, tagged addresses; no names for mappings, which hide what they are.
+_PRCTL: Final = (1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 41, 42, 56)
+_ARCH_PRCTL: Final = (0x1001, 0x1002, 0x1003, 0x1004, 0x1011, 0x1012, 0x1021, 0x1022, 0x1023)
+# Duplicates, flags, record locks, the size of a pipe; no leases, owners, larger pipes.
+_FCNTL: Final = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1027, 1030, 1032, 1034)
+# Is it a terminal, how much is there to read, non-blocking, close on exec.
+_IOCTL: Final = (
+    0x5401, 0x5402, 0x5403, 0x5404, 0x540F, 0x5410, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451,
+    0x802C542A,
+)  # fmt: skip
+# fmt: off
 _GUARDED: Final[Mapping[str, tuple[int, int | None, list[_Instruction]]]] = {
     # No namespaces, tracing or sibling processes; and threads share their descriptors, or the
     # supervisor could not see what they hold.
     "clone": (56, 220, [*_no_bit(0, 0x7E02A000), *_implies(0, 0x10000, 0x400)]),
-    "prctl": (
-        157,
-        167,
-        # Death signal, dumpable, name, seccomp?, bounding set?, timer slack, subreaper, no new
-        # privileges, huge pages, tagged addresses; no names for mappings, which hide what they are.
-        _one_of(0, 1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 41, 42, 56),
-    ),
-    "arch_prctl": (
-        158,
-        None,
-        _one_of(0, 0x1001, 0x1002, 0x1003, 0x1004, 0x1011, 0x1012, 0x1021, 0x1022, 0x1023),
-    ),
-    # Duplicates, flags, record locks, the size of a pipe; no leases, owners, larger pipes.
-    "fcntl": (72, 25, _one_of(1, 0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1027, 1030, 1032, 1034)),
-    # Is it a terminal, how much is there to read, non-blocking, close on exec.
-    "ioctl": (
-        16,
-        29,
-        _one_of(
-            *(1, 0x5401, 0x5402, 0x5403, 0x5404, 0x540F, 0x5410, 0x5413, 0x541B, 0x5421, 0x5450),
-            *(0x5451, 0x802C542A),
-            code=errno.ENOTTY,
-        ),
-    ),
+    "prctl": (157, 167, _one_of(0, *_PRCTL)),
+    "arch_prctl": (158, None, _one_of(0, *_ARCH_PRCTL)),
+    "fcntl": (72, 25, _one_of(1, *_FCNTL)),
+    "ioctl": (16, 29, _one_of(1, *_IOCTL, code=errno.ENOTTY)),
     # No huge pages, which are not counted; shared anonymous memory in small objects only: an object
     # stays while one of its pages is mapped.
     "mmap": (9, 222, [*_no_bit(3, 0x40000), *_SMALL_IF_SHARED]),
@@ -170,18 +162,17 @@ _GUARDED: Final[Mapping[str, tuple[int, int | None, list[_Instruction]]]] = {
     "pidfd_open": (434, 434, _OTHERS),
     # A pair of streams (AF_UNIX), close on exec or not, blocking or not.
     "socketpair": (
-        53,
-        199,
-        [*_one_of(0, 1), *_one_of(1, 1, 0x801, 0x80001, 0x80801), *_one_of(2, 0)],
+        53, 199, [*_one_of(0, 1), *_one_of(1, 1, 0x801, 0x80001, 0x80801), *_one_of(2, 0)]
     ),
-    "sendto": (44, 206, [*_null(4), *_no_bit(3, 1)]),  # nowhere else, nothing out of band
+    "sendto": (44, 206, [*_null(4), *_no_bit(3, 1)]),  # to no address, nothing out of band
     "recvfrom": (45, 207, _no_bit(3, 1)),
-    # What kind of socket, its state; not who is at the other end.
+    # The kind and state of a socket; not who is at the other end.
     "getsockopt": (55, 209, [*_one_of(1, 1), *_one_of(2, 3, 4, 7, 8, 30, 38, 39)]),
     "mknod": (133, None, _no_bit(1, _PLAIN_FILE)),
     "mknodat": (259, 33, _no_bit(2, _PLAIN_FILE)),
     "personality": (135, 92, _one_of(0, 0, 0xFFFFFFFF)),
 }
+# fmt: on
 """Calls that are allowed with some arguments: their numbers, and what is tested."""
 
 _PRETENDED: Final[Mapping[str, tuple[int, int | None, int]]] = {

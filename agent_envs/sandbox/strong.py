@@ -28,34 +28,20 @@ _OLDEST_KERNEL: Final = (5, 14)
 """From this version on, the limit on processes counts per user namespace, so per program."""
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-_DEVICES: Final = {  # as programs see it -> the host's
-    "null": "null",
-    "zero": "full",  # gives zeros, and is no shared memory when it is mapped
-    "full": "full",
-    "random": "random",
-    "urandom": "urandom",
-}
+# As programs see it -> the host's; /dev/full gives zeros, and is no shared memory when mapped.
+_DEVICES: Final = {
+    "null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom",
+}  # fmt: skip
 _PACKAGE_FOLDERS: Final = (
-    "lib*/python*/site-packages",
-    "lib*/python*/dist-packages",
-    "lib*/pypy*/site-packages",
-    "lib*/pypy*/dist-packages",
-    "local/lib*/python*/site-packages",
-    "local/lib*/python*/dist-packages",
-    "src",
-    "local/src",
-    "envs",  # conda's
-    "pkgs",
-)
+    "lib*/*/*-packages", "local/lib*/*/*-packages", "src", "local/src", "envs", "pkgs",
+)  # fmt: skip
 """Folders below a prefix that are not Python's own; the user's projects may be there."""
 _LINKS: Final = {
-    "/tmp": "/scratch",  # noqa: S108
-    "/var/tmp": "/scratch",  # noqa: S108
-    "/dev/shm": "/scratch",  # noqa: S108
+    **dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), "/scratch"),  # noqa: S108
     "/dev/fd": "/proc/self/fd",
-    "/dev/stdin": "/proc/self/fd/0",
-    "/dev/stdout": "/proc/self/fd/1",
-    "/dev/stderr": "/proc/self/fd/2",
+    **{
+        f"/dev/{name}": f"/proc/self/fd/{n}" for n, name in enumerate(("stdin", "stdout", "stderr"))
+    },
 }
 _FILES: Final = {
     "/etc/passwd": "nobody:x:65534:65534:nobody:/scratch:/bin/sh\n",
@@ -154,7 +140,7 @@ class StrongLauncher:
                 self._end_zygote()
                 self._process, self._socket = _start_zygote(self._config)
                 self._socket.sendmsg([b"run"], rights)
-        return _nothing_to_clean
+        return lambda: None  # the scratch directory disappears with its namespace
 
     def close(self) -> None:
         """End the zygote; every program ends with it."""
@@ -175,17 +161,12 @@ class StrongLauncher:
             canary.flush()
             stdin, limits = f"{canary.name}\n", Limits(wall_seconds=20.0)
             try:
-                with Execution(self, make_request("python", PROBE, stdin), limits) as probe:
-                    probe.wait()
-                    result = probe.result()
+                with Execution(self, make_request("python", PROBE, stdin=stdin), limits) as probe:
+                    result = probe.finish()
             except SandboxError as error:
                 raise _unavailable(str(error)) from None
         if result.status != "ok" or json.loads(result.stdout):
             raise _unavailable(f"a probe found {result.stdout.strip()} {result.stderr[-300:]}")
-
-
-def _nothing_to_clean() -> None:
-    """Do nothing: the scratch directory disappeared with its namespace."""
 
 
 def _require_kernel() -> None:
@@ -234,10 +215,8 @@ def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", so
 
 
 def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
-    """List the file tree: Python and the system's programs, no files of the user."""
-    binds: list[tuple[str, str]] = [
-        (f"/dev/{host}", f"/dev/{name}") for name, host in _DEVICES.items()
-    ]
+    """Describe the file tree: Python and the system's programs, no files of the user."""
+    binds = [(f"/dev/{host}", f"/dev/{name}") for name, host in _DEVICES.items()]
     links = dict(_LINKS)
     for name in _SYSTEM:
         path = Path(name)
@@ -246,31 +225,30 @@ def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
         elif path.is_dir():
             binds.append((name, name))
     binds += [(os.path.realpath(name), name) for name in _SETTINGS if Path(name).exists()]
-    for prefix in dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)):
+    prefixes = dict.fromkeys((sys.base_prefix, sys.base_exec_prefix))
+    for prefix in prefixes:
         if not Path(prefix).is_relative_to("/usr"):
             if Path.home().is_relative_to(prefix):
                 raise _unavailable(f"Python is installed in {prefix}, with the user's files")
             binds.append((prefix, prefix))
     binds += [(str(path.resolve()), f"/packages/{i}") for i, path in enumerate(packages)]
-    prefixes = dict.fromkeys(("/usr", sys.base_prefix, sys.base_exec_prefix))
     masks = {
-        str(path): None
-        for prefix in prefixes
+        str(path)
+        for prefix in ("/usr", *prefixes)
         for pattern in _PACKAGE_FOLDERS
         for path in Path(prefix).glob(pattern)
     }
-    masks |= dict.fromkeys(os.path.realpath(path) for path in list(masks))
     return {
         "binds": binds,
         "links": sorted(links.items()),
         "files": sorted(_FILES.items()),
-        "masks": list(masks),
+        "masks": sorted(masks.union(map(os.path.realpath, masks))),
         "seccomp": build_filter().hex(),
-        "modules": list(_WARM_MODULES),
+        "modules": _WARM_MODULES,
         "packages": [f"/packages/{i}" for i in range(len(packages))],
     }
 
 
 def _unavailable(reason: str) -> SandboxUnavailableError:
-    oldest = ".".join(str(number) for number in _OLDEST_KERNEL)
+    oldest = ".".join(map(str, _OLDEST_KERNEL))
     return SandboxUnavailableError(UNAVAILABLE_TEXT.format(reason=reason, oldest=oldest))

@@ -91,10 +91,10 @@ Processes = Namespace | Descendants
 
 
 def receive_request(control: socket.socket) -> dict[str, Any]:
-    """Read the request from the host, with the ``folder`` that follows it."""
+    """Read the request from the host, with the ``archive`` that follows it."""
     length = int.from_bytes(_read(control, 4), "big")
     request: dict[str, Any] = json.loads(_read(control, length))
-    request["folder"] = _read(control, request["folder_bytes"])
+    request["archive"] = _read(control, request["archive_bytes"])
     return request
 
 
@@ -131,31 +131,30 @@ def supervise(
     """Run a program in the current directory, and report on `control`.
 
     Args:
-        request: ``mode``, ``source``, ``stdin``, ``folder``, ``collect_files`` and ``limits``.
+        request: See `execution.make_request`; also ``limits``.
         descriptors: Its standard output and error, and what else it inherits.
         control: The connection to the host.
         processes: The processes that end with it.
         confine: Called in the program's process, last of all: gives up rights for good.
     """
-    folder, started = request.pop("folder"), time.time()
-    date = (archive.unpack(folder) if folder else archive.FIRST_DATE) + 1
-    del folder  # or the program would be forked with it
+    packed, started = request.pop("archive"), time.time()
+    date = (archive.unpack(packed) if packed else archive.FIRST_DATE) + 1
+    del packed  # or the program would be forked with it
     stdin = _make_stdin(request.pop("stdin").encode(errors="replace"))
     descriptors = [stdin, *descriptors]
-    limits, is_session = request["limits"], request["mode"] == "session"
     send_frame(control, b"s")
     main = os.fork()
     if main == 0:
         _become_program(request, descriptors, processes, confine)
     for descriptor in descriptors:
         os.close(descriptor)
-    ending = _watch(main, control, processes, limits, is_session=is_session)
+    ending = _watch(main, control, processes, request)
     report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
     if request["collect_files"]:
         packer = archive.Packer(lambda part: send_frame(control, b"f", part), date, started)
-        packer.pack(limits["scratch_mb"] * _MB)
+        packer.pack(request["limits"]["scratch_mb"] * _MB)
         report["left_out"] = packer.left_out
     send_frame(control, b"r", json.dumps(report).encode())
     control.close()
@@ -187,7 +186,7 @@ def _become_program(
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
             file.write("1000")  # should the machine run out of memory, this goes first
         _place_descriptors(descriptors)
-        _limit_resources(request["limits"], processes, is_session=request["mode"] == "session")
+        _limit_resources(request, processes)
         confine()
         code = program.run(request["mode"], request["source"])
     finally:
@@ -202,7 +201,8 @@ def _place_descriptors(descriptors: list[int]) -> None:
     os.closerange(len(above), 65_536)
 
 
-def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session: bool) -> None:
+def _limit_resources(request: dict[str, Any], processes: Processes) -> None:
+    limits = request["limits"]
     wanted = [
         (resource.RLIMIT_AS, limits["memory_mb"] * _MB),
         (resource.RLIMIT_FSIZE, limits["file_mb"] * _MB),
@@ -213,7 +213,7 @@ def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),  # the user has one quota for all
     ]
-    if not is_session:  # whose processor time is per call, so only the watch can limit it
+    if request["mode"] != "session":  # its processor time is per call: only the watch can limit it
         wanted.append((resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1))))
     for which, value in wanted:
         _, hard = resource.getrlimit(which)
@@ -224,17 +224,10 @@ def _limit_resources(limits: dict[str, Any], processes: Processes, *, is_session
         resource.setrlimit(which, (value, value + spare))
 
 
-def _watch(
-    main: int,
-    control: socket.socket,
-    processes: Processes,
-    limits: dict[str, Any],
-    *,
-    is_session: bool,
-) -> str:
+def _watch(main: int, control: socket.socket, processes: Processes, request: dict[str, Any]) -> str:
     """Wait until the main process ends, the host stops it, or a limit is reached; return which."""
-    watch = usage.Watch(processes.pids, limits)
-    is_idle = is_session
+    watch = usage.Watch(processes.pids, request["limits"])
+    is_idle = request["mode"] == "session"
     poll = select.poll()
     pidfd = os.pidfd_open(main)
     poll.register(pidfd, select.POLLIN)

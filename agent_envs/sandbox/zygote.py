@@ -75,7 +75,8 @@ def _leave_namespaces() -> bool:
     """
     flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     uid, gid = os.geteuid(), os.getegid()
-    may_change = uid == 0 and _has_id("uid") and _has_id("gid") and _may_set_groups()
+    may_set_groups = Path("/proc/self/setgroups").read_text().strip() == "allow"
+    may_change = uid == 0 and _has_id("uid") and _has_id("gid") and may_set_groups
     if may_change and _libc.unshare(flags) == 0:
         return True
     _check(_libc.unshare(flags | _NEWUSER), "unshare: user namespaces")
@@ -90,10 +91,6 @@ def _has_id(kind: str) -> bool:
         if first <= UID < first + count:
             return True
     return False
-
-
-def _may_set_groups() -> bool:
-    return Path("/proc/self/setgroups").read_text().strip() == "allow"
 
 
 class Zygote:
@@ -131,15 +128,13 @@ class Zygote:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _map_ids(self._uid, self._gid)
             request = supervisor.receive_request(control)
-            _mount(
-                "proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=ptraceable,subset=pid"
-            )
+            hidden = "hidepid=ptraceable,subset=pid"
+            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, hidden)
             size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
             _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
             os.chdir("/scratch")
-            supervisor.supervise(
-                request, descriptors, control, supervisor.Namespace(), self._confine
-            )
+            processes = supervisor.Namespace()
+            supervisor.supervise(request, descriptors, control, processes, self._confine)
         except BaseException as error:  # noqa: BLE001 - reported to the host
             failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
             supervisor.send_frame(control, b"r", failure.encode())
@@ -210,9 +205,8 @@ def _bind(source: str, target: str) -> None:
         place.touch()
     _mount(source, target, None, _BIND | _REC)
     is_device = target.startswith("/new/dev/")
-    _set_attributes(
-        target, _NOSUID | _NOEXEC if is_device else _RDONLY | _NOSUID | _NODEV, _AT_RECURSIVE
-    )
+    flags = _NOSUID | _NOEXEC if is_device else _RDONLY | _NOSUID | _NODEV
+    _set_attributes(target, flags, _AT_RECURSIVE)
 
 
 def _make_parent(path: str) -> Path:
@@ -231,11 +225,8 @@ def _become_nobody() -> None:
 
 def _map_ids(uid: int, gid: int) -> None:
     """Map this user to "nobody" in the new user namespace."""
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{UID} {uid} 1"),
-        ("gid_map", f"{UID} {gid} 1"),
-    ):
+    texts = {"setgroups": "deny", "uid_map": f"{UID} {uid} 1", "gid_map": f"{UID} {gid} 1"}
+    for name, text in texts.items():
         with open(f"/proc/self/{name}", "wb", buffering=0) as file:  # noqa: PTH123
             file.write(text.encode())
 
@@ -246,14 +237,10 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 
 
 def _set_attributes(target: str, flags: int, at_flags: int) -> None:
-    attributes = struct.pack("QQQQ", flags, 0, 0, 0)
-    number = ctypes.c_long(_MOUNT_SETATTR)
-    _check(
-        _libc.syscall(
-            number, _AT_FDCWD, target.encode(), at_flags, attributes, ctypes.c_size_t(32)
-        ),
-        f"mount_setattr {target}",
-    )
+    attributes, size = struct.pack("QQQQ", flags, 0, 0, 0), ctypes.c_size_t(32)
+    number, path = ctypes.c_long(_MOUNT_SETATTR), target.encode()
+    result = _libc.syscall(number, _AT_FDCWD, path, at_flags, attributes, size)
+    _check(result, f"mount_setattr {target}")
 
 
 def _pivot_root(new: str, old: str) -> None:
