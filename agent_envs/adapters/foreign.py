@@ -1,7 +1,7 @@
 """Environments of other libraries as environments of ours: text in, text out.
 
-`ForeignEnv` keeps what they lack: the conversation as ``info["messages"]``, reward terms, tasks
-drawn by Gymnasium's seeds, and generators of their own for those that draw from the global ones.
+`ForeignEnv` adds the conversation as ``info["messages"]``, reward terms, tasks drawn by Gymnasium's
+seeds, and separate generators for libraries that draw from the global ones.
 """
 
 import random
@@ -21,43 +21,42 @@ from agent_envs.core.tasks import ENDLESS
 from agent_envs.errors import ConfigurationError
 
 _GLOBAL_RANDOM: Final = threading.RLock()
-"""Held while the process's generators are those of one environment."""
+"""Held while the process's generators are replaced by those of one environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an environment of another library said to an action."""
+    """The result of an action in an environment of another library."""
 
     text: str
     """The observation."""
     reward: float = 0.0
     reward_terms: Mapping[str, float] | None = None
-    """What the reward is made of; None where the library does not say."""
+    """The reward's terms; None where the library has none."""
     terminated: bool = False
     truncated: bool = False
-    said: str | None = None
-    """The action as the library wants it remembered, where that is not as it was written."""
+    action: str | None = None
+    """The action as the library records it, where that differs from the written one."""
     is_state: bool = False
-    """Whether the text is the whole state, instead of what follows in the conversation."""
+    """Whether the text is the whole state, instead of the next message of the conversation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class ForeignEnv(RestorableEnv):
-    """Base of the environments that play those of other libraries.
+    """Base of the environments that wrap those of other libraries.
 
-    `info` holds ``messages``, ``tools`` (none: their prompts say what they take), ``task_id``, and
-    after a step ``action``, ``reward_terms`` and ``metrics``, as those of a `ToolEnv`. An action
-    goes to the other side as it was written; what that says to it is the observation.
+    `info` holds ``messages``, ``tools`` (none: their prompts describe them), ``task_id``, and after
+    a step ``action``, ``reward_terms`` and ``metrics``, as for a `ToolEnv`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
     draws_globally: ClassVar[bool] = False
-    """Whether the library draws from the generators that all of a process share."""
+    """Whether the library draws from the process's global generators."""
     num_tasks: int | None = None
-    """How many tasks there are; None where a task is a seed."""
+    """Number of tasks; None where a task is a seed."""
 
     def __init__(self, name: str) -> None:
-        """Set up what all episodes share; `name` is the beginning of their tasks' ids."""
+        """Set up what all episodes share; `name` is the prefix of the task ids."""
         self._name = name
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
@@ -70,7 +69,7 @@ class ForeignEnv(RestorableEnv):
     def begin(self, task: int) -> Sequence[Message]:
         """Begin the episode of a task; return its first messages, the last of the user.
 
-        Where a task is a seed, it is the one for the other library's reset.
+        Where a task is a seed, it is passed to the library's reset.
         """
 
     @abstractmethod
@@ -83,9 +82,8 @@ class ForeignEnv(RestorableEnv):
         """Begin an episode.
 
         Args:
-            seed: Seed of `np_random`, which draws one of so many tasks; where a task is a seed, the
-                seed itself.
-            options: ``{"task": index}`` for one given task.
+            seed: Seed of `np_random`, which draws the task; where a task is a seed, the task.
+            options: ``{"task": index}`` for a given task.
 
         Raises:
             ConfigurationError: If an option is unknown or the task does not exist.
@@ -98,7 +96,7 @@ class ForeignEnv(RestorableEnv):
         return self._messages[-1]["content"], self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; `truncated` is as the other library says it.
+        """Take one model turn.
 
         Raises:
             ResetNeeded: If the episode is over or none has begun.
@@ -111,18 +109,24 @@ class ForeignEnv(RestorableEnv):
         self._return += reward
         self._num_turns += 1
         self._is_over = reply.terminated or reply.truncated
-        is_last_word = self._is_over and not reply.text
-        replies = [] if is_last_word else [Message(role="user", content=reply.text)]
+        is_silent_end = self._is_over and not reply.text
+        replies = [] if is_silent_end else [Message(role="user", content=reply.text)]
         if reply.is_state:
             self._messages = replies
         else:
-            said = action if reply.said is None else reply.said
-            self._messages += [Message(role="assistant", content=said), *replies]
+            recorded = action if reply.action is None else reply.action
+            self._messages += [Message(role="assistant", content=recorded), *replies]
         terms = {"reward": reward} if reply.reward_terms is None else dict(reply.reward_terms)
-        metrics = {"return": self._return, "num_turns": float(self._num_turns), **reply.metrics}
-        said_by_model = {"kind": "message", "text": action}
-        told = {"action": said_by_model, "reward_terms": terms, "metrics": metrics}
-        return reply.text, reward, reply.terminated, reply.truncated, self._info() | told
+        info = self._info() | {
+            "action": {"kind": "message", "text": action},
+            "reward_terms": terms,
+            "metrics": {
+                "return": self._return,
+                "num_turns": float(self._num_turns),
+                **reply.metrics,
+            },
+        }
+        return reply.text, reward, reply.terminated, reply.truncated, info
 
     def _own_random(self, seed: int | None = None) -> AbstractContextManager[None]:
         return self._random.installed(seed) if self.draws_globally else nullcontext()
@@ -130,7 +134,7 @@ class ForeignEnv(RestorableEnv):
     def _choose(self, seed: int | None, options: dict[str, Any]) -> int:
         task = options.pop("task", None)
         if options:
-            raise ConfigurationError(f"Unknown options: {', '.join(options)}. There is: task.")
+            raise ConfigurationError(f"Unknown options: {', '.join(options)}. The option is: task.")
         limit = ENDLESS if self.num_tasks is None else self.num_tasks
         if task is None and self.num_tasks is None and seed is not None:
             return seed % limit
@@ -146,37 +150,37 @@ class ForeignEnv(RestorableEnv):
 
 
 class GlobalRandom:
-    """Generators of one environment, in the place of the global ones while it computes.
+    """Generators of one environment, installed as the global ones while it computes.
 
-    Libraries that draw from `random` and ``numpy.random`` share them with all other environments of
-    the process: an episode then depends on what the others do. Threads take turns.
+    Otherwise episodes of libraries that draw from `random` and ``numpy.random`` would depend on
+    the other environments of the process. Threads take turns.
     """
 
     def __init__(self) -> None:
-        """Begin with unseeded generators."""
+        """Start with unseeded generators."""
         self._state: tuple[Any, Any] | None = None
 
     @contextmanager
     def installed(self, seed: int | None = None) -> Iterator[None]:
-        """Make them the global ones, seeded if `seed` is given; put the others back at the end."""
+        """Install them, seeded if `seed` is given, and restore the others at the end."""
         with _GLOBAL_RANDOM:
-            others = _state()
+            others = _get_states()
             if seed is not None:
                 random.seed(seed)
-                np.random.seed(seed)  # noqa: NPY002 - what the other library draws from
+                np.random.seed(seed)  # noqa: NPY002 - the library draws from it
             elif self._state is not None:
-                _set_state(self._state)
+                _set_states(self._state)
             try:
                 yield
             finally:
-                self._state = _state()
-                _set_state(others)
+                self._state = _get_states()
+                _set_states(others)
 
 
-def _state() -> tuple[Any, Any]:
+def _get_states() -> tuple[Any, Any]:
     return random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
 
 
-def _set_state(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])  # noqa: NPY002 - as above
+def _set_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002 - as above

@@ -1,18 +1,12 @@
-"""GEM (``gem-llm``): our environments by ``gem.make``, and theirs as environments of ours.
+"""GEM (``gem-llm``): our environments in ``gem.make``, and its environments as ours.
 
 ::
 
-    import gem
-    from agent_envs.adapters.gem import register
-
     register("AgentR1/SyntheticMultiHop-v0")
     env = gem.make("AgentR1/SyntheticMultiHop-v0")
-
-and the other way round::
-
     env = gym.make("agent_envs.adapters.gem:AgentR1/GEM-v0", env_id="game:Sudoku-v0-easy")
 
-GEM knows observations only, and no messages, so the first one begins with the system prompt and the
+GEM has observations only, and no messages, so the first one begins with the system prompt and the
 tools. Its infos hold the rest.
 """
 
@@ -35,15 +29,12 @@ class OwnEnv(gem.Env):
     """An environment of ours as one of GEM's."""
 
     def __init__(self, id: str, *, seed: int | None = None, **kwargs: Any) -> None:
-        """Make the environment.
+        """Make the environment as ``gymnasium.make(id, **kwargs)`` does.
 
-        Args:
-            id: Its Gymnasium id.
-            seed: For the first reset without a seed; ``gem.make_vec`` gives each member its own.
-            kwargs: Its other arguments, as for ``gymnasium.make``.
+        `seed` is for the first reset without one; ``gem.make_vec`` gives each member its own.
 
         Raises:
-            ConfigurationError: If GEM's loop cannot play it.
+            ConfigurationError: If GEM's loop cannot run it.
         """
         super().__init__()
         self._first_seed = seed
@@ -52,7 +43,7 @@ class OwnEnv(gem.Env):
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; the first observation is the prompt, the tools and the question."""
-        # No super().reset(): it would seed the generators that all of a process share.
+        # Without super().reset(), which would seed the process's global generators.
         seed, self._first_seed = self._first_seed if seed is None else seed, None
         self._episode.reset(seed=seed)
         return self._episode.opening, dict(self._episode.info)
@@ -68,7 +59,7 @@ class OwnEnv(gem.Env):
         return self._episode.env.action_space.sample()
 
     def spawn(self, same_state: bool = False, **kwargs: Any) -> Self:
-        """Make another one, with other arguments in `kwargs`; or a copy where this one is now."""
+        """Make another one with changed arguments, or a copy in the same state."""
         if same_state:
             return copy.deepcopy(self)
         id, own = self._made_with
@@ -92,14 +83,14 @@ class GEMEnv(ForeignEnv):
 
         Args:
             env_id: Its id, as for ``gem.make``.
-            wrappers: What to put around it, the innermost first: GEM's tools are wrappers.
+            wrappers: Wrappers, the innermost first, such as GEM's tools.
             observes_state: Whether its observations are whole states, as those of GEM's wrappers
-                that concatenate are; else each follows the others in a conversation.
+                that concatenate; else each is the next message of a conversation.
             kwargs: Its other arguments, as for ``gem.make``.
         """
         super().__init__(env_id)
         self._observes_state = observes_state
-        with self._own_random():  # several play an episode when they are made
+        with self._own_random():  # some environments draw when they are made
             self._env = gem.make(env_id, **kwargs)
             for wrapper in wrappers:
                 self._env = wrapper(self._env)

@@ -1,19 +1,18 @@
-"""inspect_ai: any environment of ours as a `Task`, and any `Task` as a program.
+"""inspect_ai: our environments as a `Task`, and any `Task` as a program.
 
 ::
 
     from inspect_ai import eval
-    from agent_envs.adapters.inspect_ai import agent_r1
 
     eval(agent_r1("AgentR1/HotpotQA-v0", num_tasks=100, data="hotpotqa.jsonl.gz"), model="...")
 
 or ``inspect eval agent_envs/adapters/inspect_ai.py@agent_r1 -T environment=AgentR1/GSM8K-v0``. A
-sample is a task; its solver asks the model for each turn in the state that the environment decides,
-contexts and all. Scores are ``success``, the return, and each metric and reward term of the
-episode. ``state.metadata["turns"]`` says of each turn what it earned and how it ended.
+sample is a task; its solver calls the model for each turn in the state that the environment
+decides. The scores are ``success``, and in ``earned`` the return, each metric and each reward term.
+``state.metadata["turns"]`` has the rewards of the turns.
 
-The other way round, a `Task` is a program that asks a model: `task_program` makes one for
-``agent-r1-train --program``, with its solvers, tools and scorers as they are.
+The other way round, `task_program` makes a program for ``agent-r1-train --program`` of a `Task`,
+with its own solvers, tools and scorers.
 """
 
 import contextlib
@@ -64,18 +63,18 @@ def agent_r1(environment: str, num_tasks: int | None = None, seed: int = 0, **kw
 
     Args:
         environment: Its Gymnasium id.
-        num_tasks: How many samples: the first tasks, all if None; of an endless family, drawn ones.
-        seed: Seed of what is drawn here.
+        num_tasks: Number of samples; see `draw_tasks`.
+        seed: See `draw_tasks`.
         kwargs: Its other arguments, as for ``gymnasium.make``.
 
     Raises:
-        ConfigurationError: If `num_tasks` is not to be had.
+        ConfigurationError: If there are not so many tasks.
     """
     probe = OwnEpisode(environment, kwargs)
     samples = []
-    for index, seed_of_task in draw_tasks(environment, probe.env, num_tasks, seed):
-        question = probe.reset(seed=seed_of_task, task=index)
-        row = {"task": index, "seed": seed_of_task}
+    for index, task_seed in draw_tasks(environment, probe.env, num_tasks, seed):
+        question = probe.reset(seed=task_seed, task=index)
+        row = {"task": index, "seed": task_seed}
         samples.append(Sample(input=question, id=probe.info["task_id"], metadata=row))
     probe.close()
     return Task(
@@ -88,48 +87,42 @@ def agent_r1(environment: str, num_tasks: int | None = None, seed: int = 0, **kw
 
 @solver
 def play(environment: str, kwargs: Mapping[str, Any]) -> Solver:
-    """Play the sample's episode: what the model writes is the action, until the episode ends."""
+    """Run the sample's episode with the model's turns as actions."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        del generate  # it would call the tools itself, in a conversation of its own
+        del generate  # it would call the tools itself, in its own conversation
         episode = await anyio.to_thread.run_sync(OwnEpisode, environment, kwargs)
         with contextlib.closing(episode):
             row = state.metadata
             begin = partial(episode.reset, seed=row["seed"], task=row["task"])
             await anyio.to_thread.run_sync(begin)
-            await _play(episode, state)
+            turns = state.metadata[_TURNS] = []
+            _update(state, episode)
+            while not episode.is_over:
+                tools = [ToolInfo.model_validate(tool["function"]) for tool in episode.tools]
+                state.output = await get_model().generate(state.messages, tools)
+                message = state.output.message
+                calls = [
+                    FunctionCall(
+                        name=c.function, arguments=c.parse_error or json.dumps(c.arguments)
+                    )
+                    for c in message.tool_calls or ()
+                ]
+                turns.append(await anyio.to_thread.run_sync(episode.take_turn, message.text, calls))
+                _update(state, episode)
         return state
 
     return solve
 
 
-async def _play(episode: OwnEpisode, state: TaskState) -> None:
-    turns = state.metadata[_TURNS] = []
-    _show(episode, state)
-    while not episode.is_over:
-        tools = [ToolInfo.model_validate(tool["function"]) for tool in episode.tools]
-        state.output = await get_model().generate(state.messages, tools)
-        said = state.output.message
-        calls = [
-            FunctionCall(name=c.function, arguments=c.parse_error or json.dumps(c.arguments))
-            for c in said.tool_calls or ()
-        ]
-        await anyio.to_thread.run_sync(episode.step, episode.action(said.text, calls))
-        told = {"observation": episode.observation, "reward": episode.reward}
-        turns.append(told | episode.summary)
-        _show(episode, state)
-
-
-def _show(episode: OwnEpisode, state: TaskState) -> None:
-    """Put the episode into the sample's state; a limit may end it at any turn."""
-    terms = {f"rewards/{name}": value for name, value in episode.reward_terms.items()}
-    metrics = episode.info.get("metrics", {})
-    state.metadata[_EPISODE] = {**metrics, "return": episode.episode_return, **terms}
+def _update(state: TaskState, episode: OwnEpisode) -> None:
+    """Write the episode into the sample's state, since a limit may end it after any turn."""
+    state.metadata[_EPISODE] = {**episode.totals, "return": episode.episode_return}
     state.messages = [_chat_message(message) for message in episode.messages]
 
 
 def _chat_message(message: ApiMessage) -> ChatMessage:
-    # inspect_ai's own messages_from_openai asks for a release of openai that verifiers refuses.
+    # inspect_ai's messages_from_openai needs a release of openai that verifiers refuses.
     content = message["content"] or ""
     if message["role"] == "system":
         return ChatMessageSystem(content=content)
@@ -166,28 +159,30 @@ def earned() -> Scorer:
 
 
 _ONE_AT_A_TIME: Final = threading.Lock()
-"""inspect_ai evaluates one task at a time in a process."""
+"""inspect_ai evaluates one task at a time per process."""
 Program = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
 def task_program(make_task: Callable[[], Task], *, reward: str | None = None) -> Program:
-    """Return a program that plays a task of inspect_ai, for ``--program`` and `ProgramTasks`.
+    """Return a program that runs a task of inspect_ai, for ``--program`` and `ProgramTasks`.
 
-    A row of its tasks is ``{"task": 3}``, the place of a sample in its dataset. Metrics are what
-    its scorers say. Episodes of a process take turns: ``--program_runner process`` plays them side
-    by side.
+    A row of its tasks is ``{"task": 3}``, the index of a sample in its dataset. Metrics are the
+    scores. Episodes of one process run one after the other; ``--program_runner process`` runs them
+    concurrently.
 
     Args:
-        make_task: Makes the task, anew for each episode.
-        reward: Whose score is the reward: the name of a scorer, or ``scorer/name`` of one that
-            says several things. None: the first.
+        make_task: Makes the task, once per episode.
+        reward: The scorer whose score is the reward, or ``scorer/name`` of one with several scores;
+            the first if None.
     """
 
     def run(session: Any, row: dict[str, Any]) -> dict[str, Any]:
         whole = make_task()
         place = int(row["task"])
         if not 0 <= place < len(whole.dataset):
-            raise ConfigurationError(f"{whole.name} has {len(whole.dataset)} samples; no {place}.")
+            raise ConfigurationError(
+                f"{whole.name} has {len(whole.dataset)} samples; there is no {place}."
+            )
         sample = whole.dataset[place]
         one = task_with(whole, dataset=MemoryDataset([sample]), epochs=1)
         model = get_model(
@@ -195,21 +190,23 @@ def task_program(make_task: Callable[[], Task], *, reward: str | None = None) ->
         )
         with _ONE_AT_A_TIME, tempfile.TemporaryDirectory() as logs:
             (log,) = evaluate(one, model=model, display="none", log_dir=logs, log_format="json")
-        played = (log.samples or [None])[0]
-        error = log.error or (played.error if played is not None else None)
-        if played is None or error is not None:
-            raise RolloutError(f"inspect_ai: {error.message if error else 'nothing was played'}")
-        scores = dict(_numbers(played.scores or {}))
+        finished = (log.samples or [None])[0]
+        error = log.error or (finished.error if finished is not None else None)
+        if finished is None or error is not None:
+            raise RolloutError(f"inspect_ai: {error.message if error else 'no sample was run'}")
+        scores = dict(_numbers(finished.scores or {}))
         if not scores or (reward is not None and reward not in scores):
             there = ", ".join(scores) or "none"
-            raise ConfigurationError(f"There is no score {reward or ''} of a sample: {there}.")
+            raise ConfigurationError(
+                f"A sample has no score {reward or ''}; its scores are: {there}."
+            )
         return {"reward": scores[reward or next(iter(scores))], "metrics": scores}
 
     return run
 
 
 def _numbers(scores: Mapping[str, Score]) -> Iterator[tuple[str, float]]:
-    """Yield what scorers said as numbers: ``C`` is 1, ``I`` is 0."""
+    """Yield scores as numbers: ``C`` is 1, ``I`` is 0."""
     number = value_to_float()
     for name, score in scores.items():
         if isinstance(score.value, Mapping):

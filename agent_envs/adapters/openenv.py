@@ -1,18 +1,14 @@
 """OpenEnv (``openenv-core``): our environments as its `Environment`, and its ones as ours.
 
-In one process. ::
-
-    from agent_envs.adapters.openenv import OwnEnvironment, TextAction
+Both in one process::
 
     environment = OwnEnvironment("AgentR1/SyntheticMultiHop-v0")
     observation = environment.reset(seed=7)
     observation = environment.step(TextAction(text="<answer>Oslo</answer>"))
 
-and the other way round::
-
     env = OpenEnvEnv(make=MyEnvironment, action_class=MyAction)
 
-OpenEnv's servers drop an observation's ``metadata``, so all that is to be kept is a field.
+OpenEnv's servers drop an observation's ``metadata``, so `TextObservation` has fields instead.
 """
 
 import json
@@ -28,9 +24,11 @@ from agent_envs.adapters.own_episode import OwnEpisode
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 
-BAD_ACTION_TEXT: Final = "This is no action here: {reason} Write a JSON object that fits {schema}."
+BAD_ACTION_TEXT: Final = (
+    "This is not a valid action: {reason} Write a JSON object that fits {schema}."
+)
 _OWN_FIELDS: Final = frozenset({"done", "reward", "metadata"})
-"""What every observation of OpenEnv has; beside it stands what the environment says."""
+"""Fields of every observation of OpenEnv."""
 
 
 class TextAction(Action):
@@ -41,7 +39,7 @@ class TextAction(Action):
 
 
 class TextObservation(Observation):
-    """What an environment of ours says; `done` is `terminated` or `truncated`."""
+    """An observation of ours; `done` is `terminated` or `truncated`."""
 
     text: str
     """The observation."""
@@ -54,11 +52,11 @@ class TextObservation(Observation):
     reward_terms: dict[str, float] = pydantic.Field(default_factory=dict)
     """Name -> weighted contribution; they sum to the reward."""
     info: dict[str, Any] = pydantic.Field(default_factory=dict)
-    """The rest of `info`: what was understood, the tool's result, the metrics."""
+    """The rest of `info`: the parsed action, the tool's result, the metrics."""
 
 
 class EpisodeState(State):
-    """Where an episode is."""
+    """The state of an episode."""
 
     environment: str
     """The Gymnasium id."""
@@ -72,12 +70,7 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, id: str, **kwargs: Any) -> None:
-        """Make the environment.
-
-        Args:
-            id: Its Gymnasium id.
-            kwargs: Its other arguments, as for ``gymnasium.make``.
-        """
+        """Make the environment as ``gymnasium.make(id, **kwargs)`` does."""
         super().__init__()
         self._episode = OwnEpisode(id, kwargs)
         self._state = EpisodeState(environment=id)
@@ -88,13 +81,7 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
         episode_id: str | None = None,
         task: int | None = None,
     ) -> TextObservation:
-        """Begin an episode.
-
-        Args:
-            seed: Seed of the environment, which draws the task if `task` is None.
-            episode_id: Its name in `state`.
-            task: The task's index.
-        """
+        """Begin an episode of a task index or a drawn task; `episode_id` is its name in `state`."""
         self._episode.reset(seed=seed, task=task)
         task_id = self._episode.info["task_id"]
         name = self._episode.id
@@ -102,7 +89,7 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
         return self._observe(reward=None)
 
     def step(self, action: TextAction, timeout_s: float | None = None) -> TextObservation:
-        """Take one model turn; tools have timeouts of their own, so `timeout_s` is not read."""
+        """Take one model turn; `timeout_s` is ignored, since tools have timeouts."""
         self._episode.step(action.text)
         self._state.step_count = self._episode.num_turns
         self._state.episode_return = self._episode.episode_return
@@ -110,11 +97,11 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
 
     @property
     def state(self) -> EpisodeState:
-        """Where the episode is."""
+        """The state of the episode."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Return the environment's id, and what it says of itself."""
+        """Return the environment's id and description."""
         text = type(self._episode.env.unwrapped).__doc__ or ""
         return EnvironmentMetadata(name=self._episode.id, description=text.partition("\n")[0])
 
@@ -140,8 +127,8 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
 class OpenEnvEnv(ForeignEnv):
     """An environment of OpenEnv as one of ours. A task is a seed of its reset.
 
-    An action is a JSON object that fits `action_class`; where that has one field of text and no
-    other that is required, it is that text. What does not fit is answered with what was wrong.
+    An action is a JSON object that fits `action_class`, or the text of its only required field. An
+    invalid one is answered with the reason.
     """
 
     def __init__(
@@ -155,12 +142,12 @@ class OpenEnvEnv(ForeignEnv):
 
         Args:
             make: Makes it, such as its class.
-            action_class: What its steps take.
-            show: Writes an observation as text; else its only field, where that is a text, or all
-                of them as JSON.
+            action_class: The class of its actions.
+            show: Writes an observation as text. By default its ``text``, its only field, or all
+                fields as JSON.
 
         Raises:
-            ConfigurationError: If `action_class` is no Action of OpenEnv.
+            ConfigurationError: If `action_class` is not an Action of OpenEnv.
         """
         super().__init__(getattr(make, "__name__", "OpenEnv"))
         if not (isinstance(action_class, type) and issubclass(action_class, Action)):
@@ -211,9 +198,9 @@ class OpenEnvEnv(ForeignEnv):
 
 
 def _show(observation: Observation) -> str:
-    said = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
-    if isinstance(said.get("text"), str):
-        return str(said["text"])
-    if len(said) == 1 and isinstance(text := next(iter(said.values())), str):
+    fields = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
+    if isinstance(fields.get("text"), str):
+        return str(fields["text"])
+    if len(fields) == 1 and isinstance(text := next(iter(fields.values())), str):
         return text
-    return json.dumps(said, ensure_ascii=False)
+    return json.dumps(fields, ensure_ascii=False)

@@ -1,8 +1,7 @@
-"""Episodes of one of our environments, as the environments of other libraries play them.
+"""One episode of an environment of ours, as the adapters to other libraries run it.
 
-What all adapters of this direction share: how an environment is made and reset, what its state is
-as the messages of a chat, what was said since the last turn, what a reply means as an action, and
-what an episode earned in all.
+It gives the state as chat messages, the new messages since the last turn, the action for a reply of
+a model, and the totals of the episode.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +25,10 @@ from agent_envs.wrappers.awaited import awaited
 
 
 class OwnEpisode:
-    """An environment of ours and the episode under way in it.
+    """An environment of ours and its current episode.
 
     `observation`, `reward`, `terminated`, `truncated` and `info` are those of the last turn;
-    `episode_return`, `reward_terms` and `num_turns` count from the reset on.
+    `episode_return`, `reward_terms` and `num_turns` are totals since the reset.
     """
 
     def __init__(
@@ -40,19 +39,24 @@ class OwnEpisode:
         Args:
             id: Its Gymnasium id.
             kwargs: Its other arguments.
-            only_text_in: The library, where its loop appends text to text and hands on no more.
+            only_text_in: The name of a library whose loop only appends text to text.
 
         Raises:
-            ConfigurationError: If it has no tools, or its states cannot be those of such a loop.
+            ConfigurationError: If it has no tools, or such a loop cannot represent its states.
         """
         self.id = id
         self.env: gym.Env[str, str] = awaited(gym.make(id, **kwargs))
         if not isinstance(self.env.unwrapped, ToolEnv):
-            raise ConfigurationError(f"{id} is no environment with tools (a ToolEnv).")
-        self._format = self.env.unwrapped.action_format
+            raise ConfigurationError(f"{id} is not an environment with tools (a ToolEnv).")
+        self.format = self.env.unwrapped.action_format
         if only_text_in is not None:
             check_appends(id, self.env, only_text_in)
-            self._check_is_text(only_text_in)
+            if self.format.is_structured:
+                raise ConfigurationError(
+                    f"tool_format={self.format.name!r} needs structured calls, but {only_text_in} "
+                    f"passes text only. Leave it out of {id}'s arguments: the prompt then says how "
+                    "to call."
+                )
         self.is_over = True
 
     def reset(self, *, seed: int | None = None, task: int | None = None) -> str:
@@ -74,13 +78,13 @@ class OwnEpisode:
         return self.observation
 
     def step(self, action: str) -> str:
-        """Take one model turn; return what the environment says to it.
+        """Take one model turn; return the observation.
 
         Raises:
             ResetNeeded: If the episode is over or none has begun.
         """
         if self.is_over:
-            raise gym.error.ResetNeeded("The episode is over; begin one before the next step.")
+            raise gym.error.ResetNeeded("The episode is over; reset before the next step.")
         self.observation, reward, self.terminated, self.truncated, self.info = self.env.step(action)
         self.reward = float(reward)
         self.episode_return += self.reward
@@ -90,6 +94,11 @@ class OwnEpisode:
         self.is_over = self.terminated or self.truncated
         return self.observation
 
+    def take_turn(self, content: str, calls: Sequence[FunctionCall] = ()) -> dict[str, Any]:
+        """Take a chat model's turn: its text and structured calls; return its `summary`."""
+        self.step(action_text(content, calls, self.format))
+        return {"observation": self.observation, "reward": self.reward, **self.summary}
+
     def close(self) -> None:
         """Close the environment."""
         self.is_over = True
@@ -97,87 +106,82 @@ class OwnEpisode:
 
     @property
     def messages(self) -> list[ApiMessage]:
-        """The state as the messages of a chat; the first describes tools that are not sent."""
+        """The state as chat messages; the first one describes tools that `tools` leaves out."""
         messages = self.info["messages"]
-        if self._format.is_structured:
+        if self.format.is_structured:
             return native_messages(messages)
-        return text_messages(messages, self.info["tools"] if self._format.is_native else None)
+        return text_messages(messages, self.info["tools"] if self.format.is_native else None)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools to send with `messages`, in the OpenAI format; none where those say it all."""
-        return native_tools(self.info["tools"]) if self._format.is_structured else []
+        """The tools to send with `messages`, in the OpenAI format."""
+        return native_tools(self.info["tools"]) if self.format.is_structured else []
 
     @property
     def replies(self) -> list[ApiMessage]:
-        """What the environment said to the last turn, as messages: none where the task is over."""
+        """The messages after the last turn; none where the task is over."""
         messages = self.messages
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
         return messages[last + 1 :]
 
     @property
     def text(self) -> str:
-        """The observation for whoever encodes it with a chat template: no control token in it."""
+        """The observation without control tokens, for libraries that apply a chat template."""
         return break_control_strings(self.observation)
 
     @property
     def opening(self) -> str:
-        """The first messages as one text, for libraries that have no others: prompt, question."""
+        """The first messages as one text, for libraries without messages."""
         return "\n\n".join(message["content"] for message in self.messages)
 
     @property
+    def totals(self) -> dict[str, float]:
+        """The metrics, and the sum of each reward term as ``rewards/<term>``."""
+        terms = {f"rewards/{name}": value for name, value in self.reward_terms.items()}
+        return {**self.info.get("metrics", {}), **terms}
+
+    @property
     def summary(self) -> dict[str, Any]:
-        """What the last turn was, in plain data that JSON can hold."""
+        """The last turn as plain data that JSON can hold."""
         names = ("task_id", "action", "tool_result", "reward_terms", "metrics")
-        told = {name: self.info[name] for name in names if name in self.info}
-        return {**told, "terminated": self.terminated, "truncated": self.truncated}
-
-    def action(self, content: str, calls: Sequence[FunctionCall] = ()) -> str:
-        """Return the reply of a chat as an action: what was said, and its structured calls."""
-        return action_text(content, calls, self._format)
-
-    def _check_is_text(self, library: str) -> None:
-        if self._format.is_structured:
-            raise ConfigurationError(
-                f"tool_format={self._format.name!r} needs structured calls, but {library} hands on "
-                f"text. Leave it out of {self.id}'s arguments: the prompt then says how to call."
-            )
+        known = {name: self.info[name] for name in names if name in self.info}
+        return {**known, "terminated": self.terminated, "truncated": self.truncated}
 
 
 def check_appends(id: str, env: gym.Env[Any, Any], library: str) -> None:
-    """Refuse an environment whose states are not those of a loop that appends all that is said.
+    """Refuse an environment whose states a loop that only appends cannot represent.
 
     Raises:
-        ConfigurationError: If its context forgets, or it asks several questions.
+        ConfigurationError: If its context drops messages, or it asks several questions.
     """
     spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
     context = spec.kwargs.get("context", "full") if spec is not None else "full"
     if (context.get("name") if isinstance(context, Mapping) else context) != "full":
         raise ConfigurationError(
-            f"context={context!r} does nothing in {library}'s loop, whose contexts only grow. "
+            f"context={context!r} has no effect in {library}'s loop, whose contexts only grow. "
             "Leave it out, or use StepGRPOTrainer."
         )
     if getattr(env.unwrapped, "num_questions", 1) > 1:
         raise ConfigurationError(
-            f"{id} asks several questions, each in a conversation of its own, but the conversation "
-            f"in {library}'s loop only grows. Pass questions=1, or use StepGRPOTrainer."
+            f"{id} asks several questions in separate conversations, but the conversation in "
+            f"{library}'s loop only grows. Pass questions=1, or use StepGRPOTrainer."
         )
 
 
 def draw_tasks(
     id: str, env: gym.Env[Any, Any], num_tasks: int | None, seed: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the index of each task to play and a seed for its episodes.
+    """Yield task indices, each with a seed for its episodes.
 
     Args:
-        id: The environment's, for errors.
+        id: The environment's id, for errors.
         env: The environment.
-        num_tasks: How many: the first of the environment, all of them if None; of an endless family
-            that many, drawn by `seed`.
-        seed: Seed of what is drawn here.
+        num_tasks: Number of tasks: the first ones, or all if None; of an endless family, drawn
+            ones.
+        seed: Seed of the drawn tasks and seeds.
 
     Raises:
-        ConfigurationError: If `num_tasks` is not to be had.
+        ConfigurationError: If there are not so many tasks.
     """
     limit: int | None = env.unwrapped.num_tasks  # type: ignore[attr-defined]
     num_tasks = limit if num_tasks is None else num_tasks

@@ -1,10 +1,9 @@
-"""From a tool's JSON schema to what a function would look like that had it.
+"""Give functions the signature and docstring of a tool's JSON schema.
 
-Libraries such as transformers read a tool's schema off a Python function: its name, type hints and
-Google-style docstring. `describe_as_function` gives a function those, so that
-``transformers.utils.get_json_schema`` finds the same name, texts, types, enumerations and required
-arguments again. What hints cannot say (a default, a range, the members of an object) is said in the
-argument's text.
+Libraries such as transformers read a tool's schema off a Python function. After
+`describe_as_function`, ``transformers.utils.get_json_schema`` finds the same name, texts, types,
+enumerations and required arguments. The argument's text holds what hints cannot express: defaults,
+ranges, the members of objects.
 """
 
 import inspect
@@ -29,22 +28,24 @@ _SCALARS: Final[Mapping[str, Any]] = {
     "array": list,
 }
 _TEXTS: Final = frozenset({"description", "default", "title", "$defs"})
-"""Members of an argument's schema that say nothing about its type."""
+"""Members of an argument's schema that do not concern its type."""
 _SECTION: Final = re.compile(r"(Args|Returns|Raises):")
-"""A heading of a docstring; within a text it would be taken for one."""
+"""Headings of a docstring, which a text must not contain."""
 _CHOICES: Final = re.compile(r"\(choices:", re.IGNORECASE)
-"""What transformers would read as an enumeration at the end of a text."""
+"""Text that transformers would read as an enumeration."""
+_MAX_DEPTH: Final = 5
+"""Levels of references that are resolved; a tree refers to itself."""
 
 
 def describe_as_function(function: Callable[..., Any], tool: Tool) -> None:
-    """Give a method name, signature, hints and docstring of a tool.
+    """Give a method the name, signature, hints and docstring of a tool.
 
     Args:
         function: Takes ``self`` and the tool's arguments by keyword.
-        tool: What it calls.
+        tool: The tool.
 
     Raises:
-        ConfigurationError: If an argument's name cannot be one in Python.
+        ConfigurationError: If an argument's name is not valid in Python.
     """
     schema = tool.schema["function"]
     definitions = schema["parameters"].get("$defs", {})
@@ -60,14 +61,11 @@ def describe_as_function(function: Callable[..., Any], tool: Tool) -> None:
         argument = _inline(argument, definitions)
         hints[name] = _hint(argument)
         default = inspect.Parameter.empty if name in required else argument.get("default")
-        parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]
-            )
-        )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hints[name]))
         lines.append(f"    {name}: {_text(name, argument, hints[name])}")
     function.__name__ = function.__qualname__ = schema["name"]
-    function.__annotations__ = hints  # no return: the tool's own schema has none either
+    function.__annotations__ = hints  # no return: the tool's schema has none either
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__doc__ = _SECTION.sub(r"\1 :", schema["description"])
     if lines:
@@ -75,7 +73,7 @@ def describe_as_function(function: Callable[..., Any], tool: Tool) -> None:
 
 
 def _text(name: str, argument: Mapping[str, Any], hint: Any) -> str:
-    """Return an argument's text on one line, with what its hint does not say; never empty."""
+    """Return an argument's text on one line, with the parts of its schema that `hint` lacks."""
     text = " ".join(str(argument.get("description") or f"The {name}.").split())
     if argument.get("default") is not None:
         text += f" (default: {json.dumps(argument['default'], ensure_ascii=False)})"
@@ -86,27 +84,26 @@ def _text(name: str, argument: Mapping[str, Any], hint: Any) -> str:
 
 
 def _inline(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
-    """Put definitions in the place of references to them; those nested too deep stay."""
+    """Replace references by their definitions."""
     if isinstance(schema, list):
         return [_inline(item, definitions, depth) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    reference = schema.get("$ref")
-    name = str(reference).rpartition("/")[2]
-    if reference is not None and name in definitions and depth < 5:  # a tree refers to itself
+    name = str(schema.get("$ref")).rpartition("/")[2]
+    if name in definitions and depth < _MAX_DEPTH:
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         return _inline({**definitions[name], **rest}, definitions, depth + 1)
     return {key: _inline(value, definitions, depth) for key, value in schema.items()}
 
 
 def _hint(schema: Mapping[str, Any]) -> Any:
-    """Return the type hint nearest to a schema, of those that transformers can read."""
+    """Return the closest type hint that transformers can read."""
     kind, items = str(schema.get("type")), schema.get("prefixItems", ())
     values = [schema["const"]] if "const" in schema else schema.get("enum", ())
     if values and not any(isinstance(value, list | dict) for value in values):
         return Literal[tuple(values)]
     if "anyOf" in schema:
-        return Union[tuple(map(_hint, schema["anyOf"]))]  # noqa: UP007 - as many as there are
+        return Union[tuple(map(_hint, schema["anyOf"]))]  # noqa: UP007 - a computed union
     if len(items) > 1:
         return tuple[tuple(map(_hint, items))]  # type: ignore[misc]
     if kind == "array" and schema.get("items"):

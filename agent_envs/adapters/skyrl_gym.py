@@ -1,18 +1,13 @@
-"""skyrl-gym: our environments by ``skyrl_gym.make``, and theirs as environments of ours.
+"""skyrl-gym: our environments in ``skyrl_gym.make``, and its environments as ours.
 
 ::
 
-    from agent_envs.adapters.skyrl_gym import register, task_rows
-
     register("AgentR1/SyntheticMultiHop-v0")
     rows = task_rows("AgentR1/SyntheticMultiHop-v0", num_tasks=500)  # SkyRL's training data
-
-and the other way round::
-
     env = gym.make("agent_envs.adapters.skyrl_gym:AgentR1/SkyRLGym-v0", env_id="gsm8k", rows=rows)
 
-SkyRL appends what an environment says to the prompt of the row; ``init`` returns that prompt. It
-has one flag for the end of an episode, so the difference stands in the step's ``metadata``.
+SkyRL appends observations to the prompt of the row, which ``init`` returns. It has one flag for the
+end of an episode; the step's ``metadata`` distinguishes the two kinds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +24,7 @@ from agent_envs.errors import ConfigurationError
 
 
 class OwnEnv(BaseTextEnv):
-    """An environment of ours as one of skyrl-gym's; it plays one episode."""
+    """An environment of ours as one of skyrl-gym's, for one episode."""
 
     def __init__(
         self,
@@ -46,27 +41,26 @@ class OwnEnv(BaseTextEnv):
             extras: The row of the data: ``task`` and ``seed``.
 
         Raises:
-            ConfigurationError: If SkyRL's loop cannot play it.
+            ConfigurationError: If SkyRL's loop cannot run it.
         """
         super().__init__()
         self._episode = OwnEpisode(id, dict(env_config or {}), only_text_in="SkyRL")
         self._row = extras or {}
 
     def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """Begin the row's episode; return its prompt, whatever `prompt` is.
+        """Begin the row's episode; return its prompt instead of `prompt`.
 
         Raises:
-            ConfigurationError: If the row says neither task nor seed.
+            ConfigurationError: If the row has neither task nor seed.
         """
         task, seed = self._row.get("task"), self._row.get("seed")
         if task is None and seed is None:
             raise ConfigurationError(
                 "The row has neither 'task' nor 'seed', so the members of a group would get "
-                "different tasks. task_rows() makes rows that have both."
+                "different tasks. task_rows() makes rows with both."
             )
         self._episode.reset(seed=seed, task=task)
-        unwrapped = self._episode.env.unwrapped
-        self.max_turns = unwrapped.max_turns  # type: ignore[attr-defined]
+        self.max_turns = self._episode.env.unwrapped.max_turns  # type: ignore[attr-defined]
         self.turns = 0
         return self._episode.messages, {"task_id": self._episode.info["task_id"]}
 
@@ -84,8 +78,7 @@ class OwnEnv(BaseTextEnv):
 
     def get_metrics(self) -> dict[str, float]:
         """Return the episode's metrics, and the sum of each reward term as ``rewards/<term>``."""
-        terms = {f"rewards/{name}": value for name, value in self._episode.reward_terms.items()}
-        return {**self._episode.info.get("metrics", {}), **terms}
+        return self._episode.totals
 
     def close(self) -> None:
         """Close the environment."""
@@ -96,18 +89,14 @@ class SkyRLGymEnv(ForeignEnv):
     """An environment of skyrl-gym as one of ours. A task is a row of its data."""
 
     def __init__(
-        self,
-        *,
-        env_id: str,
-        rows: Sequence[Mapping[str, Any]],
-        env_config: Any = None,
+        self, *, env_id: str, rows: Sequence[Mapping[str, Any]], env_config: Any = None
     ) -> None:
-        """Keep the rows; each episode makes an environment of its own.
+        """Keep the rows; each episode makes an environment.
 
         Args:
             env_id: Its id, as for ``skyrl_gym.make``.
-            rows: SkyRL's training data: ``prompt``, a list of messages, and what its environments
-                read of a row, such as ``reward_spec``.
+            rows: SkyRL's training data: ``prompt``, a list of messages, and the fields that the
+                environment reads, such as ``reward_spec``.
             env_config: SkyRL's settings of the environment.
 
         Raises:
@@ -117,33 +106,30 @@ class SkyRLGymEnv(ForeignEnv):
         missing = [i for i, row in enumerate(rows) if not row.get("prompt")]
         if not rows or missing:
             found = f"row {missing[0]} has none" if rows else "there are no rows"
-            raise ConfigurationError(
-                f"Each of rows= needs a 'prompt', a list of messages; {found}."
-            )
+            raise ConfigurationError(f"rows= need a 'prompt' each, a list of messages; {found}.")
         self._env_id, self._rows, self._env_config = env_id, rows, env_config
         self.num_tasks = len(rows)
         self._env: Any = None
 
     def begin(self, task: int) -> list[Message]:
         """Begin the episode of a row."""
-        if self._env is not None:
-            self._env.close()
+        self.close()
         row = dict(self._rows[task])
         prompt = [dict(message) for message in row.pop("prompt")]
         self._env = skyrl_gym.make(self._env_id, env_config=self._env_config, extras=row)
-        messages, _ = self._env.init(prompt)
-        return list(messages)
+        return list(self._env.init(prompt)[0])
 
     def act(self, action: str) -> Reply:
-        """Take one model turn; skyrl-gym has one flag for the end, which counts as terminated."""
+        """Take one model turn; skyrl-gym's one flag for the end counts as terminated."""
         step = self._env.step(action)
         is_over = bool(step["done"])
+        metrics = self._env.get_metrics() if is_over else {}
         return Reply(
             text="\n\n".join(str(message["content"]) for message in step["observations"] or ()),
             reward=float(step["reward"]),
             terminated=is_over,
-            said=step.get("postprocessed_action"),
-            metrics=_numbers(self._env.get_metrics()) if is_over else {},
+            action=step.get("postprocessed_action"),
+            metrics={k: float(v) for k, v in metrics.items() if isinstance(v, int | float)},
         )
 
     def close(self) -> None:
@@ -159,18 +145,18 @@ def task_rows(
 
     Args:
         id: A Gymnasium id of ours.
-        num_tasks: How many rows: the first tasks, all if None; of an endless family, drawn ones.
-        seed: Seed of what is drawn here.
+        num_tasks: See `draw_tasks`.
+        seed: See `draw_tasks`.
         kwargs: Arguments of the environment, which the trainer needs as ``env_config`` too.
 
     Raises:
-        ConfigurationError: If `num_tasks` is not to be had.
+        ConfigurationError: If there are not so many tasks.
     """
     episode = OwnEpisode(id, kwargs)
     rows = []
-    for task, seed_of_task in draw_tasks(id, episode.env, num_tasks, seed):
-        episode.reset(seed=seed_of_task, task=task)
-        row = {"prompt": episode.messages, "env_class": id, "task": task, "seed": seed_of_task}
+    for task, task_seed in draw_tasks(id, episode.env, num_tasks, seed):
+        episode.reset(seed=task_seed, task=task)
+        row = {"prompt": episode.messages, "env_class": id, "task": task, "seed": task_seed}
         rows.append(row)
     episode.close()
     return rows
@@ -181,10 +167,6 @@ def register(*ids: str) -> None:
     for id in ids:
         if id not in skyrl_gym.registry:
             skyrl_gym.register(id, f"{__name__}:OwnEnv", kwargs={"id": id})
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
 
 
 gym.register(

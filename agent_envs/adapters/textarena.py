@@ -1,21 +1,16 @@
-"""TextArena: our environments by ``textarena.make``, and its games as environments of ours.
+"""TextArena: our environments in ``textarena.make``, and its games as environments of ours.
 
 ::
 
-    import textarena as ta
-    from agent_envs.adapters.textarena import register
-
     register("AgentR1/SyntheticMultiHop-v0")
-    env = ta.make("AgentR1/SyntheticMultiHop-v0")
-    env.reset(num_players=1, seed=7)
-
-and the other way round, for games of one player and, against `opponents`, of several::
+    game = textarena.make("AgentR1/SyntheticMultiHop-v0")
+    game.reset(num_players=1, seed=7)
 
     name = "agent_envs.adapters.textarena:AgentR1/TextArena-v0"
-    env = gym.make(name, env_id="GuessTheNumber-v0-raw")
+    env = gym.make(name, env_id="GuessTheNumber-v0-raw")  # several players with opponents=[...]
 
-TextArena pays at the end of a game: the return. The reward of a step, its terms, and whether the
-episode was cut off stand in the step's info.
+TextArena pays the return at the end of a game. The rewards of the steps, their terms, and whether
+the episode was truncated are in the steps' infos.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,21 +31,17 @@ class OwnEnv(ta.Env):
     """An environment of ours as a game of one player."""
 
     def __init__(self, id: str, **kwargs: Any) -> None:
-        """Make the environment.
-
-        Args:
-            id: Its Gymnasium id.
-            kwargs: Its other arguments, as for ``gymnasium.make``.
+        """Make the environment as ``gymnasium.make(id, **kwargs)`` does.
 
         Raises:
-            ConfigurationError: If TextArena's loop cannot play it.
+            ConfigurationError: If TextArena's loop cannot run it.
         """
         self._episode = OwnEpisode(id, kwargs, only_text_in="TextArena")
 
     def reset(self, num_players: int = 1, seed: int | None = None) -> None:
         """Begin an episode; the player's prompt is the system prompt, the tools, the question."""
         self._episode.reset(seed=seed)
-        # Not seeded: that would seed the generator that all of a process share.
+        # Without a seed, which would seed the process's global generator.
         self.state = ta.SinglePlayerState(num_players=num_players)
         opening = self._episode.opening
         self.state.reset(
@@ -74,9 +65,9 @@ class OwnEnv(ta.Env):
 class TextArenaEnv(ForeignEnv):
     """A game of TextArena as one of ours. A task is a seed of its reset.
 
-    A step is our turn and those of the others, until it is our turn again. With an id that ends in
-    ``-raw`` each observation follows the others in a conversation; the wrappers of other ids make
-    each the whole state.
+    A step is our turn and those of the opponents until our next one. With an id that ends in
+    ``-raw`` each observation is the next message of a conversation; with the wrappers of other ids
+    each is the whole state.
     """
 
     draws_globally = True
@@ -89,17 +80,17 @@ class TextArenaEnv(ForeignEnv):
         player: int = 0,
         **kwargs: Any,
     ) -> None:
-        """Make the game.
+        """Prepare the game.
 
         Args:
             env_id: Its id, as for ``textarena.make``.
-            opponents: Who plays the other seats, in their order: functions from what they have been
-                told since their last turn to an action, such as agents of TextArena.
-            player: Our seat.
+            opponents: The other players, in their order: functions from the messages since their
+                last turn to an action, such as agents of TextArena.
+            player: The number of our player.
             kwargs: Its other arguments, as for ``textarena.make``.
 
         Raises:
-            ConfigurationError: If there is no such seat.
+            ConfigurationError: If there is no such player.
         """
         super().__init__(env_id)
         self._num_players = 1 + len(opponents)
@@ -108,22 +99,21 @@ class TextArenaEnv(ForeignEnv):
                 f"player must be 0 to {self._num_players - 1}, not {player}: there are "
                 f"{len(opponents)} opponents."
             )
-        seats = [seat for seat in range(self._num_players) if seat != player]
-        self._opponents = dict(zip(seats, opponents, strict=True))
+        others = [number for number in range(self._num_players) if number != player]
+        self._opponents = dict(zip(others, opponents, strict=True))
         self._player = player
         self._make = (env_id, kwargs)
 
     def begin(self, task: int) -> list[Message]:
         """Begin the game of a seed, up to our first turn."""
-        # Made anew: its wrappers show what was said in the game before.
         env_id, kwargs = self._make
-        self._env = ta.make(env_id, **kwargs)
+        self._env = ta.make(env_id, **kwargs)  # a new one: wrappers keep the last game's messages
         self._env.reset(num_players=self._num_players, seed=task)
         text, _ = self._until_our_turn(is_over=False)
         return [Message(role="user", content=text)]
 
     def act(self, action: str) -> Reply:
-        """Take our turn, and let the others take theirs."""
+        """Take our turn and those of the opponents."""
         is_over, _ = self._env.step(action=action)
         text, is_over = self._until_our_turn(is_over=bool(is_over))
         reward, metrics = 0.0, {}
@@ -132,32 +122,28 @@ class TextArenaEnv(ForeignEnv):
             reward = float((rewards or {}).get(self._player, 0.0))
             metrics = {"invalid_move": float(bool(game_info[self._player]["invalid_move"]))}
         return Reply(
-            text=text,
-            reward=reward,
-            terminated=is_over,
-            is_state=self._is_state,
-            metrics=metrics,
+            text=text, reward=reward, terminated=is_over, is_state=self._is_state, metrics=metrics
         )
 
     def _until_our_turn(self, *, is_over: bool) -> tuple[str, bool]:
         while not is_over:
-            player, told = self._env.get_observation()
+            player, observation = self._env.get_observation()
             if player == self._player:
-                return self._text(told), False
-            is_over, _ = self._env.step(action=self._opponents[player](self._text(told)))
-        # The seat that the game stopped at may be another's.
+                return self._text(observation), False
+            is_over, _ = self._env.step(action=self._opponents[player](self._text(observation)))
+        # The game may have ended at another player's turn.
         self._env.state.current_player_id = self._player
         return self._text(self._env.get_observation()[1]), True
 
-    def _text(self, told: Any) -> str:
-        """Return what a player is told; of a list, what others said."""
-        self._is_state = isinstance(told, str)
-        if isinstance(told, str):
-            return told
+    def _text(self, observation: Any) -> str:
+        """Return a player's observation as text; of a list, the messages of others."""
+        self._is_state = isinstance(observation, str)
+        if isinstance(observation, str):
+            return observation
         roles = self._env.state.role_mapping
         lines = [
             message if sender == ta.GAME_ID else f"[{roles.get(sender, sender)}] {message}"
-            for sender, message, kind in told
+            for sender, message, kind in observation
             if kind is not ta.ObservationType.PLAYER_ACTION
             or sender != self._env.state.current_player_id
         ]

@@ -8,9 +8,8 @@
     env = GymWrapper(ConversationObservation(gym.make("AgentR1/SyntheticMultiHop-v0")))
     env.set_info_dict_reader(InfoReader(["exact_match", "new_gold_passage"]))
 
-Actions and observations are text in ``NonTensor`` entries. A policy that writes numbers plays with
-`TokenActions` or `MenuActions` around the environment, as everywhere. TorchRL brings torch, which
-nothing else here does: import this module only where it is used.
+Actions and observations are text in ``NonTensor`` entries. `TokenActions` and `MenuActions` are for
+policies with numeric actions. This module imports torch.
 """
 
 from collections.abc import Sequence
@@ -33,13 +32,13 @@ class InfoReader(BaseInfoDictReader):
     """Writes the terms of the reward into the tensordict, each as ``("reward_terms", name)``."""
 
     def __init__(self, reward_terms: Sequence[str]) -> None:
-        """Read `reward_terms`: names of terms of the environment."""
+        """Write the terms with these names."""
         self._names = tuple(reward_terms)
         terms = {name: Unbounded(()) for name in self._names}
         self._spec = Composite({"reward_terms": Composite(terms)})
 
     def __call__(self, info_dict: dict[str, Any], tensordict: Any) -> Any:
-        """Write what `info_dict` holds; a reset has earned nothing."""
+        """Write the terms in `info_dict`; they are 0 at a reset."""
         terms = info_dict.get("reward_terms", {})
         for name in self._names:
             tensordict["reward_terms", name] = np.float32(terms.get(name, 0.0))
@@ -47,5 +46,5 @@ class InfoReader(BaseInfoDictReader):
 
     @property
     def info_spec(self) -> Composite:
-        """The spec of what is written."""
+        """The spec of the written entries."""
         return self._spec

@@ -1,8 +1,6 @@
-"""Any environment here as one of plain ``trl.GRPOTrainer``: each tool is a method that TRL calls.
+"""Our environments in plain ``trl.GRPOTrainer``: each tool is a method that TRL calls.
 
 ::
-
-    from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
 
     GRPOTrainer(
         model="Qwen/Qwen3-0.6B",
@@ -12,10 +10,10 @@
         reward_funcs=[environment_return],
     )
 
-The loop is TRL's: contexts only grow, all calls of a turn are carried out (each is a step of the
-environment), a turn without a call is the answer and ends the episode, and credit is one number per
-episode, the sum of its rewards. `agent_trainers` has credit per step. TRL encodes what it is told,
-so control tokens in it are broken up (`break_control_strings`).
+The loop is TRL's: contexts only grow, each call of a turn is a step of the environment, a turn
+without a call is the answer and ends the episode, and the credit is one number per episode, the sum
+of its rewards. `agent_trainers` has credit per step. TRL applies a chat template to observations,
+so control tokens in them are broken up (`break_control_strings`).
 """
 
 import copyreg
@@ -27,33 +25,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import gymnasium as gym
 
-from agent_envs.adapters.own_episode import check_appends, draw_tasks
+from agent_envs.adapters.own_episode import OwnEpisode, check_appends, draw_tasks
 from agent_envs.adapters.signatures import describe_as_function
 from agent_envs.core.lookup import unknown_name_message
 from agent_envs.core.tool import Tool
-from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, UnknownNameError
-from agent_envs.formats.control_strings import break_control_strings
 
 if TYPE_CHECKING:
     import datasets
 
 OVER_TEXT: Final = "The episode is over, and this call was not carried out."
 FAILED_TEXT: Final = "The environment failed; the episode is over."
-_READ_BY_TRL: Final = ("reset", "get_reward")
-"""Methods that TRL does not take for tools."""
+_RESERVED: Final = ("reset", "get_reward")
+"""Methods that are not tools for TRL."""
+Completion = Sequence[Mapping[str, Any]]
+LogMetric = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 
 
 class _EnvironmentClass(type):
-    """Class of the classes made here; they are pickled by what they were made of."""
+    """Class of the classes made by `environment_factory`, which are pickled by its arguments."""
 
 
 class TRLEnvironment(metaclass=_EnvironmentClass):
-    """Base of the classes that `environment_factory` makes; TRL makes one instance per generation.
+    """Base of the classes of `environment_factory`; TRL makes one instance per generation.
 
-    Whatever TRL would take for a tool has a name with an underscore.
+    All names begin with an underscore that TRL would otherwise take for tools.
     """
 
     _id: ClassVar[str]
@@ -61,74 +59,63 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
     _tool_names: ClassVar[frozenset[str]]
 
     def __init__(self) -> None:
-        """Make nothing yet: the first `reset` makes the environment, later ones reuse it."""
-        self._env: gym.Env[str, str] | None = None
-        self._forget()
+        """Start without an environment: the first `reset` makes it, later ones reuse it."""
+        self._episode: OwnEpisode | None = None
+        self._is_finished = self._has_failed = False
+        self._num_calls = 0
 
     def reset(self, seed: int | None = None, task: int | None = None, **row: Any) -> str:
         """Begin the episode of a dataset row.
 
         Args:
-            seed: Seed of the environment, which draws the task if `task` is not given. The same in
+            seed: Seed of the environment, which draws the task if `task` is not given; the same in
                 all rows of a group, so that its members share their task.
             task: The task's index.
             row: The other columns.
 
         Returns:
-            The question, which TRL puts at the end of the prompt.
+            The question, which TRL appends to the prompt.
 
         Raises:
-            ConfigurationError: If the row says neither seed nor task, or there is no such task.
+            ConfigurationError: If the row has neither seed nor task, or there is no such task.
         """
         if row and seed is None and task is None:
             raise ConfigurationError(
                 "The dataset has neither a column 'seed' nor 'task', so the members of a group "
                 "would get different tasks. tasks_dataset() makes one that has both."
             )
-        self._forget()
-        if self._env is None:
-            self._env = gym.make(self._id, **self._kwargs)
-        options = None if task is None else {"task": int(task)}
-        seed = task if seed is None else seed
-        observation, _ = self._env.reset(seed=None if seed is None else int(seed), options=options)
-        self._terms = dict.fromkeys(self._env.unwrapped.reward_weights, 0.0)  # type: ignore[attr-defined]
-        return break_control_strings(observation)
-
-    def _forget(self) -> None:
-        self._return, self._success, self._terms = 0.0, 0.0, dict[str, float]()
-        self._num_steps = self._num_calls = 0
-        self._is_over = self._is_finished = self._has_failed = False
+        self._is_finished = self._has_failed = False
+        self._num_calls = 0
+        if self._episode is None:
+            self._episode = OwnEpisode(self._id, self._kwargs)
+        self._episode.reset(seed=task if seed is None else seed, task=task)
+        return self._episode.text
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Carry a tool call out; the environment judges its arguments."""
-        if self._env is None:
-            raise gym.error.ResetNeeded("No episode has begun; call reset() first.")
+        """Carry out a tool call; the environment validates its arguments."""
         self._num_calls += 1
-        return self._step(self._env.unwrapped.write_call(name, **arguments))  # type: ignore[attr-defined]
+        if self._has_failed:
+            return OVER_TEXT
+        if self._episode is None:
+            raise gym.error.ResetNeeded("No episode has begun; call reset() first.")
+        return self._step(self._episode.format.write_call(name, arguments))
 
     def _step(self, action: str) -> str:
-        if self._is_over:
+        episode = self._episode
+        if episode is None or episode.is_over:
             return OVER_TEXT
-        assert self._env is not None  # noqa: S101 - an episode has begun
         try:
-            observation, reward, terminated, truncated, info = self._env.step(action)
-            if not math.isfinite(reward):
-                raise ValueError(f"the reward is {reward}")
+            episode.step(action)
+            if not math.isfinite(episode.reward):
+                raise ValueError(f"the reward is {episode.reward}")
         except Exception:  # noqa: BLE001 - foreign code; logged, and the episode is left out
             _log.warning("%s failed; its episode is left out.", self._id, exc_info=True)
-            self._is_over, self._has_failed = True, True
-            self._env = None  # it may be in any state
+            self._has_failed, self._episode = True, None  # it may be in any state
             return FAILED_TEXT
-        self._num_steps += 1
-        self._return += float(reward)
-        for term, value in info["reward_terms"].items():
-            self._terms[term] = self._terms.get(term, 0.0) + value
-        self._success = float(info["metrics"].get("success", 0.0))
-        self._is_over = terminated or truncated
-        return break_control_strings(observation)
+        return episode.text
 
-    def _finish(self, completion: Sequence[Mapping[str, Any]]) -> None:
-        """Do what TRL leaves to do: the answer, or the calls beyond its limit of turns."""
+    def _finish(self, completion: Completion) -> None:
+        """Carry out what TRL does not: the answer, or the calls beyond its limit of turns."""
         self._is_finished = True
         last = completion[-1]
         if last["role"] != "assistant":
@@ -136,13 +123,13 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
         if not last.get("tool_calls"):
             self._step(str(last.get("content") or ""))
             return
-        # TRL may also carry out calls and then drop them and their results as too long
-        calls = [call for message in completion for call in self._known_calls(message)]
+        # TRL may have carried out calls and dropped them and their results as too long
+        calls = [call for message in completion for call in self._valid_calls(message)]
         for call in calls[self._num_calls :]:
             self._call(call["name"], call["arguments"])
 
-    def _known_calls(self, message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the calls of a message that TRL can hand on to a method."""
+    def _valid_calls(self, message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the calls of a message that TRL can pass to a method."""
         calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
         return [
             call
@@ -154,33 +141,46 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
 def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
     """Make a class for ``trl.GRPOTrainer(environment_factory=...)``.
 
-    It has one method per tool, described by type hints and docstring as TRL wants it, and `reset`.
+    It has `reset`, and one method per tool with type hints and docstring as TRL expects them.
 
     Args:
         id: A Gymnasium id of ours.
         kwargs: Arguments of the environment, as for ``gymnasium.make``.
 
     Raises:
-        ConfigurationError: If the environment cannot be played in TRL's loop, or a tool has a name
-            that TRL reserves; says what to change.
+        ConfigurationError: If TRL's loop cannot run the environment, or TRL reserves the name of a
+            tool.
     """
-    probe = gym.make(id, **kwargs)
-    _check_playable(id, probe)
-    tools: Mapping[str, Tool] = probe.unwrapped.tools  # type: ignore[attr-defined]
-    methods = {name: _method(tool) for name, tool in tools.items()}
-    documentation = type(probe.unwrapped).__doc__
+    probe = OwnEpisode(id, kwargs)
+    env: Any = probe.env.unwrapped
+    if not probe.format.is_native:
+        raise ConfigurationError(
+            f"tool_format={probe.format.name!r} tells the model to write calls that TRL does not "
+            "read. Leave it out: the chat template says how to call."
+        )
+    if type(env).tool_signatures and not env.tools:
+        raise ConfigurationError(
+            f"{id} has different tools for each task, but TRL's are the same for all. Use "
+            "StepGRPOTrainer."
+        )
+    check_appends(id, probe.env, "TRL")
+    methods = {name: _method(tool) for name, tool in env.tools.items()}
     probe.close()
     name = id.rpartition("/")[2].rpartition("-v")[0] or id
-    members = {"__doc__": documentation, "__module__": __name__, "_id": id, "_kwargs": kwargs}
-    tools_of = {"_tool_names": frozenset(methods), **methods}
-    made = _EnvironmentClass(name, (TRLEnvironment,), members | tools_of)
-    return cast(type[TRLEnvironment], made)
+    members: dict[str, Any] = {
+        "__doc__": type(env).__doc__,
+        "__module__": __name__,
+        "_id": id,
+        "_kwargs": kwargs,
+    }
+    members |= {"_tool_names": frozenset(methods), **methods}
+    return cast(type[TRLEnvironment], _EnvironmentClass(name, (TRLEnvironment,), members))
 
 
 def environment_return(
-    completions: Sequence[Sequence[Mapping[str, Any]]],
+    completions: Sequence[Completion],
     environments: Sequence[Any],
-    log_metric: Callable[[str, float], None] | None = None,
+    log_metric: LogMetric | None = None,
     **_: Any,
 ) -> list[float | None]:
     """Return the sum of each episode's rewards: a reward function for TRL.
@@ -190,37 +190,37 @@ def environment_return(
 
     Args:
         completions: The messages of each episode after its prompt; TRL passes them.
-        environments: Whose episodes they are; TRL passes them.
+        environments: The episodes' environments; TRL passes them.
         log_metric: Logs a number; TRL passes it.
 
     Returns:
-        One number per episode; None, which TRL leaves out, for one whose environment failed and for
-        environments that were not made here.
+        One number per episode; None, which TRL leaves out, if its environment failed or was not
+        made here.
     """
-    _finish(completions, environments, log_metric)
-    return [e._return if _is_scorable(e) else None for e in environments]
+    episodes = _finish(completions, environments, log_metric)
+    return [None if episode is None else episode.episode_return for episode in episodes]
 
 
 def reward_terms(names: Iterable[str]) -> list[Callable[..., list[float | None]]]:
-    """Make a reward function of each term in `names`, in the place of `environment_return`.
+    """Make a reward function of each term in `names`, instead of `environment_return`.
 
-    So TRL's ``reward_weights`` can weigh them, and its table of completions has a column for each.
-    Each is summed over the episode and weighed by the environment; all terms of an environment
-    together are its return. A name that no environment has is an `UnknownNameError` when called.
+    TRL's ``reward_weights`` can weigh them, and its table of completions has a column for each.
+    Each is the episode's sum, weighted by the environment; all terms of an environment together are
+    its return. A name that no environment has is an `UnknownNameError` when called.
     """
 
     def make(name: str) -> Callable[..., list[float | None]]:
         def term(
-            completions: Sequence[Sequence[Mapping[str, Any]]],
+            completions: Sequence[Completion],
             environments: Sequence[Any],
-            log_metric: Callable[[str, float], None] | None = None,
+            log_metric: LogMetric | None = None,
             **_: Any,
         ) -> list[float | None]:
-            _finish(completions, environments, log_metric)
-            known = {term: 0.0 for e in environments if _is_scorable(e) for term in e._terms}
+            episodes = _finish(completions, environments, log_metric)
+            known = {term: 0.0 for e in episodes if e is not None for term in e.reward_terms}
             if known and name not in known:
                 raise UnknownNameError(unknown_name_message(name, known, kind="reward term"))
-            return [e._terms.get(name) if _is_scorable(e) else None for e in environments]
+            return [None if e is None else e.reward_terms.get(name) for e in episodes]
 
         term.__name__ = name  # TRL logs rewards/<name>/mean
         return term
@@ -235,43 +235,39 @@ def tasks_dataset(
 
     Args:
         id: A Gymnasium id of ours.
-        num_tasks: How many rows: the first tasks of the environment, all of them if None; of an
-            endless family, tasks drawn by `seed`.
-        seed: Seed of what is drawn here.
+        num_tasks: Number of rows; see `draw_tasks`.
+        seed: See `draw_tasks`.
         kwargs: Arguments of the environment.
 
     Returns:
-        Rows with ``prompt`` (the environment's system prompt, and a user's turn that is empty until
-        `reset` fills it with the question), ``task`` and ``seed``.
+        Rows with ``prompt`` (the environment's system prompt, and an empty user message that
+        `reset` fills with the question), ``task`` and ``seed``.
 
     Raises:
-        ConfigurationError: If `num_tasks` is not to be had.
+        ConfigurationError: If there are not so many tasks.
     """
     import datasets
 
     probe = gym.make(id, **kwargs)
-    drawn = list(draw_tasks(id, probe, num_tasks, seed))
+    tasks, seeds = zip(*draw_tasks(id, probe, num_tasks, seed), strict=True)
     _, info = probe.reset(seed=seed)
     probe.close()
     system = [message for message in info["messages"] if message["role"] == "system"]
+    prompt = [*system, {"role": "user", "content": ""}]
     return datasets.Dataset.from_dict(
-        {
-            "prompt": [[*system, {"role": "user", "content": ""}]] * len(drawn),
-            "task": [task for task, _ in drawn],
-            "seed": [seed for _, seed in drawn],
-        }
+        {"prompt": [prompt] * len(tasks), "task": tasks, "seed": seeds}
     )
 
 
 def _method(tool: Tool) -> Callable[..., str]:
-    if tool.name in _READ_BY_TRL or tool.name.startswith("_"):
+    if tool.name in _RESERVED or tool.name.startswith("_"):
         raise ConfigurationError(
-            f"A tool for TRL cannot be called {tool.name!r}: TRL keeps {', '.join(_READ_BY_TRL)} "
-            "and names that begin with an underscore for itself. Rename it: @tool(name=...)."
+            f"A tool for TRL cannot be called {tool.name!r}: TRL reserves {', '.join(_RESERVED)} "
+            "and names that begin with an underscore. Rename it: @tool(name=...)."
         )
 
-    # Any keyword is taken, whatever the signature says: wrong arguments are the model's mistake,
-    # and the environment's to judge.
+    # Any keyword is accepted: wrong arguments are the model's mistake, which the environment
+    # reports.
     def call(self: TRLEnvironment, /, **arguments: Any) -> str:
         return self._call(tool.name, arguments)
 
@@ -279,51 +275,34 @@ def _method(tool: Tool) -> Callable[..., str]:
     return call
 
 
-def _check_playable(id: str, env: gym.Env[Any, Any]) -> None:
-    """Refuse what TRL's loop would silently do otherwise than the environment means it."""
-    if not isinstance(env.unwrapped, ToolEnv):
-        raise ConfigurationError(f"{id} is no environment with tools (a ToolEnv).")
-    if not env.unwrapped.action_format.is_native:
-        raise ConfigurationError(
-            f"tool_format={env.unwrapped.action_format.name!r} tells the model to write calls that "
-            "TRL does not read. Leave it out: the chat template says how to call."
-        )
-    if type(env.unwrapped).tool_signatures and not env.unwrapped.tools:
-        raise ConfigurationError(
-            f"{id} has tools of its own for each task, but TRL's are the same for all. Use "
-            "StepGRPOTrainer."
-        )
-    check_appends(id, env, "TRL")
-
-
-def _is_scorable(environment: Any) -> bool:
-    return isinstance(environment, TRLEnvironment) and not environment._has_failed
-
-
 def _finish(
-    completions: Sequence[Sequence[Mapping[str, Any]]],
-    environments: Sequence[Any],
-    log_metric: Callable[[str, float], None] | None,
-) -> None:
-    """End the episodes that still go on, and log them, once."""
-    own = []
+    completions: Sequence[Completion], environments: Sequence[Any], log_metric: LogMetric | None
+) -> list[OwnEpisode | None]:
+    """Finish and log episodes that are not finished; return those that can be scored."""
+    finished = []
     for environment, completion in zip(environments, completions, strict=True):
         if isinstance(environment, TRLEnvironment) and not environment._is_finished:
             environment._finish(completion)
-            own.append(environment)
-    if log_metric is None or not own:
-        return
-    values: dict[str, list[float]] = {"episodes/failed": [float(e._has_failed) for e in own]}
-    for environment in filter(_is_scorable, own):
-        values.setdefault("success", []).append(environment._success)
-        for term, value in environment._terms.items():
-            values.setdefault(f"rewards/{term}", []).append(value)
-    for name, numbers in values.items():
-        log_metric(name, sum(numbers) / len(numbers))
+            finished.append(environment)
+    if log_metric is not None and finished:
+        values = {"episodes/failed": [float(e._has_failed) for e in finished]}
+        for episode in _scorable(finished):
+            if episode is not None:
+                success = float(episode.info.get("metrics", {}).get("success", 0.0))
+                values.setdefault("success", []).append(success)
+                for term, value in episode.reward_terms.items():
+                    values.setdefault(f"rewards/{term}", []).append(value)
+        for name, numbers in values.items():
+            log_metric(name, sum(numbers) / len(numbers))
+    return _scorable(environments)
+
+
+def _scorable(environments: Sequence[Any]) -> list[OwnEpisode | None]:
+    return [e._episode if isinstance(e, TRLEnvironment) else None for e in environments]
 
 
 def _reduce(cls: _EnvironmentClass) -> Any:
-    """Say how to make a class again; TRL's asynchronous trainer sends it to another process."""
+    """Return how to make a class again in another process, as TRL's asynchronous trainer does."""
     if cls is TRLEnvironment:
         return cls.__name__
     return functools.partial(environment_factory, cls._id, **cls._kwargs), ()  # type: ignore[attr-defined]

@@ -1,22 +1,21 @@
-"""verifiers v1: our environments as a `Taskset` with the `Harness` for it; theirs as programs.
+"""verifiers v1: our environments as a `Taskset` and a `Harness`, and its environments as programs.
 
-verifiers finds them by the name of a module at the top level, so make one, ``agent_r1.py``::
+verifiers finds them by the name of a top-level module such as ``agent_r1.py``::
 
     from agent_envs.adapters.verifiers import GymnasiumHarness, GymnasiumTaskset
 
     __all__ = ["GymnasiumHarness", "GymnasiumTaskset"]
 
-and name it: ``vf-eval agent_r1 --env.taskset.environment AgentR1/SyntheticMultiHop-v0
---env.agent.runtime.type subprocess``.
+``vf-eval agent_r1 --env.taskset.environment AgentR1/SyntheticMultiHop-v0
+--env.agent.runtime.type subprocess`` runs it.
 
-The harness runs in the process of verifiers and asks its endpoint for each turn, in the state that
-the environment decides: a context that forgets is another branch of the trace. The reward of a
-trace is the return, one named reward for each term; ``trace.info["turns"]`` says of each turn what
-it earned. The turn limit stops a trace as ``max_turns``, which verifiers counts as truncated.
+The harness runs in the process of verifiers and calls its endpoint for each turn, in the state that
+the environment decides: a context that drops messages is another branch of the trace. The reward of
+a trace is the return, with one named reward per term; ``trace.info["turns"]`` has the rewards of
+the turns. The turn limit stops a trace as ``max_turns``, which verifiers counts as truncated.
 
-The other way round, an environment of verifiers is a program that asks a model:
-`environment_program` makes one for ``agent-r1-train --program``, with its harness, tools, users and
-rewards as they are.
+The other way round, `environment_program` makes a program for ``agent-r1-train --program`` of an
+environment of verifiers, with its own harness, tools, users and rewards.
 """
 
 import asyncio
@@ -43,20 +42,20 @@ _DONE: Final = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 class GymnasiumTasksetConfig(vf.TasksetConfig):
-    """Which environment, and which of its tasks."""
+    """An environment and its tasks."""
 
     environment: str = ""
     """Its Gymnasium id."""
     arguments: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Its other arguments, as for ``gymnasium.make``."""
     num_tasks: int | None = None
-    """How many tasks: the first ones, all if None; of an endless family, drawn ones."""
+    """Number of tasks; see `draw_tasks`."""
     seed: int = 0
-    """Seed of what is drawn."""
+    """See `draw_tasks`."""
 
 
 class EpisodeData(vf.TaskData):
-    """An episode to play."""
+    """The task of an episode."""
 
     environment: str
     arguments: dict[str, Any]
@@ -65,7 +64,7 @@ class EpisodeData(vf.TaskData):
 
 
 class EpisodeState(vf.State):
-    """What the episode earned so far."""
+    """The totals of the episode so far."""
 
     reward_terms: dict[str, float] = pydantic.Field(default_factory=dict)
     metrics: dict[str, float] = pydantic.Field(default_factory=dict)
@@ -88,13 +87,13 @@ class EpisodeTask(vf.Task[EpisodeData, EpisodeState]):
 
 
 class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
-    """The tasks of an environment; without end where the environment has no end of them."""
+    """The tasks of an environment; infinitely many if it has."""
 
     def __init__(self, config: GymnasiumTasksetConfig) -> None:
         """Make the environment once.
 
         Raises:
-            ConfigurationError: If the config names none, or `num_tasks` is not to be had.
+            ConfigurationError: If the config names none, or there are not so many tasks.
         """
         super().__init__(config)
         if not config.environment:
@@ -110,7 +109,7 @@ class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
             question = self._episode.reset(seed=seed, task=index)
             data = EpisodeData(
                 id=self._episode.info["task_id"],
-                prompt=question,  # for those who look at it: the harness asks the environment
+                prompt=question,  # for display: the harness gets it from the environment
                 environment=config.environment,
                 arguments=config.arguments,
                 task=index,
@@ -128,7 +127,7 @@ class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
 
 
 class GymnasiumHarness(vf.Harness[vf.HarnessConfig]):
-    """Plays the episode of an `EpisodeTask`."""
+    """Runs the episode of an `EpisodeTask`."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -144,50 +143,43 @@ class GymnasiumHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],
         data: EpisodeData,
     ) -> vf.ProgramResult:
-        """Play until the episode ends, or verifiers stops it."""
+        """Run until the episode ends, or verifiers stops it."""
         episode = await asyncio.to_thread(OwnEpisode, data.environment, data.arguments)
         with contextlib.closing(episode):
             await asyncio.to_thread(episode.reset, seed=data.seed, task=data.task)
             async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
-                await _play(episode, client, ctx.model, trace)
+                await _run(episode, client, ctx.model, trace)
         if episode.truncated and not episode.terminated:
             trace.stop("max_turns")
         return _DONE
 
 
-async def _play(
+async def _run(
     episode: OwnEpisode, client: openai.AsyncOpenAI, model: str, trace: vf.Trace
 ) -> None:
     turns = trace.info["turns"] = []
-    _note(trace, episode)
+    _update(trace, episode)
     while not episode.is_over:
+        tools: Any = {"tools": episode.tools} if episode.tools else {}
+        messages: Any = episode.messages
         try:
-            action = await _ask(client, model, episode)
+            reply = await client.chat.completions.create(model=model, messages=messages, **tools)
         except openai.APIStatusError:
             if trace.stop_condition is None:
                 raise
-            return  # stopped by a limit: what was earned counts
-        await asyncio.to_thread(episode.step, action)
-        told = {"observation": episode.observation, "reward": episode.reward}
-        turns.append(told | episode.summary)
-        _note(trace, episode)
+            return  # stopped by a limit; the rewards so far count
+        message = reply.choices[0].message
+        calls = [
+            FunctionCall(name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+            if call.type == "function"
+        ]
+        turns.append(await asyncio.to_thread(episode.take_turn, message.content or "", calls))
+        _update(trace, episode)
 
 
-async def _ask(client: openai.AsyncOpenAI, model: str, episode: OwnEpisode) -> str:
-    tools: Any = {"tools": episode.tools} if episode.tools else {}
-    messages: Any = episode.messages
-    reply = await client.chat.completions.create(model=model, messages=messages, **tools)
-    said = reply.choices[0].message
-    calls = [
-        FunctionCall(name=call.function.name, arguments=call.function.arguments)
-        for call in said.tool_calls or ()
-        if call.type == "function"
-    ]
-    return episode.action(said.content or "", calls)
-
-
-def _note(trace: Any, episode: OwnEpisode) -> None:
-    """Keep what the episode earned so far: it counts also if it is stopped."""
+def _update(trace: Any, episode: OwnEpisode) -> None:
+    """Write the totals into the trace, since a limit may stop it after any turn."""
     trace.state.reward_terms = dict(episode.reward_terms)
     trace.state.metrics = dict(episode.info.get("metrics", {}))
 
@@ -196,11 +188,10 @@ Program = Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def environment_program(config: Mapping[str, Any]) -> Program:
-    """Return a program (``--program``, `ProgramTasks`) that plays an environment of verifiers.
+    """Return a program (``--program``, `ProgramTasks`) that runs an environment of verifiers.
 
-    A row of its tasks is ``{"task": 3}``, the place of a task in its taskset. The reward of an
-    episode is that of its trace; of an environment with several agents, of all their traces.
-    Episodes that wait do so side by side.
+    A row of its tasks is ``{"task": 3}``, the index of a task in its taskset. The reward of an
+    episode is the sum of its agents' traces. Episodes run concurrently.
 
     Args:
         config: As for ``vf.resolve_env_config``: ``{"taskset": {"id": ...}, "agent": {...}}``.
@@ -230,13 +221,13 @@ def environment_program(config: Mapping[str, Any]) -> Program:
 def _metrics(trace: Any) -> Iterator[tuple[str, float]]:
     rewards = {f"rewards/{name}": r and r.value for name, r in trace.rewards.items()}
     for name, value in (trace.metrics | rewards).items():
-        if value is not None:  # it was not scored
+        if value is not None:  # None: not scored
             yield name, float(value)
 
 
 @contextlib.contextmanager
 def _key_of(session: Any) -> Iterator[str]:
-    """Name a variable that holds the session's key: verifiers takes keys from there only."""
+    """Put the session's key into an environment variable, where verifiers reads keys."""
     variable = f"AGENT_R1_SESSION_{secrets.token_hex(8).upper()}"
     os.environ[variable] = session.key
     try:

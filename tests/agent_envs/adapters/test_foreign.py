@@ -272,6 +272,6 @@ def test_a_bad_action_for_openenv_is_an_observation():
     assert env.reset(seed=3)[0] == '{"x": 3}'
     observation, reward, terminated, *_ = env.step("forward")
     assert (reward, terminated) == (0.0, False)
-    assert observation.startswith("This is no action here: Invalid JSON")
+    assert observation.startswith("This is not a valid action: Invalid JSON")
     assert "x: Field required" in env.step("{}")[0]
     assert env.step('{"x": 7}')[:4] == ('{"x": 10}', 7.0, True, False)

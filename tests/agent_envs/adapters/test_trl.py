@@ -52,7 +52,7 @@ def query_of(action):
 
 def solve(environment):
     """Do all but the last reference action; return the messages so far, and the last."""
-    actions = environment._env.unwrapped.reference_actions()
+    actions = environment._episode.env.unwrapped.reference_actions()
     queries = [
         action.split('"query": "')[1].removesuffix('"}}</tool_call>') for action in actions[:-1]
     ]
@@ -237,7 +237,7 @@ def test_a_name_that_trl_keeps_for_itself_is_refused(name):
         (ID, {"tool_format": "tags"}, "tool_format='tags'.*chat template says how"),
         (ID, {"context": {"name": "window", "turns": 2}}, "contexts only grow"),
         ("AgentR1/SyntheticLongHorizon-v0", {}, "asks several questions"),
-        ("CartPole-v1", {}, "no environment with tools"),
+        ("CartPole-v1", {}, "not an environment with tools"),
     ],
 )
 def test_what_trls_loop_cannot_do_is_refused_by_name(env_id, kwargs, message):
@@ -259,11 +259,11 @@ def test_a_group_shares_its_task_by_seed_or_by_task():
 
 
 def test_an_instance_makes_its_environment_late_and_keeps_it(environment):
-    assert environment._env is None
+    assert environment._episode is None
     environment.reset(task=0)
-    kept = environment._env
+    kept = environment._episode
     environment.reset(task=1)
-    assert environment._env is kept
+    assert environment._episode is kept
 
 
 def test_the_last_text_is_the_answer_and_every_term_is_logged(environment):
@@ -302,20 +302,20 @@ def test_an_episode_without_an_answer_earns_no_answer(environment):
     assert environment_return([messages], [environment]) == [pytest.approx(0.2)]
     environment.reset(task=3)
     assert environment_return([[said("no tags here")]], [environment]) == [0.0]
-    assert environment._num_steps == 1
+    assert environment._episode.num_turns == 1
 
 
 def test_a_call_beyond_trls_limit_of_turns_is_carried_out_once(environment):
     environment.reset(task=3)
-    query = query_of(environment._env.unwrapped.reference_actions()[0])
+    query = query_of(environment._episode.env.unwrapped.reference_actions()[0])
     call = called("search", query=query)
     assert environment_return([[call]], [environment]) == [pytest.approx(0.1)]
-    assert environment._num_steps == 1
+    assert environment._episode.num_turns == 1
 
     environment.reset(task=3)  # TRL carried it out, and dropped the result as too long
     environment.search(query=query)
     assert environment_return([[call]], [environment]) == [pytest.approx(0.1)]
-    assert environment._num_steps == 1
+    assert environment._episode.num_turns == 1
 
 
 def test_once_the_episode_is_over_calls_get_one_sentence(environment):
@@ -324,13 +324,13 @@ def test_once_the_episode_is_over_calls_get_one_sentence(environment):
         assert environment.search(query="director") != OVER_TEXT
     assert environment.search(query="director") == OVER_TEXT
     assert environment_return([[said("<answer>x</answer>")]], [environment]) == [0.0]
-    assert environment._num_steps == 4
+    assert environment._episode.num_turns == 4
 
 
 def test_wrong_arguments_are_the_environments_to_judge(environment):
     environment.reset(task=3)
     assert environment.search(nonsense=1).startswith("Wrong arguments for 'search'")
-    assert environment._num_steps == 1
+    assert environment._episode.num_turns == 1
 
 
 def test_an_environment_that_fails_costs_its_own_episode_and_is_replaced(monkeypatch, caplog):
@@ -338,7 +338,7 @@ def test_an_environment_that_fails_costs_its_own_episode_and_is_replaced(monkeyp
     healthy, ill = factory(), factory()
     for instance in (healthy, ill):
         instance.reset(task=3)
-    ill_env = ill._env
+    ill_env = ill._episode.env
     monkeypatch.setattr(ill_env, "step", lambda action: 1 / 0)
     assert ill.search(query="x") == FAILED_TEXT
     logged = {}
@@ -348,7 +348,7 @@ def test_an_environment_that_fails_costs_its_own_episode_and_is_replaced(monkeyp
     assert logged["success"] == 0.0
     assert "ZeroDivisionError" in caplog.text
     ill.reset(task=3)
-    assert ill._env is not ill_env
+    assert ill._episode.env is not ill_env
     assert ill.search(query="x") != FAILED_TEXT
 
 
