@@ -1,6 +1,5 @@
 """A session: one episode of a program, from its calls to a trajectory."""
 
-import functools
 import json
 import math
 import secrets
@@ -25,7 +24,7 @@ from agent_trainers.gateway.conversation import (
     State,
     Turn,
 )
-from agent_trainers.gateway.turn_end import Decode, TokenBudget, TurnEnd
+from agent_trainers.gateway.turn_end import Decode, TurnEnd
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -123,7 +122,7 @@ class Session:
         self._conversations = Conversations(tool_format)
         self._steps: list[_Step] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
-        self._budget = TokenBudget(limits.max_tokens)
+        self._tokens_left = limits.max_tokens  # besides one for each running turn
         self._free_keys: dict[int, Turn] = {}  # with the last turn of each
         self._busy_keys: set[int] = set()
         self._num_calls = self._num_replies = 0
@@ -213,12 +212,14 @@ class Session:
             rng = self._rng
             if call.seed is not None:
                 rng = np.random.default_rng([*self._entropy, call.seed % 2**64])
+            self._tokens_left -= call.num_choices
+            max_tokens = 1 + self._tokens_left
+            if call.max_tokens is not None:
+                max_tokens = min(max_tokens, call.max_tokens)
             samplings = []
             for _ in range(call.num_choices):
                 key = self._take_key(state.previous)
-                self._budget.begin(key)
-                reserve = functools.partial(self._budget.reserve, key)
-                end = TurnEnd(self._decode, call.max_tokens, reserve, call.stops)
+                end = TurnEnd(self._decode, max_tokens, call.stops)
                 request = GenerationRequest(
                     episode_id=self._number,
                     messages=state.messages,
@@ -274,7 +275,7 @@ class Session:
             self._last_used = time.monotonic()
             for sampling in samplings:
                 if sampling.key in self._busy_keys:
-                    self._budget.end(sampling.key, 0)
+                    self._tokens_left += 1
                     self._busy_keys.discard(sampling.key)  # not reused: its turn may still arrive
                     self._drop(sampling.key)
 
@@ -295,7 +296,7 @@ class Session:
             reached = "timeout_seconds", StopReason.TIMEOUT
         elif self._num_calls + call.num_choices > limits.max_calls:
             reached = "max_calls", StopReason.TURN_LIMIT
-        elif self._budget.left < call.num_choices:
+        elif self._tokens_left < call.num_choices:
             reached = "max_tokens", StopReason.TOKEN_LIMIT
         if reached is not None:
             name, reason = reached
@@ -320,8 +321,9 @@ class Session:
         return key
 
     def _make_turn(self, call: ModelCall, sampling: Sampling, generation: Generation) -> Turn:
-        left = self._budget.end(sampling.key, generation.spent.completion_tokens)
-        generation, cut_text = sampling.end.cut(generation, left)
+        kept = min(generation.spent.completion_tokens, 1 + self._tokens_left)
+        self._tokens_left -= kept - 1
+        generation, cut_text = sampling.end.cut(generation, kept)
         text = generation.text if cut_text is None else cut_text
         content, calls = text, tuple[ApiCall, ...]()
         action: dict[str, Any] | None = None

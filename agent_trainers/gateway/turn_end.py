@@ -1,7 +1,6 @@
 """Where a turn ends, besides the policy's own end: token limits and stop texts."""
 
 import bisect
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,73 +12,21 @@ _EXTRA_TOKENS: Final = 8
 """Tokens decoded beyond one per byte of a stop text: some tokens have no text."""
 
 
-class TokenBudget:
-    """Tokens that the turns of a session may still sample, shared by concurrent turns.
-
-    Each running turn reserves its tokens so far and the next one. The policy's thread reserves
-    after each token; the server's threads begin and end turns.
-    """
-
-    def __init__(self, limit: int) -> None:
-        """Start with `limit` tokens."""
-        self._lock = threading.Lock()
-        self._left = limit
-        self._reserved: dict[int, int] = {}  # by turn
-
-    @property
-    def left(self) -> int:
-        """Tokens that no turn has reserved."""
-        with self._lock:
-            return self._left
-
-    def begin(self, turn: int) -> None:
-        """Reserve the first token of a turn; at least one must be `left`."""
-        with self._lock:
-            self._reserved[turn] = 1
-            self._left -= 1
-
-    def reserve(self, turn: int, num_tokens: int) -> bool:
-        """Raise the reservation of a running turn to `num_tokens`; return whether it fits."""
-        with self._lock:
-            more = num_tokens - self._reserved.get(turn, 0)
-            if more > self._left or turn not in self._reserved:
-                return False
-            if more > 0:
-                self._reserved[turn] += more
-                self._left -= more
-            return True
-
-    def end(self, turn: int, num_tokens: int) -> int:
-        """End a turn of `num_tokens` tokens (0 for a cancelled one); return how many it keeps."""
-        with self._lock:
-            self._left += self._reserved.pop(turn, 0)
-            kept = min(num_tokens, self._left)
-            self._left -= kept
-            return kept
-
-
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
     """The limits of one turn, besides those of the policy."""
 
     decode: Decode
     """Decodes sampled tokens; returns None where the policy knows no tokens."""
-    max_tokens: int | None
+    max_tokens: int
     """Maximum number of tokens."""
-    reserve: Callable[[int], bool]
-    """Reserves so many tokens for the turn; returns whether the session has them."""
     stops: tuple[str, ...] = ()
     """Texts that end it."""
 
     def __call__(self, token_ids: Sequence[int]) -> bool:
         """Return whether the turn ends after these tokens."""
-        num_tokens = len(token_ids)
-        if self.max_tokens is not None and num_tokens >= self.max_tokens:
-            return True
-        if not self.reserve(num_tokens + 1):
-            return True
-        if not self.stops:
-            return False
+        if len(token_ids) >= self.max_tokens or not self.stops:
+            return len(token_ids) >= self.max_tokens
         width = max(len(stop.encode("utf-8", "replace")) for stop in self.stops) + _EXTRA_TOKENS
         return self._find_stop(self.decode(token_ids[-width:])) is not None
 
@@ -88,13 +35,13 @@ class TurnEnd:
 
         Args:
             generation: The turn.
-            max_tokens: Tokens that the session has left for it.
+            max_tokens: Tokens that its session has left by now, after those of concurrent turns.
 
         Returns:
             The turn, and its text before the stop text; None where no stop text occurs.
         """
         ids = generation.completion_ids
-        num_tokens = min(len(ids), max_tokens, self.max_tokens or max_tokens)
+        num_tokens = min(len(ids), max_tokens, self.max_tokens)
         if self.stops and self._find_stop(self.decode(ids)) is not None:
             first = bisect.bisect(
                 range(1, len(ids) + 1),

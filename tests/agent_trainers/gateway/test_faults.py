@@ -132,10 +132,12 @@ def test_a_session_that_is_closed_under_a_call_ends_it(scripted):
 def test_a_call_that_takes_too_long_ends_and_others_go_on(scripted):
     gate = Gate()
     gateway = scripted(gate)
-    limits = SessionLimits(call_timeout_seconds=0.05)
+    limits = SessionLimits(call_timeout_seconds=0.05, max_tokens=1)
     session, other = gateway.open(task_id="0", limits=limits), gateway.open(task_id="1")
     with pytest.raises(openai.InternalServerError, match="took longer than"):
         ask(session)
+    with pytest.raises(openai.InternalServerError, match="took longer than"):
+        ask(session)  # the cancelled turn used none of the session's tokens
     gate.is_open.set()
     assert ask(other)
     trajectory = session.close(1.0)

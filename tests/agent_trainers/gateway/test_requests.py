@@ -12,7 +12,6 @@ import pytest
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
-from agent_trainers.gateway.turn_end import TokenBudget
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of, shared_client
@@ -366,18 +365,6 @@ def test_calls_at_once_share_what_the_session_has_left(scripted):
     for thread in threads:
         thread.join(60)
     assert sorted(session.close(0.0).lengths) == [1, 6, 13]  # 13 were sampled, each time
-
-
-def test_a_turn_that_is_given_up_gives_back_what_it_held():
-    budget = TokenBudget(5)
-    budget.begin(1)
-    assert budget.reserve(1, 4)
-    budget.begin(2)
-    assert not budget.reserve(2, 2)
-    assert budget.end(1, 0) == 0
-    assert budget.reserve(2, 5)
-    assert (budget.end(2, 5), budget.left) == (5, 0)
-    assert not budget.reserve(1, 1), "it is over"
 
 
 def test_a_state_that_does_not_fit_is_refused_and_a_shorter_one_goes_on(policy):
