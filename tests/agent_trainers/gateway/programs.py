@@ -1,4 +1,4 @@
-"""Programs of other people, as the tests know them: loops with OpenAI's own client."""
+"""Programs as users write them: loops with OpenAI's client."""
 
 import functools
 import json
@@ -8,25 +8,25 @@ import openai
 
 @functools.cache
 def shared_client():
-    """One pool of connections: a new client reads all certificates, which takes its time."""
+    """Return one client for all tests: a new one reads all certificates."""
     return openai.OpenAI(base_url="http://unused", api_key="unused", max_retries=0)
 
 
 def client_of(session, **options):
-    """OpenAI's client for a session."""
+    """Return OpenAI's client for a session."""
     return shared_client().with_options(base_url=session.base_url, api_key=session.key, **options)
 
 
 def as_it_came(message):
-    """What most programs send back of a reply."""
+    """Return the message that most programs send back of a reply."""
     return message.model_dump(exclude_none=True)
 
 
 def play(session, env, task, complete, echo=as_it_came):
-    """Play a task of an environment as a rollout does, in a loop of one's own; end the session.
+    """Run a task of an environment as a rollout does, and close the session.
 
-    `complete` gives the model's message for messages and tools, and whether it was cut off, which
-    ends the episode as in a rollout; `echo` makes of it the one that is sent back.
+    `complete` returns the model's message for messages and tools, and whether it was cut off, which
+    ends the episode as in a rollout; `echo` returns the message that is sent back.
     """
     _, info = env.reset(seed=task, options={"task": task})
     messages = [dict(message) for message in info["messages"]]
@@ -49,7 +49,7 @@ def play(session, env, task, complete, echo=as_it_came):
 
 
 def chat(client, **options):
-    """Ask for chat completions."""
+    """Call ``chat/completions``."""
 
     def complete(messages, tools):
         reply = client.chat.completions.create(
@@ -61,7 +61,7 @@ def chat(client, **options):
 
 
 def streamed(client):
-    """Ask for chat completions, chunk by chunk."""
+    """Call ``chat/completions`` with a stream."""
 
     def complete(messages, tools):
         with client.chat.completions.stream(model="any", messages=messages, tools=tools) as stream:
@@ -77,7 +77,7 @@ def _said(choice):
 
 
 def as_text(message):
-    """What the model did, as an environment with the format ``hermes`` reads it."""
+    """Return the message as an action in the format ``hermes``."""
     calls = [
         {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
         for call in message.tool_calls or ()

@@ -1,4 +1,4 @@
-"""What a program sends back of a turn: the turn itself, or something of its own."""
+"""Which messages of a program are sampled turns."""
 
 import json
 import time
@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers import Gateway
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations
 from tests.agent_trainers.gateway.programs import as_it_came, client_of
@@ -25,20 +24,19 @@ def tools():
 
 
 @pytest.fixture
-def episode(policy, tools):
-    """A session in which the model has called a tool, with what it said."""
-    with Gateway(policy) as gateway:
-        session = gateway.open(task_id="0", seed=[7, 0])
-        client = client_of(session)
+def episode(gateway, tools):
+    """A session in which the model has called a tool, with its message."""
+    session = gateway.open(task_id="0", seed=[7, 0])
+    client = client_of(session)
 
-        def complete(*messages, **options):
-            return client.chat.completions.create(
-                model="any", messages=list(messages), **({"tools": tools} | options)
-            )
+    def complete(*messages, **options):
+        return client.chat.completions.create(
+            model="any", messages=list(messages), **({"tools": tools} | options)
+        )
 
-        message = complete(QUESTION).choices[0].message
-        assert message.tool_calls
-        yield SimpleNamespace(session=session, complete=complete, message=message)
+    message = complete(QUESTION).choices[0].message
+    assert message.tool_calls
+    return SimpleNamespace(session=session, complete=complete, message=message)
 
 
 def result(call, content="the star of amber island is tilda ekberg ."):
@@ -65,7 +63,7 @@ SAME = {
     "empty content": changed(content=""),
     "blank content": changed(content="\n"),
     "parts": changed(content=[{"type": "text", "text": ""}]),
-    "arguments written anew": other_arguments(lambda a: json.dumps(a, indent=2, sort_keys=True)),
+    "formatted arguments": other_arguments(lambda a: json.dumps(a, indent=2, sort_keys=True)),
     "members of others": changed(
         reasoning_content="hm", name="agent", refusal=None, annotations=[]
     ),
@@ -73,7 +71,7 @@ SAME = {
     "an index": lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"index": 0}]},
 }
 OTHER = {
-    "more said": changed(content="I search."),
+    "more content": changed(content="I search."),
     "other arguments": other_arguments(lambda a: json.dumps({"query": "something else"})),
     "arguments that are no JSON": other_arguments(lambda a: "{"),
     "a call more": lambda m: m | {"tool_calls": [*m["tool_calls"], m["tool_calls"][0]]},
@@ -85,7 +83,7 @@ def rendered(policy, messages, tools):
 
 
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
-def test_a_message_that_means_the_turn_is_the_tokens_that_were_sampled(episode, change):
+def test_a_message_with_the_turns_meaning_keeps_its_sampled_tokens(episode, change):
     echo = change(as_it_came(episode.message))
     episode.complete(QUESTION, echo, result(echo["tool_calls"][0]))
     first, second = episode.session.close(1.0).transitions
@@ -96,7 +94,7 @@ def test_a_message_that_means_the_turn_is_the_tokens_that_were_sampled(episode, 
 
 
 @pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
-def test_a_message_that_was_changed_is_rendered_anew(episode, change, policy, tools):
+def test_a_changed_message_is_rendered_again(episode, change, policy, tools):
     echo = change(as_it_came(episode.message))
     episode.complete(QUESTION, echo, result(echo["tool_calls"][0]))
     first, second = episode.session.close(1.0).transitions
@@ -113,7 +111,7 @@ def test_other_tools_are_another_state(episode, policy, tools):
     assert second.prompt_ids == rendered(policy, second.messages, [*tools, ASK])
 
 
-def test_forks_are_rows_and_the_main_conversation_goes_on_with_its_own_tokens(episode):
+def test_forks_are_rows_and_the_main_conversation_keeps_its_tokens(episode):
     echo = as_it_came(episode.message)
     found = result(echo["tool_calls"][0])
     second = episode.complete(QUESTION, echo, found).choices[0].message
@@ -132,7 +130,7 @@ def test_forks_are_rows_and_the_main_conversation_goes_on_with_its_own_tokens(ep
         assert trajectory.transitions[4].prompt_ids[: len(start)] == start
 
 
-def test_choices_are_branches_and_each_goes_on_with_its_own_tokens(episode):
+def test_choices_are_branches_and_each_keeps_its_tokens(episode):
     session = episode.session
     choices = episode.complete({"role": "user", "content": "who ?"}, n=3).choices
     more = {"role": "user", "content": "and ?"}
@@ -151,13 +149,13 @@ def test_a_result_needs_its_call(episode):
         episode.complete(QUESTION, {"role": "tool", "tool_call_id": "nobody", "content": "x"})
 
 
-def test_many_results_in_a_row_are_read_in_time_that_grows_with_their_number():
+def test_consecutive_results_are_read_in_linear_time():
     call = ApiCall(id="a", name="f", arguments="{}")
     said = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=(call,))]
     said += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
     began = time.process_time()
     state = Conversations(TOOL_FORMATS["tags"]).read(said, None)
-    # 0.1 s; adding each to those before took 20 s, in which all sessions waited
+    # 0.1 s; quadratic time would be 20 s, in which all sessions wait
     assert time.process_time() - began < 2
     assert [message["role"] for message in state.messages] == ["user", "assistant", "user"]
     one = TOOL_FORMATS["tags"].result_message("f", "x" * 300)["content"]

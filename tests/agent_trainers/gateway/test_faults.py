@@ -1,4 +1,4 @@
-"""Clients that die, programs that never end, policies that fail: others go on."""
+"""Clients that die, programs that never end, policies that fail: other sessions continue."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ def ask(session, **options):
 
 
 class Gate:
-    """A policy that answers when it may."""
+    """A policy that waits for a test before it answers."""
 
     def __init__(self):
         self.is_open, self.num_asked = threading.Event(), 0
@@ -52,7 +52,8 @@ def wait_until(claim):
 
 
 def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
-    gateway = scripted(lambda request: f"I heard {request.messages[-1]['content']}")
+    limits = SessionLimits(max_calls=NUM_CALLS)
+    gateway = scripted(lambda r: f"I heard {r.messages[-1]['content']}", limits=limits)
     rng = random.Random(3)
     groups, processes, doomed = [], [], []
     for p in range(NUM_PROCESSES):
@@ -80,12 +81,11 @@ def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
     survivors = {session.task_id for group in groups[::2] for session in group}
     assert survivors <= ended
     assert all(process.returncode == 0 for process in processes[::2])
-    # what was kept for them is gone
     assert not gateway._sessions
     wait_until(lambda: not gateway._loop._running)
 
 
-def test_a_call_whose_client_went_away_is_given_up(scripted, caplog):
+def test_a_call_is_cancelled_when_its_client_disconnects(scripted, caplog):
     gate = Gate()
     gateway = scripted(gate)
     session, other = (gateway.open(task_id=str(i)) for i in range(2))
@@ -105,7 +105,7 @@ def test_a_call_whose_client_went_away_is_given_up(scripted, caplog):
     assert not caplog.records
 
 
-def test_a_session_that_is_closed_under_a_call_ends_it(scripted):
+def test_closing_a_session_ends_its_calls(scripted):
     gate = Gate()
     session = scripted(gate).open(task_id="0")
     caught = []
@@ -129,7 +129,7 @@ def test_a_session_that_is_closed_under_a_call_ends_it(scripted):
         session.reward(1.0)
 
 
-def test_a_call_that_takes_too_long_ends_and_others_go_on(scripted):
+def test_a_call_that_takes_too_long_is_cancelled(scripted):
     gate = Gate()
     gateway = scripted(gate)
     limits = SessionLimits(call_timeout_seconds=0.05, max_tokens=1)
@@ -145,7 +145,7 @@ def test_a_call_that_takes_too_long_ends_and_others_go_on(scripted):
     assert not trajectory.is_scorable
 
 
-def test_a_program_that_never_ends_is_stopped_and_others_go_on(scripted):
+def test_an_endless_program_is_stopped_at_its_timeout(scripted):
     gateway = scripted(lambda request: "x")
     endless = gateway.open(task_id="0", limits=SessionLimits(timeout_seconds=0.3))
     other = gateway.open(task_id="1")
@@ -160,7 +160,7 @@ def test_a_program_that_never_ends_is_stopped_and_others_go_on(scripted):
     assert other.close(1.0).is_scorable
 
 
-def test_more_calls_at_once_than_allowed_are_told_to_come_again(scripted):
+def test_too_many_concurrent_calls_are_to_be_retried(scripted):
     gate = Gate()
     session = scripted(gate, limits=SessionLimits(max_concurrent_calls=2)).open(task_id="0")
     threads = [threading.Thread(target=ask, args=[session]) for _ in range(2)]
@@ -176,7 +176,7 @@ def test_more_calls_at_once_than_allowed_are_told_to_come_again(scripted):
     assert len(session.close(1.0).transitions) == 3
 
 
-def test_a_policy_that_fails_fails_its_calls_and_works_again(scripted, caplog):
+def test_a_failing_policy_fails_its_calls_only(scripted, caplog):
     answers = iter([MemoryError("no memory"), "better"])
 
     def act(request):
@@ -197,7 +197,7 @@ def test_a_policy_that_fails_fails_its_calls_and_works_again(scripted, caplog):
     assert recovered.close(1.0).is_scorable
 
 
-def test_a_policy_that_cannot_begin_fails_its_calls(caplog):
+def test_a_policy_that_cannot_open_a_stream_fails_its_calls(caplog):
     class Broken(ScriptedPolicy):
         def open_stream(self):
             raise RuntimeError("no model")
@@ -208,7 +208,7 @@ def test_a_policy_that_cannot_begin_fails_its_calls(caplog):
             ask(session)
 
 
-def test_a_gateway_that_is_closed_refuses_what_is_under_way_and_what_comes():
+def test_a_closed_gateway_refuses_running_and_new_calls():
     class Silent(WaveStream):
         def advance(self):
             time.sleep(0.002)
@@ -238,7 +238,7 @@ def test_a_gateway_that_is_closed_refuses_what_is_under_way_and_what_comes():
     assert session.close(1.0).stop_reason is StopReason.POLICY_ERROR
 
 
-def test_the_policy_works_where_its_owner_lets_it():
+def test_the_policy_generates_in_the_thread_of_generate():
     worked_in = []
 
     def act(request):
@@ -254,7 +254,7 @@ def test_the_policy_works_where_its_owner_lets_it():
         assert session.close(1.0).is_scorable
 
 
-def test_a_call_under_way_when_its_owner_takes_the_policy_back_is_answered_the_next_time(policy):
+def test_a_call_that_generate_left_unfinished_is_answered_by_the_next_one(policy):
     with Gateway(policy, in_thread=False) as gateway:
         session, replies = gateway.open(task_id="0"), []
         program = threading.Thread(target=lambda: replies.append(ask(session)), daemon=True)
@@ -267,7 +267,7 @@ def test_a_call_under_way_when_its_owner_takes_the_policy_back_is_answered_the_n
         assert len(session.close(1.0).transitions) == 1
 
 
-def test_a_request_that_never_arrives_whole_is_the_programs_fault(scripted):
+def test_an_incomplete_request_is_a_client_error(scripted):
     session = scripted(lambda r: "x", limits=SessionLimits(call_timeout_seconds=0.2)).open(
         task_id="0"
     )
@@ -282,7 +282,7 @@ def test_a_request_that_never_arrives_whole_is_the_programs_fault(scripted):
     assert session.close().stop_reason is StopReason.ENVIRONMENT_ERROR
 
 
-def test_generation_that_is_collective_goes_on_while_any_process_has_episodes():
+def test_collective_generation_continues_while_any_process_has_episodes():
     rounds = []
 
     class Collective(ScriptedPolicy):
@@ -297,7 +297,7 @@ def test_generation_that_is_collective_goes_on_while_any_process_has_episodes():
     assert rounds == [0, 0]
 
 
-def test_more_sessions_than_the_policy_has_room_for_all_go_on(model, tokenizer):
+def test_more_sessions_than_slots_all_continue(model, tokenizer):
     policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24, max_batch_size=2)
     with Gateway(policy) as gateway:
         sessions = [gateway.open(task_id=str(i), seed=i) for i in range(4)]

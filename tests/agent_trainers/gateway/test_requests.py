@@ -12,6 +12,7 @@ import pytest
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
+from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of, shared_client
@@ -57,46 +58,41 @@ def says(text):
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_honoured_is_refused_by_name(policy, options, what):
-    with Gateway(policy) as gateway:
-        session = gateway.open(task_id="0")
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(session, **options)
-        assert re.search(what, str(caught.value))
-        assert caught.value.body["param"]
-        assert caught.value.type == "invalid_request_error"
-        assert not session.close().transitions
+def test_unsupported_parameters_are_refused_by_name(gateway, options, what):
+    session = gateway.open(task_id="0")
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(session, **options)
+    assert re.search(what, str(caught.value))
+    assert caught.value.body["param"]
+    assert caught.value.type == "invalid_request_error"
+    assert not session.close().transitions
 
 
-def test_what_changes_nothing_is_taken(policy):
-    with Gateway(policy) as gateway:
-        session = gateway.open(task_id="0")
-        ask(session, temperature=1, top_p=1.0, presence_penalty=0, user="u", metadata={"a": "b"},
-            response_format={"type": "text"}, service_tier="auto", logit_bias={}, store=False,
-            max_tokens=9999, parallel_tool_calls=True)  # fmt: skip
-        assert session.close().stop_reason is StopReason.ANSWERED
+def test_parameters_without_effect_are_accepted(gateway):
+    session = gateway.open(task_id="0")
+    ask(session, temperature=1, top_p=1.0, presence_penalty=0, user="u", metadata={"a": "b"},
+        response_format={"type": "text"}, service_tier="auto", logit_bias={}, store=False,
+        max_tokens=9999, parallel_tool_calls=True, seed=-(2**63))  # fmt: skip
+    assert session.close().stop_reason is StopReason.ANSWERED
 
 
-def test_what_its_owner_ignores_is_not_refused(policy):
+def test_ignored_parameters_are_not_refused(policy):
     with Gateway(policy, ignored_parameters=["temperature", "tool_choice", "foo"]) as gateway:
         session = gateway.open(task_id="0")
         ask(session, temperature=0.1, tools=[TOOL], tool_choice="required", extra_body={"foo": 1})
         assert len(session.close().transitions) == 1
 
 
-def test_a_turn_ends_after_as_many_tokens_as_asked(policy):
-    with Gateway(policy) as gateway:
-        whole = gateway.open(task_id="0", seed=3)
-        ask(whole)
-        (one,) = whole.close().transitions
-    with Gateway(policy) as gateway:  # anew: in a batch with another, sums may be rounded otherwise
-        cut, also = (gateway.open(task_id="0", seed=3) for _ in range(2))
-        choice = ask(cut, max_tokens=3).choices[0]
-        assert ask(also, max_completion_tokens=3).choices[0].message == choice.message
-        assert choice.finish_reason == "length"
-        (other,) = cut.close().transitions
-        assert other.completion_ids == one.completion_ids[:3]
-        np.testing.assert_array_equal(other.logprobs, one.logprobs[:3])
+def test_a_turn_ends_after_the_requested_number_of_tokens(gateway):
+    whole, cut, also = (gateway.open(task_id="0", seed=3) for _ in range(3))
+    ask(whole)
+    (one,) = whole.close().transitions
+    choice = ask(cut, max_tokens=3).choices[0]
+    assert ask(also, max_completion_tokens=3).choices[0].message == choice.message
+    assert choice.finish_reason == "length"
+    (other,) = cut.close().transitions
+    assert other.completion_ids == one.completion_ids[:3]
+    np.testing.assert_allclose(other.logprobs, one.logprobs[:3], rtol=1e-5)
 
 
 def test_a_turn_ends_at_a_stop_which_the_program_does_not_see(scripted):
@@ -112,30 +108,21 @@ def test_a_turn_ends_at_a_stop_which_the_program_does_not_see(scripted):
     assert second.messages[1]["content"] == "Action: look\n"
 
 
-def test_a_stop_ends_sampling_early(policy):
-    with Gateway(policy) as gateway:
-        whole, cut = (gateway.open(task_id="0", seed=3) for _ in range(2))
-        text = ask(whole).choices[0].message.content
-        word = text.split()[2]
-        assert ask(cut, stop=word).choices[0].message.content == text[: text.index(word)]
-        (one,), (other,) = whole.close().transitions, cut.close().transitions
-        length = len(other.completion_ids)
-        assert other.completion_ids == one.completion_ids[:length]
-        assert length < len(one.completion_ids)
+def test_a_stop_ends_sampling_early(gateway):
+    whole, cut = (gateway.open(task_id="0", seed=3) for _ in range(2))
+    text = ask(whole).choices[0].message.content
+    word = text.split()[2]
+    assert ask(cut, stop=word).choices[0].message.content == text[: text.index(word)]
+    (one,), (other,) = whole.close().transitions, cut.close().transitions
+    length = len(other.completion_ids)
+    assert other.completion_ids == one.completion_ids[:length]
+    assert length < len(one.completion_ids)
 
 
-def test_a_seed_repeats_within_its_session_and_not_beyond(policy):
-    with Gateway(policy) as gateway:
-        one, other = (gateway.open(task_id="0", seed=seed) for seed in (1, 2))
-        texts = [ask(s, seed=5).choices[0].message.content for s in (one, one, other)]
+def test_a_seed_repeats_in_its_session_only(gateway):
+    one, other = (gateway.open(task_id="0", seed=seed) for seed in (1, np.int64(2)))
+    texts = [ask(s, seed=2**64).choices[0].message.content for s in (one, one, other)]
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_any_integer_is_a_seed(policy):
-    with Gateway(policy) as gateway:
-        session = gateway.open(task_id="0", seed=np.int64(3))
-        assert ask(session, seed=-(2**63))
-        assert ask(session, seed=2**64)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +136,7 @@ def test_any_integer_is_a_seed(policy):
     ids=["no object", "anything", "without end"],
 )  # fmt: skip
 @pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
-def test_a_schema_that_no_example_can_be_made_of_is_no_fault_of_the_server(
-    scripted, parameters, tool_format
-):
+def test_malformed_schemas_are_described_or_refused(scripted, parameters, tool_format):
     session = scripted(says("<add>1"), tool_format=tool_format).open(task_id="0")
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     try:
@@ -161,13 +146,12 @@ def test_a_schema_that_no_example_can_be_made_of_is_no_fault_of_the_server(
     assert said in ("<add>1", "tools")
 
 
-def test_log_probabilities_are_those_of_the_sampled_tokens(policy):
-    with Gateway(policy) as gateway:
-        session = gateway.open(task_id="0")
-        content = ask(session, logprobs=True).choices[0].logprobs.content
-        (step,) = session.close().transitions
+def test_log_probabilities_are_those_of_the_sampled_tokens(gateway):
+    session = gateway.open(task_id="0")
+    content = ask(session, logprobs=True).choices[0].logprobs.content
+    (step,) = session.close().transitions
     assert [token.logprob for token in content] == step.logprobs.tolist()
-    # the embedded policy's words stand apart; the last token ends the turn
+    # the embedded policy's tokens are words; the last one ends the turn
     assert " ".join(t.token for t in content[:-1]) == step.action
 
 
@@ -203,9 +187,9 @@ def test_a_call_is_a_call_and_a_mistake_is_plain_content(scripted, text, content
         (CALL, {"tools": [TOOL], "tool_choice": "none"}),
         (CALL + CALL, {"tools": [TOOL], "parallel_tool_calls": False}),
     ],
-    ids=["no tools", "none wanted", "one wanted"],
+    ids=["no tools", "none allowed", "one allowed"],
 )
-def test_calls_that_are_not_wanted_are_plain_content(scripted, text, options):
+def test_unwanted_calls_are_plain_content(scripted, text, options):
     session = scripted(says(text)).open(task_id="0")
     message = ask(session, **options).choices[0].message
     assert (message.content, message.tool_calls) == (text, None)
@@ -221,7 +205,7 @@ def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
     assert message.content == "<add>1</add>"  # no argument is declared, and 1 is no object
 
 
-def test_half_a_character_comes_as_one_that_a_client_can_send_back(scripted):
+def test_lone_surrogates_are_replaced_for_the_client(scripted):
     session = scripted(lambda request: "a\ud800b").open(task_id="0")
     assert ask(session).choices[0].message.content == "a?b"
     assert session.close().transitions[0].action == "a\ud800b"
@@ -233,7 +217,7 @@ def test_half_a_character_comes_as_one_that_a_client_can_send_back(scripted):
      b'{"messages": {"role": "user"}}', b'{"messages": [null]}', b'{"messages": "x", "tools": 1}'],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
-def test_no_body_is_a_fault_of_the_server(scripted, body, path):
+def test_malformed_bodies_are_client_errors(scripted, body, path):
     session = scripted(says("x")).open(task_id="0")
     client = client_of(session)
     reply = client._client.post(
@@ -243,14 +227,14 @@ def test_no_body_is_a_fault_of_the_server(scripted, body, path):
     assert reply.json()["error"]["message"]
 
 
-def test_what_is_not_offered_is_said(scripted):
+def test_other_endpoints_are_refused(scripted):
     session = scripted(says("x")).open(task_id="0")
     with pytest.raises(openai.NotFoundError, match="/embeddings is not offered here"):
         client_of(session).embeddings.create(model="any", input="x")
     assert [model.id for model in client_of(session).models.list()] == ["policy"]
 
 
-def test_nobody_reaches_the_session_of_another(scripted):
+def test_sessions_need_their_own_key(scripted):
     gateway = scripted(says("x"))
     mine, other = (gateway.open(task_id=str(i)) for i in range(2))
     attempts = [
@@ -269,7 +253,7 @@ def test_nobody_reaches_the_session_of_another(scripted):
             )
             assert reply.status_code == 401
             said.add(reply.text)
-    assert len(said) == 1  # it does not tell which sessions there are
+    assert len(said) == 1  # it does not show which sessions exist
     for path in ("", "/", "/v1/models", f"/{mine.id}", "/docs", "/openapi.json"):
         url = mine.base_url.partition(f"/{mine.id}")[0] + path
         reply = shared_client()._client.get(url)
@@ -281,7 +265,7 @@ def test_nobody_reaches_the_session_of_another(scripted):
     assert len(mine.id) >= 32 <= len(mine.key)
 
 
-def test_rewards_go_to_the_newest_turn_or_to_the_one_that_is_named(scripted):
+def test_rewards_go_to_the_newest_turn_or_the_named_one(scripted):
     session = scripted(says("x")).open(task_id="17", group_id="g3")
     with pytest.raises(ValueError, match="no turn yet"):
         session.reward(1.0)
@@ -367,19 +351,18 @@ def test_calls_at_once_share_what_the_session_has_left(scripted):
     assert sorted(session.close(0.0).lengths) == [1, 6, 13]  # 13 were sampled, each time
 
 
-def test_a_state_that_does_not_fit_is_refused_and_a_shorter_one_goes_on(policy):
-    with Gateway(policy) as gateway:
-        session = gateway.open(task_id="0")
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(session, [{"role": "user", "content": "amber " * 5000}])
-        assert caught.value.code == "context_length_exceeded"
-        ask(session)
-        assert session.close().stop_reason is StopReason.ANSWERED
-        session = gateway.open(task_id="0")
-        ask(session)
-        with pytest.raises(openai.BadRequestError):
-            ask(session, [{"role": "user", "content": "amber " * 5000}])
-        assert session.close().stop_reason is StopReason.CONTEXT_OVERFLOW
+def test_a_state_that_is_too_long_is_refused(gateway):
+    too_long = [{"role": "user", "content": "amber " * 5000}]
+    session, last = (gateway.open(task_id="0") for _ in range(2))
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(session, too_long)
+    assert caught.value.code == "context_length_exceeded"
+    ask(session)
+    assert session.close().stop_reason is StopReason.ANSWERED
+    ask(last)
+    with pytest.raises(openai.BadRequestError):
+        ask(last, too_long)
+    assert last.close().stop_reason is StopReason.CONTEXT_OVERFLOW
 
 
 def test_a_body_that_is_too_large_is_refused(scripted):
@@ -390,15 +373,16 @@ def test_a_body_that_is_too_large_is_refused(scripted):
     ask(session)
 
 
-def test_messages_that_the_template_refuses_are_the_programs_mistake(policy, tokenizer):
+def test_messages_that_the_template_refuses_are_a_client_error(model, tokenizer):
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
     with Gateway(policy, tool_format="tags") as gateway:
         session = gateway.open(task_id="0")
         with pytest.raises(openai.BadRequestError, match="roles must alternate"):
             ask(session)
 
 
-def test_settings_that_make_no_sense_are_refused(policy):
+def test_invalid_settings_are_refused(policy):
     with pytest.raises(UnknownNameError, match="hermes"):
         Gateway(policy, tool_format="hermez")
     with pytest.raises(ConfigurationError, match="max_calls"):
