@@ -25,7 +25,7 @@ TEMPLATE: Final = Path(__file__).parent / "template"
 NEXT_STEPS: Final = """\
 Check it:  python -m agent_envs check {env}
 Test it:   python -m pytest {test}
-Train it:  python -m agent_trainers.make_tiny_policy --env {env} --output tiny
+Train it:  python -m agent_trainers.tiny_policy --env {env} --output tiny
            agent-r1-train --env {env} --model tiny"""
 PLAY_HELP: Final = """\
   TOOL text                 call a tool with one argument: search Red Harbor

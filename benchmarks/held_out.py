@@ -1,9 +1,8 @@
-"""What of a policy's success is left where it was never trained.
+"""Generalisation of trained policies to unseen variants: ``python -m benchmarks.held_out FOLDER``.
 
-``python -m benchmarks.held_out runs/default`` plays tasks of the mixture that the default recipe
-trains on, in worlds held out of training, and the same with one thing changed to what the mixture
-lacks: words, relations, hops, length of lists. Of several folders, as runs with other seeds, each
-figure is the mean. Without any it measures the embedded policy before training.
+Evaluates on the mixture that the default recipe trains on, in held-out worlds, and on the same with
+one change: words, relations, hops, length of lists. Figures of several folders, such as runs with
+other seeds, are averaged. Without a folder it evaluates the embedded policy.
 """
 
 import argparse
@@ -14,10 +13,10 @@ from typing import Any, Final
 
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
-from agent_trainers.make_tiny_policy.embedded import mixture
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy
+from benchmarks.embedded_policy.make import mixture
 
 HELD_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
     "paraphrase": {"variant": "paraphrase"},
@@ -31,13 +30,13 @@ HELD_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_episode_steps": 5,
     },
 }  # fmt: skip
-"""What is changed in the mixture's arguments."""
+"""Changes of the mixture's arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the table."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="*", default=[str(TINY_POLICY)], help="trained by default")
+    parser.add_argument("models", nargs="*", default=[str(TINY_POLICY)], help="folders of policies")
     parser.add_argument("--num_tasks", type=int, default=500, help="held-out tasks of each row")
     options = parser.parse_args(arguments)
     policies = [load_policy(model) for model in options.models]
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def report(policies: Sequence[Policy], num_tasks: int) -> str:
-    """Return the success in the mixture, in each variant, and their ratio, as a Markdown table."""
+    """Return success in the mixture and in each variant, and the ratio, as a Markdown table."""
     success = {
         name: statistics.fmean(
             evaluate_policy(mixture(**changes), policy, range(num_tasks), seed=1).metrics["success"]

@@ -1,65 +1,75 @@
-"""One learning run: train the embedded policy by one method, with one seed, then measure it.
+"""Train the embedded policy by one method with one seed, then evaluate it.
 
-``python -m benchmarks.learning_run FOLDER`` does what ``FOLDER/run.json`` says and writes
-``FOLDER/result.json``; ``python -m benchmarks.learning_run FOLDER JSON`` writes ``run.json`` first.
+``python -m benchmarks.learning_run FOLDER JSON`` runs a `LearningRun` given as JSON and writes
+``FOLDER/result.json``.
 """
 
 import contextlib
 import functools
 import json
 import math
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import gymnasium as gym
+import numpy as np
 from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import SFTTrainer
 
 from agent_envs.data.files import write_json
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
-from agent_trainers.make_tiny_policy.own import write_recipe
+from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
+from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.recipes import MODEL_RECIPE
+from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
-from benchmarks.demonstrated import references, show
-from benchmarks.naive_rag import NaiveRAG
+from agent_trainers.tiny_policy.make import write_recipe
+from agent_trainers.trainers.supervised import WarmStartConfig, supervised_dataset
+from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.models import load_tokenizer
-from benchmarks.trl_peer import make_trl_trainer, played_by_ours
+from benchmarks.trl_peer import batch_of, make_trl_trainer
 
 MULTI_HOP: Final = "AgentR1/SyntheticMultiHop-v0"
 LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
 NUM_EPISODES: Final = 128
-"""Episodes per optimiser step, as in the default run, where `LearningRun.options` say nothing."""
+"""Episodes per optimiser step unless `LearningRun.options` override it."""
 MAX_NEW_TOKENS: Final = 24
-FIRST_SHOWN: Final = 20_000_000
-"""Where the tasks begin whose references are shown; no run draws near it."""
-TAUGHT: Final = 0.05
-"""What the policy of `teach` has solved of its last batch."""
+FIRST_DEMONSTRATION: Final = 20_000_000
+"""First task used for demonstrations; no run draws tasks near it."""
+PRETRAINED_SUCCESS: Final = 0.05
+"""Success in a batch at which `pretrain` stops."""
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "one hop": (MULTI_HOP, {"hops": 1}),
     "clean facts": (MULTI_HOP, {}),
     "outdated facts": (MULTI_HOP, {"outdated": 1.0}),
     "three questions": (LONG_HORIZON, {}),
 }
-"""Where a policy is measured: environment and arguments."""
+"""Evaluations by name: environment and its arguments."""
+_FORMAT: Final = TOOL_FORMATS["hermes"]
+_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG: Final = re.compile(r"</?\w+>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRun:
-    """What to train and measure."""
+    """Settings of one run."""
 
     method: str
-    """A name of ``--algorithm``; ``trl`` for TRL's own trainer; ``base`` is not trained."""
+    """A value of ``--algorithm``; ``trl`` for TRL's own trainer; ``base`` for no training."""
     seed: int
     budget: int
-    """Environment steps to train for; the batch that reaches it is the last one."""
+    """Environment steps of training; the batch that reaches it is the last one."""
     num_tasks: int
     """Held-out tasks per column."""
     columns: Sequence[str]
@@ -68,31 +78,28 @@ class LearningRun:
     options: Sequence[str] = ()
     """Further options of ``agent-r1-train``."""
     is_naive_rag: bool = False
-    """Whether the policy reads what one search with the question finds, when it is measured."""
-    num_shown: int = 0
-    """References in the environment that are shown before: with its context, if it has one."""
-    is_taught: bool = False
-    """Whether it begins with the policy of `teach`."""
+    """Whether the evaluated policy only reads the results of one search with the question."""
+    num_demonstrations: int = 0
+    """Demonstrations in the same environment and context before reinforcement learning."""
+    is_pretrained: bool = False
+    """Whether training starts from the policy of `pretrain`."""
     first_task: int = 0
-    """The first held-out task: settings are chosen on others than they are reported on."""
+    """First held-out task; tuning uses other tasks than the report."""
 
 
 class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
-    """Ends training after `budget` environment steps, with the learning rate falling to 0 by then.
+    """Stop training after `budget` environment steps, with linear decay of the learning rate.
 
-    So methods whose episodes differ in length get the same budget, and the same schedule over it.
+    Methods whose episodes differ in length get the same budget and the same schedule over it.
     """
 
     def __init__(
-        self, budget: int, played: Callable[[], tuple[int, float]], until: float = math.inf
+        self, budget: int, last_batch: Callable[[], tuple[int, float]], until: float = math.inf
     ) -> None:
-        """Count what `played` says of the last batch: environment steps, and mean success.
-
-        A batch that is solved to the share `until` ends training, too.
-        """
-        self._budget, self._played, self._until = budget, played, until
+        """Count environment steps and success of each batch; success `until` also stops."""
+        self._budget, self._last_batch, self._until = budget, last_batch, until
         self.curve: list[tuple[int, float]] = []
-        """Environment steps so far and success in the batch, per optimiser step."""
+        """Environment steps so far and success of the batch, per optimiser step."""
 
     @property
     def num_steps(self) -> int:
@@ -101,7 +108,7 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
 
     @property
     def share_spent(self) -> float:
-        """How much of the budget is used; 1 at the end, or a little more."""
+        """Share of the budget spent; slightly above 1 at the end."""
         return self.num_steps / self._budget
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -110,42 +117,70 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
             group["lr"] = group["initial_lr"] * max(0.0, 1.0 - self.share_spent)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count the batch; stop when the budget is spent."""
-        num_steps, success = self._played()
+        """Count the batch and stop when the budget is spent."""
+        num_steps, success = self._last_batch()
         self.curve.append((self.num_steps + num_steps, success))
         control.should_training_stop = self.share_spent >= 1.0 or success >= self._until
 
 
 class CompletionTokens(TrainerCallback):  # type: ignore[misc]
-    """Counts the tokens that the policy wrote, those of branches included."""
+    """Count the sampled tokens of a trainer of ours, including branches."""
 
     def __init__(self, trainer: Any) -> None:
-        """Count those of each batch of `trainer`, one of ours."""
+        """Count the batches of `trainer`."""
         self._trainer, self.count = trainer, 0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Count the batch."""
-        batch = self._trainer.trajectories["train"]
-        self.count += sum(sum(trajectory.lengths[trajectory.start :]) for trajectory in batch)
+        for trajectory in self._trainer.trajectories["train"]:
+            self.count += sum(trajectory.lengths[trajectory.start :])
 
 
-def run(folder: Path) -> None:
-    """Do the run that `folder` describes."""
-    spec = LearningRun(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
+class NaiveRAG(PolicyWrapper):
+    """Search once with the question itself, then take the model's next text as the answer."""
+
+    def __init__(self, model: Policy, tokenizer: Any) -> None:
+        """Wrap the answering model; the tokenizer encodes the search as if the model wrote it."""
+        super().__init__(model)
+        self._tokenizer, self._control_tokens = tokenizer, ControlTokens(tokenizer)
+
+    def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
+        """Search in the first turn of a question."""
+        if any(message["role"] == "assistant" for message in request.messages):
+            return request
+        text = _FORMAT.write_call("search", {"query": request.messages[-1]["content"]})
+        ids = [*self._control_tokens.encode_text(text), self._tokenizer.eos_token_id]
+        return Generation(
+            prompt_ids=self.policy.encode(request) or [],
+            completion_ids=ids,
+            logprobs=np.zeros(len(ids), np.float32),
+            text=text,
+        )
+
+    def after(self, request: GenerationRequest, generation: Generation) -> Generation:
+        """Format the generated text as the answer."""
+        found = _ANSWER.search(generation.text)
+        text = _TAG.sub("", found.group(1) if found else generation.text).strip()
+        return replace(generation, text=_FORMAT.write_answer(text))
+
+
+def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
+    """Train and evaluate as `spec` says; write and return the result."""
     started = time.perf_counter()
     curve: list[tuple[int, float]] = []
     num_tokens: int | None = None
     start = TINY_POLICY
-    if spec.num_shown:
-        start = folder / "shown"
+    if spec.num_demonstrations:
+        start = folder / "demonstrated"
         make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
-        show(references(make_env, FIRST_SHOWN, spec.num_shown), start)
-    if spec.is_taught:
-        start = folder.parent / "taught"
+        tasks = range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + spec.num_demonstrations)
+        finetune(play_reference(make_env, ChatRenderer(load_tokenizer()), tasks), start)
+    if spec.is_pretrained:
+        start = folder.parent / "pretrained"
         if not start.exists():
-            teach(folder / "taught")
-            with contextlib.suppress(OSError):  # another run was sooner
-                (folder / "taught").rename(start)
+            pretrain(folder / "pretrained")
+            with contextlib.suppress(OSError):  # another run was faster
+                (folder / "pretrained").rename(start)
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)
     else:
@@ -156,94 +191,113 @@ def run(folder: Path) -> None:
     )
     if spec.is_naive_rag:
         policy = NaiveRAG(policy, load_tokenizer())
-    write_json(
-        folder / "result.json",
-        {
-            "run": asdict(spec),
-            "scores": {name: measure(policy, name, spec) for name in spec.columns},
-            "curve": curve,
-            "completion_tokens": num_tokens,
-            "seconds": round(time.perf_counter() - started, 1),
-        },
-    )
+    result = {
+        "run": asdict(spec),
+        "scores": {name: measure(policy, name, spec) for name in spec.columns},
+        "curve": curve,
+        "completion_tokens": num_tokens,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    write_json(folder / "result.json", result)
+    return result
 
 
-def teach(folder: Path) -> None:
-    """Save a policy that was trained over the long horizon until it solved some of it.
+def pretrain(folder: Path) -> None:
+    """Save a policy that was trained on the long horizon until it solved some of it.
 
-    The embedded policy solves none, so runs from it differ most by when they first do.
+    The embedded policy solves none, so runs from it differ mostly in when they first succeed.
     """
     options = ("--per_device_train_batch_size", "32", "--learning_rate", "0.002")
     spec = LearningRun(method="grpo_step", seed=2, budget=2400, num_tasks=0, columns=(),
                        env=LONG_HORIZON, options=options)  # fmt: skip
-    model, curve, _ = train(spec, folder, until=TAUGHT)
-    if curve[-1][1] < TAUGHT:
-        raise RuntimeError(f"No batch was solved by {TAUGHT:.0%}: {curve}")
+    model, curve, _ = train(spec, folder, until=PRETRAINED_SUCCESS)
+    if curve[-1][1] < PRETRAINED_SUCCESS:
+        raise RuntimeError(f"No batch reached a success of {PRETRAINED_SUCCESS:.0%}: {curve}")
     shutil.rmtree(folder / "trainer")
     model.save_pretrained(folder)
     load_tokenizer().save_pretrained(folder)
     write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
 
 
+def finetune(trajectories: Iterable[Trajectory], folder: Path) -> None:
+    """Train the embedded policy on demonstrations and save it, unless `folder` exists."""
+    if folder.exists():
+        return
+    dataset, _ = supervised_dataset(list(trajectories), None)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    config = WarmStartConfig(
+        str(unfinished), per_device_train_batch_size=16, learning_rate=2e-3, num_train_epochs=1,
+        warmup_steps=5, use_cpu=True, bf16=False, save_strategy="no", report_to="none",
+        disable_tqdm=True, gradient_checkpointing=False,
+    )  # fmt: skip
+    trainer = SFTTrainer(
+        str(TINY_POLICY), args=config, train_dataset=dataset, processing_class=load_tokenizer()
+    )
+    with contextlib.redirect_stdout(sys.stderr):
+        trainer.train()
+    trainer.save_model()
+    unfinished.rename(folder)
+
+
+def train_options(
+    *, method: Sequence[str], env: str, env_kwargs: Mapping[str, Any], seed: int, budget: int,
+    num_episodes: int, folder: Path,
+) -> list[str]:  # fmt: skip
+    """Return the options of ``agent-r1-train`` for a run with an environment step budget."""
+    return [
+        *method,
+        "--env", env,
+        "--env_kwargs", json.dumps(dict(env_kwargs)),
+        "--max_steps", str(max(1, budget // num_episodes)),
+        "--lr_scheduler_type", "constant",
+        "--warmup_steps", "0",
+        "--per_device_train_batch_size", str(num_episodes),
+        "--num_eval_tasks", "0",
+        "--save_strategy", "no",
+        "--disable_tqdm", "true",
+        "--seed", str(seed),
+        "--output_dir", str(folder / "trainer"),
+    ]  # fmt: skip
+
+
 def train(
     spec: LearningRun, folder: Path, start: Path = TINY_POLICY, *, until: float = math.inf
 ) -> tuple[Any, list[tuple[int, float]], int | None]:
-    """Train the policy of `start`; return the model, the learning curve, and tokens written.
+    """Train the policy of `start`; return the model, the learning curve, and sampled tokens.
 
-    Ends when the budget is spent, or after a batch of which the share `until` was solved. Tokens
-    are None for TRL's trainer, which does not say.
+    Stops when the budget is spent, or after a batch with success `until`. The number of tokens is
+    None for TRL's trainer, which does not report it.
     """
-    options = [
-        *([] if start == TINY_POLICY else ["--config", "default", "--model", str(start)]),
-        "--algorithm", "grpo" if spec.method == "trl" else spec.method,
-        "--env", spec.env,
-        "--env_kwargs", json.dumps(dict(spec.env_kwargs)),
-        "--max_steps", str(max(1, spec.budget // NUM_EPISODES)),
-        "--lr_scheduler_type", "constant",
-        "--warmup_steps", "0",
-        "--per_device_train_batch_size", str(NUM_EPISODES),
-        "--num_eval_tasks", "0",
-        "--save_strategy", "no",
-        "--seed", str(spec.seed),
-        "--output_dir", str(folder / "trainer"),
-        *spec.options,
-    ]  # fmt: skip
-    settings, config = parse_arguments(options)
+    method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
+    if start != TINY_POLICY:
+        method += ["--config", "default", "--model", str(start)]
+    options = train_options(
+        method=method, env=spec.env, env_kwargs=spec.env_kwargs, seed=spec.seed,
+        budget=spec.budget, num_episodes=NUM_EPISODES, folder=folder,
+    )  # fmt: skip
+    settings, config = parse_arguments([*options, *spec.options])
     tokens: CompletionTokens | None = None
     if spec.method == "trl":
-        trainer, played = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
+        trainer, last_batch = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer, _ = make_trainer(settings, config)
-        played = functools.partial(played_by_ours, trainer)
+        last_batch = functools.partial(batch_of, trainer)
         tokens = CompletionTokens(trainer)
         trainer.add_callback(tokens)
-    budget = EnvironmentStepBudget(spec.budget, played, until)
+    budget = EnvironmentStepBudget(spec.budget, last_batch, until)
     trainer.add_callback(budget)
     trainer.train()
     return trainer.model, budget.curve, None if tokens is None else tokens.count
 
 
 def measure(policy: Policy, column: str, spec: LearningRun) -> float:
-    """Return the share of held-out tasks that `policy` solves."""
+    """Return the success of `policy` on held-out tasks."""
     env, kwargs = COLUMNS[column]
     context = {name: spec.env_kwargs[name] for name in ("context",) if name in spec.env_kwargs}
-    evaluation = evaluate_policy(
-        functools.partial(gym.make, env, split="test", **kwargs, **context),
-        policy,
-        range(spec.first_task, spec.first_task + spec.num_tasks),
-        seed=spec.seed,
-    )
-    return evaluation.metrics["success"]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    folder, *spec = sys.argv[1:] if arguments is None else arguments
-    if spec:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_json(Path(folder) / "run.json", asdict(LearningRun(**json.loads(spec[0]))))
-    run(Path(folder))
+    make_env = functools.partial(gym.make, env, split="test", **kwargs, **context)
+    tasks = range(spec.first_task, spec.first_task + spec.num_tasks)
+    return evaluate_policy(make_env, policy, tasks, seed=spec.seed).metrics["success"]
 
 
 if __name__ == "__main__":
-    main()
+    run(LearningRun(**json.loads(sys.argv[2])), Path(sys.argv[1]))

@@ -1,9 +1,7 @@
-"""Is the step named that lost an episode? ``python -m benchmarks.planted_mistakes``.
+"""Diagnosis of planted mistakes: ``python -m benchmarks.planted_mistakes``.
 
-Episodes are played by reference actions, with harmless detours before and after, and one planted
-mistake that cannot be made good; the oracle then has to name it among all steps. What a mistake is,
-the plant says, not the diagnosis: a wrong answer among several, a file that is overwritten while it
-is still needed, a transfer to the wrong place, turns wasted until too few are left.
+Episodes follow reference actions with harmless detours and one planted, irrecoverable mistake,
+which the oracle's diagnosis has to name among all steps.
 """
 
 import argparse
@@ -27,10 +25,9 @@ from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from agent_trainers.trajectory import Trajectory, save_trajectories
 
 MAX_TRIES: Final = 40
-"""Tasks tried for each episode: not every task can be lost in the way that is planted."""
+"""Tasks tried per episode: not every task offers the mistake."""
 Plant = Callable[[Any, np.random.Generator], tuple[list[str], int] | None]
-"""Of an environment that was reset: the actions to take, and which of them is the mistake; None
-where the task does not offer it."""
+"""Returns the actions for a reset environment and the index of the mistake, or None."""
 
 
 class Planted(NamedTuple):
@@ -38,11 +35,11 @@ class Planted(NamedTuple):
 
     trajectory: Trajectory
     step: int
-    """The mistake, from 0."""
+    """Index of the mistake."""
 
 
 def wrong_answer(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
-    """Answer one of several questions wrong; the others right."""
+    """Answer one of several questions wrong."""
     reference = env.reference_actions()
     answers = [i for i, action in enumerate(reference) if "<answer>" in action]
     step = int(rng.choice(answers))
@@ -53,12 +50,12 @@ def wrong_answer(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
 
 
 def wasted_turns(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
-    """Search on and on, until fewer turns are left than the rest takes, from the next answer on."""
+    """Search until fewer turns are left than the remaining questions take."""
     reference = env.reference_actions()
     answers = [i for i, action in enumerate(reference) if "<answer>" in action]
     num_answered = int(rng.integers(len(answers)))
     start = answers[num_answered - 1] + 1 if num_answered else 0
-    step = env.max_turns - (len(reference) - answers[num_answered])  # a turn too few after it
+    step = env.max_turns - (len(reference) - answers[num_answered])  # one turn too few is left
     wasted = [env.write_call("search", query=f"nothing {i}") for i in range(step + 1 - start)]
     return [*reference[:start], *wasted, *reference[start:]], step
 
@@ -71,7 +68,7 @@ def wrong_number(env: Any, rng: np.random.Generator) -> tuple[list[str], int]:
 
 
 def lost_file(env: Any, rng: np.random.Generator) -> tuple[list[str], int] | None:
-    """Overwrite or delete a file that is still needed, between commands that do the task."""
+    """Overwrite, move or delete a file that is still needed."""
     reference = env.reference_actions()
     needed = sorted({*env.task.data["task"].files} & {*env.task.data["task"].expected})
     if not needed:
@@ -92,7 +89,7 @@ def _with_detours(
     count: int,
     rng: np.random.Generator,
 ) -> tuple[list[str], int]:
-    """Put `count` harmless actions among others; return also where `step` is then."""
+    """Insert `count` harmless actions; return them all, and the new index of `step`."""
     longer = list(actions)
     for _ in range(count):
         place = int(rng.integers(len(longer)))
@@ -102,13 +99,13 @@ def _with_detours(
 
 
 class Case(NamedTuple):
-    """An environment, and what is planted in it."""
+    """An environment and a mistake to plant."""
 
     env: str
     kwargs: Mapping[str, Any]
     plant: Plant
     num_episodes: int
-    """Of 200 in all."""
+    """Of 200 episodes in total."""
 
 
 LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
@@ -121,14 +118,14 @@ CASES: Final[Mapping[str, Case]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plant, diagnose, and print how often the mistake is named."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--episodes", type=int, default=200, help="how many, over all cases")
+    parser.add_argument("--episodes", type=int, default=200, help="of all cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--work", type=Path, default=Path("runs/planted_mistakes"), help="folder of the episodes"
     )
-    parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--output", type=Path, help="JSON file of the figures")
     options = parser.parse_args(arguments)
     named = {}
     for number, (name, case) in enumerate(CASES.items()):
@@ -151,10 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plant_all(case: Case, count: int, rng: np.random.Generator) -> list[Planted]:
-    """Play `count` episodes with a mistake in each, that have failed.
+    """Run `count` episodes with a mistake in each.
 
     Raises:
-        RuntimeError: If a task solved itself in spite of the mistake.
+        RuntimeError: If an episode succeeds in spite of the mistake.
     """
     make_env = functools.partial(gym.make, case.env, **case.kwargs)
     env = make_env()
@@ -178,15 +175,15 @@ def plant_all(case: Case, count: int, rng: np.random.Generator) -> list[Planted]
         EpisodeSpec(task=task, seed=task, group_id=str(task), rng=np.random.default_rng(task))
         for task, _, _ in plans
     ]
-    played = rollout.collect(specs)
+    collected = rollout.collect(specs)
     rollout.close()
-    if solved := [t.task_id for t in played if t.success or not t.is_scorable]:
-        raise RuntimeError(f"{case.env}: not lost by the planted mistake: {solved}")
-    return [Planted(t, step) for t, (_, _, step) in zip(played, plans, strict=True)]
+    if solved := [t.task_id for t in collected if t.success or not t.is_scorable]:
+        raise RuntimeError(f"{case.env}: the planted mistake did not fail tasks {solved}")
+    return [Planted(t, step) for t, (_, _, step) in zip(collected, plans, strict=True)]
 
 
 def report(named: Mapping[str, Sequence[bool]]) -> str:
-    """Return the table: how many planted mistakes were named, with Wilson's interval."""
+    """Return the share of named mistakes with Wilson's interval, as a table."""
     everything = [each for own in named.values() for each in own]
     rows = []
     for name, own in (*named.items(), ("**all**", everything)):

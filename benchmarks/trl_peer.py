@@ -1,4 +1,4 @@
-"""The outside reference: TRL's own GRPO with ``environment_factory``, in the same environments."""
+"""TRL's own GRPO trainer with ``environment_factory``, in the same environments as ours."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ _SHARED: Final = (
     "gradient_checkpointing", "disable_dropout", "dataloader_pin_memory", "logging_steps",
     "save_strategy", "report_to", "disable_tqdm", "beta",
 )  # fmt: skip
-"""Settings that mean the same here and there."""
+"""Settings with the same meaning in both trainers."""
 MAX_COMPLETION_TOKENS: Final = 250
-"""TRL's limit is one of the whole episode, results of tools included."""
+"""TRL limits the whole episode, including tool results."""
 
 
 def make_trl_trainer(
@@ -31,16 +31,16 @@ def make_trl_trainer(
     tokenizer: Any,
     model: Any = str(TINY_POLICY),
 ) -> tuple[GRPOTrainer, Callable[[], tuple[int, float]]]:
-    """Make TRL's trainer for an environment that asks one question.
+    """Make TRL's trainer for an environment with one question, on the tasks of `config`.
 
-    Settings of ours that mean the same there are taken over; the tokenizer has a template that TRL
-    can read calls by.
+    TRL must be able to read tool calls by the tokenizer's template.
 
     Returns:
-        The trainer, and what says of its last batch the same as `played_by_ours`.
+        The trainer, and a function like `batch_of` for its last batch.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     probe = gym.make(env_id, **env_kwargs)
+    num_tasks = len(all_tasks(getattr(probe.unwrapped, "num_tasks", None), config))
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=environment_return,
@@ -49,29 +49,22 @@ def make_trl_trainer(
             max_tool_calling_iterations=probe.spec.max_episode_steps - 1,  # type: ignore[union-attr,operator]
             **{name: getattr(config, name) for name in _SHARED},
         ),
-        # the same tasks as ours
-        train_dataset=tasks_dataset(
-            env_id,
-            len(all_tasks(getattr(probe.unwrapped, "num_tasks", None), config)),
-            config.seed,
-            **env_kwargs,
-        ),
+        train_dataset=tasks_dataset(env_id, num_tasks, config.seed, **env_kwargs),
         processing_class=tokenizer,
         environment_factory=environment_factory(env_id, **env_kwargs),
     )
 
-    def played() -> tuple[int, float]:
-        environments = trainer.environments
-        num_steps = sum(environment._num_steps for environment in environments)
-        return num_steps, sum(e._success for e in environments) / len(environments)
+    def last_batch() -> tuple[int, float]:
+        envs = trainer.environments
+        return sum(env._num_steps for env in envs), sum(env._success for env in envs) / len(envs)
 
-    return trainer, played
+    return trainer, last_batch
 
 
-def played_by_ours(trainer: StepGRPOTrainer) -> tuple[int, float]:
-    """Return how many environment steps the last batch took, and what share of it succeeded.
+def batch_of(trainer: StepGRPOTrainer) -> tuple[int, float]:
+    """Return environment steps and mean success of the last batch.
 
-    The steps of branches count, their success does not: they begin where others have got to.
+    The steps of branches count, their success does not: they start from advanced states.
     """
     batch = trainer.trajectories["train"]
     num_steps = sum(len(trajectory.transitions) - trajectory.start for trajectory in batch)

@@ -5,7 +5,7 @@ of `final_answer`; the embedded policy knows neither. So a policy is made first,
 says to the same program::
 
     program="--program examples.train_smolagents:run --tasks tasks.jsonl"
-    python -m agent_trainers.make_tiny_policy $program --oracle examples.train_smolagents:oracle
+    python -m agent_trainers.tiny_policy $program --oracle examples.train_smolagents:oracle
     agent-r1-train $program --model runs/tiny_policy
 
 Or as it stands, ``python -m examples.train_smolagents``: it does both. Needs ``pip install
@@ -20,9 +20,8 @@ import httpx
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers.make_tiny_policy import own
-from agent_trainers.make_tiny_policy.lessons import ProgramLessons
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
+from agent_trainers.tiny_policy.make import ProgramSource, make_tiny_policy
 from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, solution, train
 
 HERMES = TOOL_FORMATS["hermes"]
@@ -77,6 +76,6 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
 if __name__ == "__main__":
     tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(1600)])
     policy = Path("runs/smolagents_policy")
-    lessons = ProgramLessons("examples.train_smolagents:run", tasks, oracle)
-    own.make(lessons, policy, num_tasks=1500)
+    source = ProgramSource("examples.train_smolagents:run", tasks, oracle)
+    make_tiny_policy(source, policy, num_tasks=1500)
     train("examples.train_smolagents:run", "smolagents", "--model", str(policy))

@@ -12,9 +12,8 @@ from typing import Any
 
 import openai
 
-from agent_trainers.make_tiny_policy import own
-from agent_trainers.make_tiny_policy.lessons import ProgramLessons
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
+from agent_trainers.tiny_policy.make import ProgramSource, make_tiny_policy
 from examples.train_openai_loop import ENVIRONMENT, solution, train
 
 CLIENT = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")  # made once
@@ -120,6 +119,6 @@ def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 if __name__ == "__main__":
     tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(700)])
     policy = Path("runs/planner_policy")
-    lessons = ProgramLessons("examples.workflows:plan_and_execute", tasks, oracle)
-    own.make(lessons, policy, num_tasks=600)
+    source = ProgramSource("examples.workflows:plan_and_execute", tasks, oracle)
+    make_tiny_policy(source, policy, num_tasks=600)
     train("examples.workflows:plan_and_execute", "plan_and_execute", "--model", str(policy))

@@ -141,6 +141,6 @@ def _check_words(renderer: ChatRenderer, env_id: str, states: list[dict[str, Any
         raise ConfigurationError(
             f"The model does not know the words of {env_id}: {share:.0%} of the tokens of its "
             "first states are unknown. Make a tiny policy for it with python -m "
-            f"agent_trainers.make_tiny_policy --env {env_id}, or pass a language model with "
+            f"agent_trainers.tiny_policy --env {env_id}, or pass a language model with "
             "--model."
         )

@@ -1,95 +1,62 @@
 """The papers' comparison on real questions: ``python -m benchmarks.papers_real``.
 
 A language model is warmed up on training questions of HotpotQA and 2WikiMultihopQA and trained by
-every method for the same number of environment steps; then all, the untrained model and naive RAG
-answer held-out questions of both, and of MuSiQue. A command that was stopped goes on; what was not
-run yet is marked in the table, which is written anew after every cell.
+every method for the same number of environment steps. All of them, the untrained model and naive
+RAG answer held-out questions of both, and of MuSiQue. The table is written after every cell.
 """
 
 import datetime
-import json
 import shlex
 import sys
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm.auto import tqdm
-
-from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.checkpointing.interruption import Interrupted
-from agent_trainers.cli.arguments import parse, speaker
+from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
-from benchmarks.papers_real.cells import ROWS, Commands, PapersRealArguments, wanted_cells
+from benchmarks.grid import Grid
+from benchmarks.papers_real.cells import ROWS, CellRunner, PapersRealArguments, wanted_cells
 from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
-from benchmarks.papers_real.work import RESULT_FILE, CommandFailedError, Runner
-from benchmarks.work_folder import check_same_settings
 
-_PROGRAM: Final = "python -m benchmarks.papers_real"
-_say: Final = speaker("papers_real")
+PROGRAM: Final = "python -m benchmarks.papers_real"
 _MAY_CHANGE: Final = frozenset({"rows", "seeds", "work", "output"})
-"""What a call may change from one to the next; all else decides what the cells are."""
+"""Options that may change between calls; the cells depend on all others."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        options = parse(
-            arguments,
-            PapersRealArguments,
-            program=_PROGRAM,
-            description="Compare base, naive RAG, warm start and reinforcement learning on real "
-            "questions.",
-        )
-        run(options, shlex.join([*_PROGRAM.split(), *arguments]))
-    except AgentEnvsError as error:
-        sys.exit(f"papers_real: {error}")
-    except Interrupted as interrupted:
-        _say("Stopped. The same command goes on.")
-        sys.exit(interrupted.exit_code)
+    run_command(PROGRAM, _run, arguments)
 
 
-def run(options: PapersRealArguments, command: str) -> None:
-    """Do the cells that are missing, and write the table after each.
-
-    Raises:
-        ConfigurationError: If the folder holds another table, or commands failed; names them.
-    """
-    cells = wanted_cells(options.rows, options.seeds)
-    runner = Runner(Commands(options))
-    with runner.hold():
-        check_same_settings(options, Path(options.work), may_change=_MAY_CHANGE)
-        questions = prepare_questions(options, Path(options.work) / "questions")
-        failed: list[str] = []
-        missing = [cell for cell in cells if not runner.is_done(cell)]
-        num_done = len(cells) - len(missing)
+def _run(arguments: list[str]) -> None:
+    options = parse(
+        arguments, PapersRealArguments, program=PROGRAM,
+        description="Compare base, naive RAG, warm start and reinforcement learning.",
+    )  # fmt: skip
+    command = shlex.join([*PROGRAM.split(), *arguments])
+    cells = {cell.key: cell for cell in wanted_cells(options.rows, options.seeds)}
+    settings = {n: value for n, value in asdict(options).items() if n not in _MAY_CHANGE}
+    with Grid(options.work, settings) as grid:
+        questions = prepare_questions(options, grid.work / "questions")
+        runner = CellRunner(grid, options)
         try:
-            with tqdm(total=len(cells), initial=num_done, unit="cell", smoothing=0) as bar:
-                for cell in missing:
-                    bar.set_description(cell.folder)
-                    try:
-                        runner.do(cell)
-                    except CommandFailedError as error:
-                        failed.append(cell.folder)
-                        _say(str(error))
-                        if cell.row.kind == "warm_start":
-                            break  # all that follow begin with it
-                    bar.update()
-                    _report(options, questions, command)
+            grid.run(
+                dict.fromkeys(cells),
+                lambda key, _: runner.compute(cells[key]),
+                after_each=lambda: _report(grid, options, questions, command),
+            )
         finally:
-            _report(options, questions, command)
-    if failed:
-        raise ConfigurationError(f"failed: {', '.join(failed)}; see above, and their log.txt.")
+            _report(grid, options, questions, command)
 
 
-def _report(options: PapersRealArguments, questions: dict[str, Any], command: str) -> None:
-    """Write the table of all cells that are done, also those of earlier calls."""
-    work = Path(options.work)
+def _report(
+    grid: Grid, options: PapersRealArguments, questions: dict[str, Any], command: str
+) -> None:
+    """Write the table of all finished cells, including those of earlier calls."""
     results: dict[str, dict[int, dict[str, Any]]] = {}
-    for path in sorted(work.glob(f"*/{RESULT_FILE}")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+    for record in grid.stored().values():
+        result = record["result"]
         results.setdefault(result["row"], {})[result["seed"]] = result
     seconds = sum(result["seconds"] for seeds in results.values() for result in seeds.values())
     write_report(
@@ -109,4 +76,4 @@ def _report(options: PapersRealArguments, questions: dict[str, Any], command: st
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

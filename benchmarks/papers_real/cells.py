@@ -1,9 +1,8 @@
-"""What the table holds: its rows, and the commands that fill a cell."""
+"""Rows of the comparison on real questions, and the commands that compute a cell."""
 
 import json
 import math
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,118 +11,102 @@ from typing import Any, Final, Literal
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import json_object
+from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.arguments import check_range
+from agent_trainers.monitoring.metrics_log import METRICS_FILE, read_metrics
 from agent_trainers.small_models import SMALL_MODELS, prepare
 from agent_trainers.trainers.presets import has_critic
-from benchmarks.papers_real.questions import (
-    TEST_SETS,
-    TRAIN_ENV,
-    QuestionArguments,
-    env_kwargs,
-)
+from agent_trainers.trajectory import Trajectory, load_trajectories
+from benchmarks.grid import CommandFailedError, Grid, Result, read_json
+from benchmarks.papers_real.questions import TEST_SETS, TRAIN_ENV, QuestionArguments
 
-SHORT_PROMPT: Final = (
-    "Answer the question. Search for one fact after the other: write <search> the query </search>, "
-    "and what is found comes back inside <information> tags. End with your final answer, and "
-    "nothing but the answer, as <answer> your answer </answer>."
-)
 ENVIRONMENT: Final[Mapping[str, Any]] = {
     "top_k": 1,
     "max_episode_steps": 4,
     "tool_format": "tags",
     "parallel_calls": False,
-    "system_prompt": SHORT_PROMPT,
+    "system_prompt": "Answer the question. Search for one fact after the other: write <search> "
+    "the query </search>, and what is found comes back inside <information> tags. End with your "
+    "final answer, and nothing but the answer, as <answer> your answer </answer>.",
     "rewards": {"f1": 1.0, "new_gold_passage": 0.2, "format": 0.02, "repeated_query": 0.05},
 }
-"""Short episodes: 310 tokens of SmolLM2's when the reference plays; 1,360 with the defaults."""
-WARM_START: Final = (
-    "--learning_rate", "2e-4",
-    "--per_device_train_batch_size", "8",
-    "--save_strategy", "steps",
-    "--save_steps", "4",
-    "--max_length", "400",
-)  # fmt: skip
-TRAINING: Final = (
-    "--learning_rate", "3e-5",
-    "--num_generations", "8",
-    "--max_tokens_per_micro_batch", "2048",
-    "--gradient_checkpointing", "false",
-    "--num_eval_tasks", "0",
-    "--save_steps", "2",
-    "--save_total_limit", "1",
-)  # fmt: skip
-CRITIC: Final = ("--bootstrap_truncated", "false", "--value_coef", "0.1")
+"""Short episodes: a reference has 310 tokens of SmolLM2's; 1,360 with the defaults."""
+_WARM_START: Final = (
+    "--learning_rate 2e-4 --per_device_train_batch_size 8 --save_strategy steps --save_steps 4 "
+    "--max_length 400"
+)
+_TRAINING: Final = (
+    "--learning_rate 3e-5 --num_generations 8 --max_tokens_per_micro_batch 2048 "
+    "--gradient_checkpointing false --num_eval_tasks 0 --save_steps 2 --save_total_limit 1"
+)
+_CRITIC: Final = "--bootstrap_truncated false --value_coef 0.1"
 """The turn limit is a rule of the task; the head shares a small model (see default_critic.yaml)."""
-_NO_LOSS_MASK: Final = ("--loss_mask", "false")
-_NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
+_METRICS: Final = ("exact_match", "f1", "gold_passage_recall", "num_tool_calls")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """A row of the table."""
 
     name: str
-    kind: Literal["base", "naive_rag", "warm_start", "trained"]
+    kind: Literal["base", "naive_rag", "warm_start", "trained"] = "trained"
     algorithm: str = ""
-    """A name of ``--algorithm``."""
-    options: tuple[str, ...] = ()
+    options: str = ""
     """Further options of ``agent-r1-train``."""
 
 
 ROWS: Final = (
-    Row(name="base tool call", kind="base"),
-    Row(name="naive RAG", kind="naive_rag"),
-    Row(name="warm start", kind="warm_start"),
-    Row(name="step-GRPO", kind="trained", algorithm="grpo_step"),
-    Row(name="GRPO", kind="trained", algorithm="grpo"),
-    Row(name="PPO", kind="trained", algorithm="ppo"),
-    Row(name="step-PPO", kind="trained", algorithm="step_ppo"),
-    Row(name="REINFORCE++", kind="trained", algorithm="reinforce++"),
-    Row(name="RLOO", kind="trained", algorithm="rloo"),
-    Row(name="GRPO, no loss mask", kind="trained", algorithm="grpo", options=_NO_LOSS_MASK),
-    Row(name="PPO, no advantage mask", kind="trained", algorithm="ppo",
-        options=_NO_ADVANTAGE_MASK),
-    Row(name="PPO, no mask", kind="trained", algorithm="ppo",
-        options=_NO_ADVANTAGE_MASK + _NO_LOSS_MASK),
-)  # fmt: skip
-"""In the order in which they are run: what tells most comes first."""
+    Row("base tool call", "base"),
+    Row("naive RAG", "naive_rag"),
+    Row("warm start", "warm_start"),
+    Row("step-GRPO", algorithm="grpo_step"),
+    Row("GRPO", algorithm="grpo"),
+    Row("PPO", algorithm="ppo"),
+    Row("step-PPO", algorithm="step_ppo"),
+    Row("REINFORCE++", algorithm="reinforce++"),
+    Row("RLOO", algorithm="rloo"),
+    Row("GRPO, no loss mask", algorithm="grpo", options="--loss_mask false"),
+    Row("PPO, no advantage mask", algorithm="ppo", options="--advantage_mask false"),
+    Row("PPO, no mask", algorithm="ppo", options="--advantage_mask false --loss_mask false"),
+)
+"""In the order in which they run: the most informative first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """A row with one seed: a unit of work with a folder of its own."""
+    """A row with one seed."""
 
     row: Row
     seed: int
 
     @property
-    def folder(self) -> str:
-        """The name of its folder."""
+    def key(self) -> str:
+        """Name of its folder."""
         name = self.row.name.lower().replace(",", "").replace(" ", "-")
         return f"{name}-{self.seed}" if self.row.kind == "trained" else name
 
 
 def wanted_cells(names: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """Return the cells of some rows: the first seed of every row comes before the second of any.
+    """Return the cells of some rows: the first seed of all rows, then the second.
 
-    Rows that are not trained have one cell, and so has the warm start, which comes with any trained
-    row: all of them begin with it.
+    Untrained rows have one cell. The warm start comes with any trained row, which starts from it.
 
     Raises:
         ConfigurationError: If there is no such row.
     """
     known = [row.name for row in ROWS]
     if unknown := [name for name in names if name not in known]:
-        raise ConfigurationError(f"--rows: there is no {unknown[0]!r}. Rows: {', '.join(known)}.")
+        raise ConfigurationError(f"--rows: unknown row {unknown[0]!r}. Rows: {', '.join(known)}.")
     if any(row.name in names and row.kind == "trained" for row in ROWS):
-        names = [*names, *(row.name for row in ROWS if row.kind == "warm_start")]
-    cells = [Cell(row=row, seed=seed) for seed in seeds for row in ROWS if row.name in names]
+        names = [*names, "warm start"]
+    cells = [Cell(row, seed) for seed in seeds for row in ROWS if row.name in names]
     return [cell for cell in cells if cell.row.kind == "trained" or cell.seed == seeds[0]]
 
 
 @dataclass
 class PapersRealArguments(QuestionArguments):
-    """What is compared, and how much of it."""
+    """Options of the command."""
 
     model: str = HfArg(
         default="smollm2", help="A model as agent-r1-train takes it, or smollm2, which is prepared."
@@ -133,161 +116,198 @@ class PapersRealArguments(QuestionArguments):
         help="Rows to run; the table shows the others as not run.",
     )
     seeds: list[int] = HfArg(default_factory=lambda: [1, 2, 3], help="Seeds of each trained row.")
-    budget: int = HfArg(default=4_800, help="Environment steps that each trained row plays.")
+    budget: int = HfArg(default=4_800, help="Environment steps of training per trained row.")
     num_demonstrations: int = HfArg(
-        default=256, help="Training questions that the warm start is shown."
+        default=256, help="Training questions demonstrated to the warm start."
     )
     num_tried: int = HfArg(
-        default=32, help="Training questions that naive RAG's forms are tried on."
+        default=32, help="Training questions that naive RAG's prompts are chosen on."
     )
     max_completion_length: int = HfArg(default=256, help="Longest turn in tokens.")
     batch_size: int = HfArg(
         default=32,
-        help="Episodes of an optimiser step, and episodes that are tested at once. Where "
-        "train_options spread a batch over processes, their product must be this.",
+        help="Episodes of an optimiser step, and of a test batch. Where train_options spread a "
+        "batch over processes, their product must be this.",
     )
     env_kwargs: str | None = HfArg(
         default=None, help="Arguments of the environments that differ, as JSON."
     )
-    warm_start_options: str = HfArg(
-        default="", help="Further options of agent-r1-sft, as one text."
-    )
+    warm_start_options: str = HfArg(default="", help="Further options of agent-r1-sft, one text.")
     train_options: str = HfArg(default="", help="Further options of agent-r1-train, as one text.")
-    work: str = HfArg(default="runs/papers_real", help="Folder of the runs, done and under way.")
+    work: str = HfArg(default="runs/papers_real", help="Folder of the runs.")
     output: str = HfArg(default="benchmarks/results", help="Folder of the table.")
 
     def __post_init__(self) -> None:
-        """Check numbers, and that something is asked for.
+        """Check numbers and seeds.
 
         Raises:
             ConfigurationError: If one is out of range.
         """
         super().__post_init__()
-        for name in ("budget", "num_demonstrations", "num_tried", "batch_size"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
+        names = ("budget", "num_demonstrations", "num_tried", "batch_size")
+        check_range(self, "at least 1", lambda value: value >= 1, *names)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigurationError(f"--seeds must name one at least, and each once: {self.seeds}")
+            raise ConfigurationError(f"--seeds: give at least one, and each once: {self.seeds}")
 
 
-class Commands:
-    """The commands of a table, over the questions in its folder."""
+class CellRunner:
+    """Computes cells by the launchers' commands; finished parts of a cell are kept."""
 
-    def __init__(self, options: PapersRealArguments) -> None:
-        """Prepare the model where it has to be.
+    def __init__(self, grid: Grid, options: PapersRealArguments) -> None:
+        """Prepare the model if necessary."""
+        self._grid, self._options = grid, options
+        model = options.model
+        self._model = str(prepare(model)) if model in SMALL_MODELS else model
+        self._environment = {**ENVIRONMENT, **json_object(options.env_kwargs, "--env_kwargs")}
+
+    def compute(self, cell: Cell) -> Result:
+        """Return the result of a cell.
 
         Raises:
-            ConfigurationError: If the model cannot be prepared, or arguments are no JSON object.
+            CommandFailedError: If a command fails.
         """
-        self._options = options
-        self.work, self.batch_size = Path(options.work), options.batch_size
-        model = options.model
-        self.model = str(prepare(model)) if model in SMALL_MODELS else model
-        given = json_object(options.env_kwargs, "--env_kwargs")
-        self._environment = {**ENVIRONMENT, **given}
+        folder = self._grid.work / cell.key
+        curve: list[dict[str, float]] = []
+        model = self._model
+        if cell.row.kind == "naive_rag":
+            self._run_naive_rag(folder)
+        else:
+            if cell.row.kind == "warm_start":
+                self._warm_up(folder)
+            elif cell.row.kind == "trained":
+                curve = self._train(cell, folder)
+            model = model if cell.row.kind == "base" else str(folder / "model")
+            for name in TEST_SETS:
+                if not (episodes := folder / f"{name}.jsonl.gz").exists():
+                    self._test(model, name, episodes)
+        commands = read_json(folder / "commands.json", [])
+        return {
+            "row": cell.row.name,
+            "seed": cell.seed,
+            "scores": {n: _scores(load_trajectories(folder / f"{n}.jsonl.gz")) for n in TEST_SETS},
+            "environment_steps": curve[-1]["environment_steps"] if curve else 0,
+            "curve": curve,
+            "form": read_json(folder / "form.json", None),
+            "commands": commands,
+            "seconds": round(sum(each["seconds"] for each in commands), 1),
+        }
 
-    def next_length(self, rounds: Sequence[Mapping[str, float]]) -> int | None:
-        """Return for how many optimiser steps to train next; None where the budget is spent.
+    def next_max_steps(self, rounds: Sequence[Mapping[str, float]]) -> int | None:
+        """Return the optimiser steps to train for next; None when the budget is spent.
 
-        A batch plays as many environment steps as its episodes are long, which nobody knows before:
-        the first round is as long as it can be without passing the budget, and each further one
-        goes as far as batches of the mean length so far would.
+        The number of environment steps in a batch is not known in advance: the first round is as
+        long as it surely fits, and further ones assume the mean batch so far.
         """
         budget = self._options.budget
         if not rounds:
-            longest = self._options.batch_size * self._environment["max_episode_steps"]
-            return max(1, budget // int(longest))
+            longest = self._options.batch_size * int(self._environment["max_episode_steps"])
+            return max(1, budget // longest)
         last = rounds[-1]
-        left = budget - last["environment_steps"]
-        if left <= 0:
+        remaining = budget - last["environment_steps"]
+        if remaining <= 0:
             return None
         per_batch = last["environment_steps"] / last["max_steps"]
-        return int(last["max_steps"]) + math.ceil(left / per_batch)
+        return int(last["max_steps"]) + math.ceil(remaining / per_batch)
 
-    @property
-    def warm_start(self) -> Path:
-        """Where the model is that all trained rows begin with."""
-        return self.work / "warm-start" / "model"
+    def _warm_up(self, folder: Path) -> None:
+        done = folder / "trained.json"
+        if done.exists():
+            return
+        is_started = any(folder.glob("model/checkpoint-*"))
+        self._grid.command(
+            [
+                "agent-r1-sft", "--model", self._model, *self._environment_options("train"),
+                "--num_tasks", str(self._options.num_demonstrations), *_WARM_START.split(),
+                *shlex.split(self._options.warm_start_options),
+                "--output_dir", str(folder / "model"), *(["--resume"] if is_started else []),
+            ],
+            folder,
+        )  # fmt: skip
+        write_json(done, {})
 
-    def warm_up(self, folder: Path) -> list[str]:
-        """Return the command of the warm start."""
-        resume = ["--resume"] if any(folder.glob("model/checkpoint-*")) else []
-        return [
-            "agent-r1-sft",
-            "--model", self.model,
-            "--env", TRAIN_ENV,
-            "--env_kwargs", json.dumps(self._kwargs("train")),
-            "--num_tasks", str(self._options.num_demonstrations),
-            *WARM_START,
-            *shlex.split(self._options.warm_start_options),
-            "--output_dir", str(folder / "model"),
-            *resume,
-        ]  # fmt: skip
+    def _train(self, cell: Cell, folder: Path) -> list[dict[str, float]]:
+        warm_start = self._grid.work / "warm-start"
+        if not (warm_start / "trained.json").exists():
+            raise CommandFailedError(f"{cell.key}: the warm start is missing.")
+        rounds = read_json(folder / "rounds.json", [])
+        while (max_steps := self.next_max_steps(rounds)) is not None:
+            self._grid.command(
+                [
+                    "agent-r1-train", "--model", str(warm_start / "model"),
+                    "--algorithm", cell.row.algorithm, *self._environment_options("train"),
+                    "--max_completion_length", str(self._options.max_completion_length),
+                    "--per_device_train_batch_size", str(self._options.batch_size),
+                    *_TRAINING.split(),
+                    *(_CRITIC.split() if has_critic(cell.row.algorithm) else ()),
+                    *cell.row.options.split(), *shlex.split(self._options.train_options),
+                    "--seed", str(cell.seed), "--max_steps", str(max_steps),
+                    "--output_dir", str(folder / "model"),
+                    *(["--resume"] if (folder / "model").is_dir() else []),
+                ],
+                folder,
+            )  # fmt: skip
+            curve = self._learning_curve(folder / "model")
+            rounds.append({"max_steps": max_steps, **curve[-1]})
+            write_json(folder / "rounds.json", rounds)
+        return self._learning_curve(folder / "model")
 
-    def train(self, cell: Cell, folder: Path, max_steps: int) -> list[str]:
-        """Return the command that trains a cell for so many optimiser steps."""
-        resume = ["--resume"] if (folder / "model").is_dir() else []
-        return [
-            "agent-r1-train",
-            "--model", str(self.warm_start),
-            "--algorithm", cell.row.algorithm,
-            "--env", TRAIN_ENV,
-            "--env_kwargs", json.dumps(self._kwargs("train")),
-            "--max_completion_length", str(self._options.max_completion_length),
-            "--per_device_train_batch_size", str(self._options.batch_size),
-            *TRAINING,
-            *(CRITIC if has_critic(cell.row.algorithm) else ()),
-            *cell.row.options,
-            *shlex.split(self._options.train_options),
-            "--seed", str(cell.seed),
-            "--max_steps", str(max_steps),
-            "--output_dir", str(folder / "model"),
-            *resume,
-        ]  # fmt: skip
+    def _test(self, model: str, name: str, episodes: Path) -> None:
+        self._grid.command(
+            [
+                "agent-r1-eval", "--model", model, *self._environment_options(name), "--greedy",
+                "--num_tasks", str(self._options.num_test),
+                "--max_completion_length", str(self._options.max_completion_length),
+                "--batch_size", str(self._options.batch_size), "--trajectories", str(episodes),
+            ],
+            episodes.parent,
+        )  # fmt: skip
 
-    def test(self, model: Path | str, name: str, episodes: Path) -> list[str]:
-        """Return the command that plays a test set and writes its episodes."""
-        return [
-            "agent-r1-eval",
-            "--model", str(model),
-            "--env", TEST_SETS[name].env,
-            "--env_kwargs", json.dumps(self._kwargs(name)),
-            "--greedy",
-            "--num_tasks", str(self._options.num_test),
-            "--max_completion_length", str(self._options.max_completion_length),
-            "--batch_size", str(self._options.batch_size),
-            "--trajectories", str(episodes),
-        ]  # fmt: skip
-
-    def naive_rag(self, folder: Path) -> tuple[list[str], dict[str, Any]]:
-        """Return the command of naive RAG, and what its folder's ``run.json`` says."""
-        search_only = {"max_episode_steps": 2}
+    def _run_naive_rag(self, folder: Path) -> None:
         spec = {
-            "model": self.model,
+            "model": self._model,
             "max_new_tokens": self._options.max_completion_length,
             "batch_size": self._options.batch_size,
             "num_tried": self._options.num_tried,
             "num_tasks": self._options.num_test,
-            "train_env_kwargs": self._kwargs("train") | search_only,
+            "train_env_kwargs": self._env_kwargs("train") | {"max_episode_steps": 2},
             "test": {
-                name: (test_set.env, self._kwargs(name) | search_only)
+                name: (test_set.env, self._env_kwargs(name) | {"max_episode_steps": 2})
                 for name, test_set in TEST_SETS.items()
             },
         }
-        return ["python", "-m", "benchmarks.papers_real.naive_rag", str(folder)], spec
+        module = "benchmarks.papers_real.naive_rag"
+        self._grid.command(["python", "-m", module, str(folder), json.dumps(spec)], folder)
 
-    def _kwargs(self, name: str) -> dict[str, Any]:
-        return env_kwargs(self.work / "questions", name, self._environment)
+    def _environment_options(self, name: str) -> list[str]:
+        env = TRAIN_ENV if name == "train" else TEST_SETS[name].env
+        return ["--env", env, "--env_kwargs", json.dumps(self._env_kwargs(name))]
+
+    def _env_kwargs(self, name: str) -> dict[str, Any]:
+        folder = self._grid.work / "questions"
+        data = {"data": str(folder / f"{name}.jsonl"), "corpus": str(folder / "passages.jsonl")}
+        return {**data, **self._environment}
+
+    def _learning_curve(self, folder: Path) -> list[dict[str, float]]:
+        """Return environment steps so far and batch metrics after each optimiser step."""
+        curve: list[dict[str, float]] = []
+        num_steps = 0.0
+        for entry in read_metrics(folder / METRICS_FILE):
+            if "episodes/mean_turns" in entry:
+                num_steps += entry["episodes/mean_turns"] * self._options.batch_size
+                metrics = {name: entry.get(f"metrics/{name}", 0.0) for name in _METRICS}
+                curve.append({"environment_steps": round(num_steps), **metrics})
+        return curve
 
 
-_MODULES: Final[Mapping[str, Sequence[str]]] = {
-    "agent-r1-sft": ("-m", "agent_trainers.cli.sft"),
-    "agent-r1-train": ("-m", "agent_trainers.cli.train"),
-    "agent-r1-eval": ("-m", "agent_trainers.cli.evaluate"),
-    "python": (),
-}
+def _scores(episodes: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Return metrics by task; an episode that was not scored counts 0."""
+    return {
+        **{name: [e.metrics.get(name, 0.0) for e in episodes] for name in _METRICS},
+        "num_turns": [float(len(e.transitions)) for e in episodes],
+        "num_tokens": [float(_num_tokens(e)) for e in episodes],
+    }
 
 
-def in_this_interpreter(command: Sequence[str]) -> list[str]:
-    """Return a command as this interpreter runs it, also where no scripts are installed."""
-    return [sys.executable, *_MODULES[command[0]], *command[1:]]
+def _num_tokens(episode: Trajectory) -> int:
+    last = episode.transitions[-1] if episode.transitions else None
+    return len(last.prompt_ids) + len(last.completion_ids) if last else 0

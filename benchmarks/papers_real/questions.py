@@ -1,8 +1,4 @@
-"""Which questions are trained on, which are tested, and what everybody searches.
-
-One engine searches the passages of all rows of all data sets, as the papers' engine searches one
-Wikipedia. Passages may be cut to their first words: on a CPU tokens are what everything costs.
-"""
+"""Training and test questions, and the passages that all rows of the table search."""
 
 import hashlib
 import itertools
@@ -20,17 +16,18 @@ from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI, QARow
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval import load_passages
 from agent_envs.scoring import normalize_answer
+from agent_trainers.cli.arguments import check_range
 
 TRAIN_ENV: Final = "AgentR1/HotpotQA-v0"
 """Reads rows of HotpotQA and of 2WikiMultihopQA, so that one run trains on both."""
 TRAIN_SHARE: Final = 0.7
-"""Of a file that is given for training and for testing."""
+"""Share of a file that is given for training and for testing."""
 FACTS_FILE: Final = "questions.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestSet:
-    """Questions that nobody is trained on."""
+    """Held-out questions of one data set."""
 
     title: str
     env: str
@@ -47,7 +44,7 @@ TRAINED_ON: Final = ("hotpotqa", "two_wiki")
 
 @dataclass
 class QuestionArguments:
-    """Where rows come from, and how many are taken."""
+    """Sources of rows, and how many are used."""
 
     hotpotqa_train: list[str] = HfArg(
         default_factory=list,
@@ -67,7 +64,7 @@ class QuestionArguments:
         default_factory=list, help="Files of MuSiQue rows, which are only tested: out of domain."
     )
     passages: list[str] = HfArg(
-        default_factory=list, help="Files of more passages to search (title, text)."
+        default_factory=list, help="Files of further passages to search (title, text)."
     )
     passage_words: int = HfArg(default=40, help="Words of a passage that are kept; 0 for all.")
     num_train: int = HfArg(
@@ -76,26 +73,21 @@ class QuestionArguments:
     num_test: int = HfArg(default=200, help="Held-out questions of each set.")
 
     def __post_init__(self) -> None:
-        """Check numbers.
+        """Check the numbers.
 
         Raises:
             ConfigurationError: If one is out of range.
         """
-        for name in ("num_train", "num_test"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigurationError(f"--{name} must be at least 1, not {value}.")
-        if self.passage_words < 0:
-            raise ConfigurationError(
-                f"--passage_words must not be negative: {self.passage_words}. 0 keeps all."
-            )
+        check_range(self, "at least 1", lambda value: value >= 1, "num_train", "num_test")
+        check_range(self, "at least 0", lambda value: value >= 0, "passage_words")
 
 
 def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any]:
     """Write ``train.jsonl``, a file for each test set, and ``passages.jsonl``, once.
 
     Returns:
-        How many rows there are of which, and the share of tested questions whose answer stands in
-        what is kept of the passages that lead to it.
+        Numbers of rows by set, and the share of tested questions whose answer is contained in the
+        cut gold passages.
 
     Raises:
         DataError: If a source is missing or malformed.
@@ -120,20 +112,11 @@ def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any
     return facts
 
 
-def env_kwargs(folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment's arguments: ``train`` or a test set's rows, and all passages."""
-    return {
-        "data": str(folder / f"{name}.jsonl"),
-        "corpus": str(folder / "passages.jsonl"),
-        **given,
-    }
-
-
 Rows = list[dict[str, Any]]
 
 
 def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows], Rows]:
-    """Return rows to train on and to test, by data set, and the passages of all."""
+    """Return training and test rows by data set, and the passages of all."""
     train: dict[str, Rows] = {}
     test: dict[str, Rows] = {}
     passages: dict[tuple[str, str], None] = {}
@@ -153,7 +136,9 @@ def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows]
         if name in TRAINED_ON:
             train[name] = [_record(trained[q], words) for q in _drawn(trained, options.num_train)]
             if not train[name]:
-                raise ConfigurationError(f"--{name}_train: every question there is tested, too.")
+                raise ConfigurationError(
+                    f"--{name}_train: every question there is also a test question."
+                )
         for row in (*trained.values(), *tested.values()):
             passages |= dict.fromkeys(
                 (page.title, _cut(page.passage.text, words)) for page in row.pages
@@ -166,7 +151,7 @@ def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows]
 def _read(
     spec: DatasetSpec[QARow], files: Sequence[str], split: str, option: str
 ) -> dict[str, QARow]:
-    """Return rows by their question, each question once."""
+    """Return rows by question."""
     rows: dict[str, QARow] = {}
     try:
         for source in [spec.find(path, None) for path in files] or [spec.find(None, split)]:
@@ -178,7 +163,7 @@ def _read(
 
 
 def _place(question: str) -> float:
-    """Return where a question stands in an order that depends on its text alone, in [0, 1)."""
+    """Return a hash of a question in [0, 1)."""
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:6]) / 2**48
 
 
@@ -191,7 +176,7 @@ def _cut(text: str, words: int) -> str:
 
 
 def _record(row: QARow, words: int) -> dict[str, Any]:
-    """Return a row in its data set's own form, with the passages that lead to the answer alone."""
+    """Return a row in the format of its data set, with its gold passages only."""
     task = row.task
     gold = [(title, _cut(text, words)) for title, text in task.data["gold"]]
     record: dict[str, Any] = {
@@ -217,7 +202,7 @@ def _alternating(train: Mapping[str, Rows]) -> Rows:
 
 
 def _share_kept(rows: Rows) -> float:
-    """Return the share of questions whose answer can be read in what is kept, or is yes or no."""
+    """Return the share of questions whose answer is yes, no, or contained in the passages."""
     return sum(map(_is_kept, rows)) / len(rows)
 
 

@@ -1,12 +1,11 @@
-"""What environments cost beside the peers', in one run.
+"""Costs of environments, vector environments and retrieval, compared with the peers'.
 
 ::
 
     python -m venv peers && peers/bin/pip install gem-llm skyrl-gym openenv-core
     python -m benchmarks.performance.environments --peers peers/bin/python --data passages_folder
 
-A peer that is not installed is marked as such. Writes a table, and the figures behind it beside it;
-``--parts`` measures some parts anew and keeps the others of that file.
+``--parts`` measures some parts and keeps the others of the output file.
 """
 
 import argparse
@@ -29,34 +28,36 @@ from agent_envs.core.vector_env import ThreadVectorEnv
 from agent_envs.data.files import write_json, write_text
 from agent_envs.data.records import read_records
 from agent_envs.retrieval import load_passages
-from benchmarks.performance import retrieval, step_overhead
+from agent_leaderboard.report.visible_text import markdown_table
+from benchmarks.performance import peers, retrieval
+from benchmarks.performance.interleaved import seconds_of
 
 PASSAGES: Final = "2wikimultihopqa_extra_passages.jsonl.gz"
 QUESTIONS: Final = "2wikimultihopqa_dev.jsonl.gz"
 TOOL_SECONDS: Final = 0.1
-PARTS: Final = ("overhead", "vectors", "retrieval")
 
 
 class NoWorkEnv(ToolEnv):
-    """One question, and a tool that does nothing, or waits."""
+    """One question, and a tool that does nothing or waits."""
 
     def __init__(self, seconds: float = 0.0, **shared: Any) -> None:
-        """Take how long the tool waits; without a wait it needs no deadline."""
+        """Set the time the tool waits; without a wait it has no deadline."""
 
         def search(query: str) -> str:
             """Search.
 
             Args:
-                query: What for.
+                query: Search query.
             """
-            time.sleep(seconds) if seconds else None
+            if seconds:
+                time.sleep(seconds)
             return "nothing"
 
         made = tool(search) if seconds else tool(timeout=None)(search)
         super().__init__(default_tools=[made], **shared)
 
     def get_task(self, index: int) -> Task:
-        """Return the one task there is."""
+        """Return the only task."""
         return Task(id="0", question="Where?", answers=("here",))
 
 
@@ -64,115 +65,109 @@ def measure_overhead(options: argparse.Namespace) -> dict[str, Any]:
     """Time steps and resets without tool work, ours and the peers'."""
     env = gym.wrappers.TimeLimit(NoWorkEnv(), 10**9)
     call = env.unwrapped.write_call("search", query="x")  # type: ignore[attr-defined]
-    ours = step_overhead.time_steps(env.reset, lambda: env.step(call), options.rounds)
+    ours = peers.time_steps(env.reset, lambda: env.step(call), options.rounds)
     missing = {"missing": "not installed: no --peers"}
-    results: dict[str, Any] = {"ours": ours} | dict.fromkeys(step_overhead.PEERS, missing)
+    results: dict[str, Any] = {"ours": ours} | dict.fromkeys(peers.PEERS, missing)
     if options.peers is not None:
-        command = [options.peers, step_overhead.__file__, str(options.rounds)]
+        command = [options.peers, peers.__file__, str(options.rounds)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
         results |= json.loads(done.stdout.splitlines()[-1])
     return results
 
 
 def measure_vectors(options: argparse.Namespace) -> dict[str, Any]:
-    """Time steps of many members whose tool waits 100 ms: ours, and Gymnasium's two."""
+    """Time steps of many members whose tool waits 100 ms, in our and Gymnasium's classes."""
     make = functools.partial(NoWorkEnv, TOOL_SECONDS)
-    kinds: dict[str, Callable[[], VectorEnv[Any, Any, Any]]] = {
-        "ours (threads)": lambda: ThreadVectorEnv([make] * options.members),
-        "Gymnasium, async (processes)": lambda: AsyncVectorEnv([make] * options.members),
-        "Gymnasium, sync": lambda: SyncVectorEnv([make] * options.members),
+    kinds: dict[str, tuple[Callable[[], VectorEnv[Any, Any, Any]], int]] = {
+        "ours (threads)": (lambda: ThreadVectorEnv([make] * options.members), 5),
+        "Gymnasium, async (processes)": (lambda: AsyncVectorEnv([make] * options.members), 5),
+        "Gymnasium, sync": (lambda: SyncVectorEnv([make] * options.members), 1),
     }
     call = make().write_call("search", query="x")
-    return {name: _time_vector(kind(), call, options.members) for name, kind in kinds.items()}
-
-
-def _time_vector(envs: VectorEnv[Any, Any, Any], call: str, members: int) -> dict[str, float]:
-    envs.reset(seed=0)
-    num_steps = 1 if isinstance(envs, SyncVectorEnv) and type(envs) is SyncVectorEnv else 5
-    taken = []
-    for _ in range(num_steps):
-        started = time.perf_counter()
-        envs.step([call] * members)
-        taken.append(time.perf_counter() - started)
-    envs.close()
-    seconds = statistics.median(taken)
-    return {
-        "step of all members, s": seconds,
-        "steps per second": members / seconds,
-        "times one by one": members * TOOL_SECONDS / seconds,
-    }
+    results = {}
+    for name, (kind, num_steps) in kinds.items():
+        envs = kind()
+        envs.reset(seed=0)
+        actions = [call] * options.members
+        seconds = statistics.median(seconds_of(envs.step, actions) for _ in range(num_steps))
+        envs.close()
+        results[name] = {
+            "step of all members, s": seconds,
+            "steps per second": options.members / seconds,
+            "times sequential": options.members * TOOL_SECONDS / seconds,
+        }
+    return results
 
 
 def measure_retrieval(options: argparse.Namespace) -> dict[str, Any]:
     """Measure each engine at each size."""
     passages = load_passages(options.data / PASSAGES)
-    rows = read_records(options.data / QUESTIONS)
-    questions = [row["question"] for row in rows][:100]
+    questions = [row["question"] for row in read_records(options.data / QUESTIONS)][:100]
     sizes = [size or len(passages) for size in options.sizes]
     return {str(size): retrieval.measure(passages, questions, size) for size in sizes}
 
 
-def describe(results: Mapping[str, Any], command: str) -> str:
-    """Return the figures as a page."""
-    lines = ["# What environments cost", "", f"`{command}`, on {results['machine']}.", ""]
+PARTS: Final[Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
+    "overhead": measure_overhead,
+    "vectors": measure_vectors,
+    "retrieval": measure_retrieval,
+}
+
+
+def describe(results: Mapping[str, Any]) -> str:
+    """Return the figures as a Markdown page."""
+    command = "python -m benchmarks.performance.environments"
+    parts = ["# Costs of environments", f"`{command}`, on {results['machine']}."]
     if overhead := results.get("overhead"):
-        lines += ["## A step without tool work, in microseconds", ""]
-        lines += _table("environment", step_overhead.FIGURES, overhead)
+        parts += ["## A step without tool work, in microseconds"]
+        parts += [_table("environment", peers.FIGURES, overhead)]
     if vectors := results.get("vectors"):
-        lines += [f"## {results['members']} members with a tool of 100 ms", ""]
-        lines += _table("vector environment", list(next(iter(vectors.values()))), vectors)
+        parts += [f"## {results['members']} members with a tool of 100 ms"]
+        parts += [_table("vector environment", list(next(iter(vectors.values()))), vectors)]
     for size, engines in results.get("retrieval", {}).items():
-        lines += [f"## Retrieval among {int(size):,} passages", ""]
-        lines += _table("engine", list(engines["ours"]), engines)
-    return "\n".join(lines)
+        parts += [f"## Retrieval among {int(size):,} passages"]
+        parts += [_table("engine", list(engines["ours"]), engines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _table(
     heading: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Any] | None]
-) -> list[str]:
-    lines = [f"| {heading} | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+) -> str:
+    lines = []
     for name, row in rows.items():
-        figures: list[str] = ["not measured"] * len(columns)
-        if row is not None and "missing" in row:
-            figures = ["not installed"] * len(columns)
-        elif row is not None:
+        if row is None or "missing" in row:
+            cells = ["not measured" if row is None else "not installed"] * len(columns)
+        else:
             name = f"{name} {row['version']}" if "version" in row else name
-            figures = ["" if row[column] is None else f"{row[column]:.3g}" for column in columns]
-        lines.append(f"| {name} | {' | '.join(figures)} |")
-    return [*lines, ""]
+            cells = ["" if row[column] is None else f"{row[column]:.3g}" for column in columns]
+        lines.append([name, *cells])
+    return markdown_table([heading, *columns], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.performance.environments", description=__doc__.splitlines()[0]
-    )
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--peers", type=Path, help="the Python of a virtual environment with peers")
+    parser.add_argument("--peers", type=Path, help="Python of a virtual environment with peers")
     parser.add_argument("--rounds", type=int, default=10, help="episodes of 1,000 turns")
     parser.add_argument("--members", type=int, default=64, help="of vector environments")
     parser.add_argument("--data", type=Path, help=f"folder with {PASSAGES} and {QUESTIONS}")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[0, 200_000, 1_000_000], help="0: the file's own"
     )
-    parser.add_argument("--output", type=Path, help="table to write; figures go beside it")
+    parser.add_argument("--output", type=Path, help="Markdown file; the figures go to its .json")
     options = parser.parse_args(arguments)
     if "retrieval" in options.parts and options.data is None:
-        parser.error("the part 'retrieval' needs --data; or leave it out with --parts")
-    measures = {
-        "overhead": measure_overhead, "vectors": measure_vectors, "retrieval": measure_retrieval
-    }  # fmt: skip
+        parser.error("--parts retrieval needs --data; or leave the part out.")
     figures = options.output and options.output.with_suffix(".json")
-    results: dict[str, Any] = (
-        json.loads(figures.read_text()) if figures and figures.exists() else {}
-    )
+    results = json.loads(figures.read_text()) if figures and figures.exists() else {}
     results |= {
         "machine": f"{platform.machine()}, Python {platform.python_version()}, "
         f"Gymnasium {gym.__version__}",
         "members": options.members,
-    } | {part: measures[part](options) for part in options.parts}
-    page = describe(results, "python -m benchmarks.performance.environments")
-    sys.stdout.write(page + "\n")
+    } | {part: PARTS[part](options) for part in options.parts}
+    page = describe(results)
+    sys.stdout.write(page)
     if figures:
         write_text(options.output, page)
         write_json(figures, results)

@@ -1,27 +1,24 @@
-"""What the gateway adds to a rollout: the same episodes in process, and by programs over HTTP.
-
-Episodes of SyntheticMultiHop, all at once, with the same seeds on each side:
+"""Overhead of the gateway: the same episodes in process, and by programs over HTTP.
 
 - ``rollout``: in process, the whole of ``Rollout.collect``;
-- ``gateway``: by programs in another process, a thread for each, that write their requests
-  themselves and so cost next to nothing;
-- ``openai``: by the same programs around OpenAI's client, whose own time counts here, too.
+- ``gateway``: by programs in another process, a thread each, with a minimal HTTP client;
+- ``openai``: by the same programs with OpenAI's client, whose own time counts.
 
-The environments are the programs', as their tools are. Beside the seconds stand those that this
-process spent on processors, policy and server together: they tell what the gateway costs also on a
-machine that has other work.
+The processor seconds of this process (policy and server) are compared as well: they hold on a busy
+machine.
 """
 
 import argparse
 import http.client
 import json
 import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import gymnasium as gym
@@ -39,44 +36,19 @@ from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import EpisodeSpec
 from agent_trainers.rollout.episode import template_tools
 from agent_trainers.trajectory import Trajectory
-from benchmarks.performance.comparison import compare, measure_in_turns
+from benchmarks.performance.interleaved import compare, measure_interleaved
+from benchmarks.performance.models import ENVIRONMENT
 
-ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
 TARGET: Final = 1.1
 Complete = Callable[[dict[str, Any]], tuple[dict[str, Any], bool]]
-"""Returns the model's message, and whether it was cut off."""
+"""Returns the model's message, and whether it was truncated."""
 
 
 class Seconds(NamedTuple):
-    """How long something took."""
+    """Wall-clock and processor time."""
 
     wall: float
     processor: float
-
-
-class _Clock:
-    """Measures its ``with`` block; `seconds` says it after."""
-
-    seconds: Seconds
-
-    def __enter__(self) -> Self:
-        self._started = time.perf_counter(), time.process_time()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        wall, processor = self._started
-        self.seconds = Seconds(time.perf_counter() - wall, time.process_time() - processor)
-
-
-def main() -> None:
-    """Measure; print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", dest="num_episodes", type=int, default=64)
-    parser.add_argument("--rounds", dest="num_rounds", type=int, default=9)
-    parser.add_argument("--model", default=str(TINY_POLICY), help="folder; the embedded policy")
-    parser.add_argument("--max_new_tokens", type=int, help="of a turn (48 for SmolLM2)")
-    options = vars(parser.parse_args())
-    print(json.dumps(measure(**options), indent=2))  # noqa: T201
 
 
 def measure(
@@ -93,19 +65,19 @@ def measure(
     here, there = spawn.Pipe()
     programs = spawn.Process(target=_serve_programs, args=(there, make))
     programs.start()
-    played: dict[str, list[Trajectory]] = {}
+    collected: dict[str, list[Trajectory]] = {}
 
     def in_process() -> Seconds:
         specs = [
             EpisodeSpec(task=i, seed=i, group_id=str(i), rng=np.random.default_rng([0, i]))
             for i in range(num_episodes)
         ]
-        with _Clock() as clock:
-            played["rollout"] = rollout.collect(specs)
-        return clock.seconds
+        started = _now()
+        collected["rollout"] = rollout.collect(specs)
+        return _since(started)
 
     def through_gateway(client: str) -> Seconds:
-        seconds, played[client] = _play_programs(policy, here, num_episodes, client)
+        seconds, collected[client] = _run_programs(policy, here, num_episodes, client)
         return seconds
 
     sides = {
@@ -114,18 +86,17 @@ def measure(
         "rollout": in_process,
     }
     try:
-        for side in sides.values():  # the first time is slower
+        for side in sides.values():  # warm-up
             side()
-        times = measure_in_turns(sides, num_rounds, description="gateway")
+        times = measure_interleaved(sides, num_rounds, description="gateway")
     finally:
         here.send(None)
         programs.join()
-    sampled = [[[t.completion_ids for t in e.transitions] for e in p] for p in played.values()]
+    sampled = [[[t.completion_ids for t in e.transitions] for e in c] for c in collected.values()]
     if any(each != sampled[0] for each in sampled):
-        raise RuntimeError("the episodes are not the same on all sides")
-    num_calls = sum(len(episode.transitions) for episode in played["rollout"])
-    facts = {"model": model, "episodes": num_episodes, "calls": num_calls}
-    return facts | {
+        raise RuntimeError("the episodes of the sides differ")
+    num_calls = sum(len(episode.transitions) for episode in collected["rollout"])
+    return {"model": model, "episodes": num_episodes, "calls": num_calls} | {
         name: {
             kind: compare(
                 [getattr(seconds, kind) for seconds in times[name]],
@@ -138,39 +109,57 @@ def measure(
     }
 
 
-def _play_programs(
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--episodes", dest="num_episodes", type=int, default=64)
+    parser.add_argument("--rounds", dest="num_rounds", type=int, default=9)
+    parser.add_argument("--model", default=str(TINY_POLICY), help="default: the embedded policy")
+    parser.add_argument("--max_new_tokens", type=int, help="of a turn (48 for SmolLM2)")
+    sys.stdout.write(json.dumps(measure(**vars(parser.parse_args())), indent=2) + "\n")
+
+
+def _now() -> Seconds:
+    return Seconds(time.perf_counter(), time.process_time())
+
+
+def _since(started: Seconds) -> Seconds:
+    return Seconds(*(now - before for now, before in zip(_now(), started, strict=True)))
+
+
+def _run_programs(
     policy: Policy, programs: Connection, num_episodes: int, client: str
 ) -> tuple[Seconds, list[Trajectory]]:
-    with Gateway(policy) as gateway, _Clock() as clock:
+    started = _now()
+    with Gateway(policy) as gateway:
         sessions = [gateway.open(task_id=str(i), seed=[0, i]) for i in range(num_episodes)]
-        todo = [(session.base_url, session.key, i) for i, session in enumerate(sessions)]
-        programs.send((client, todo))
-        trajectories: list[Trajectory | None] = [None] * num_episodes
+        orders = [(session.base_url, session.key, i) for i, session in enumerate(sessions)]
+        programs.send((client, orders))
+        trajectories: dict[int, Trajectory] = {}
         for _ in sessions:
             number, reward, metrics = programs.recv()
             trajectories[number] = sessions[number].close(reward, metrics=metrics)
-    return clock.seconds, [t for t in trajectories if t is not None]
+    return _since(started), [trajectories[i] for i in range(num_episodes)]
 
 
 def _serve_programs(orders: Connection, make: Callable[[], Any]) -> None:
-    """Play what is ordered, until there is nothing more."""
+    """Run the ordered episodes until None is received."""
     shared = OpenAI(base_url="http://unused", api_key="unused")
     envs: dict[int, Any] = {}
     lock = threading.Lock()
 
-    def play(client: str, base_url: str, key: str, task: int) -> None:
+    def run(client: str, base_url: str, key: str, task: int) -> None:
         if client == "openai":
             complete = _openai_client(shared, base_url, key)
         else:
             complete = _plain_client(base_url, key)
-        env = envs.setdefault(task, make())
-        total, metrics = _play(env, task, complete)
+        outcome = _run_episode(envs.setdefault(task, make()), task, complete)
         with lock:
-            orders.send((task, total, metrics))
+            orders.send((task, *outcome))
 
     while (order := orders.recv()) is not None:
         client, todo = order
-        threads = [threading.Thread(target=play, args=[client, *each]) for each in todo]
+        threads = [threading.Thread(target=run, args=[client, *each]) for each in todo]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -200,34 +189,34 @@ def _plain_client(base_url: str, key: str) -> Complete:
     return complete
 
 
-def _play(env: Any, task: int, complete: Complete) -> tuple[float, dict[str, float]]:
-    """Play an episode as a rollout does; return its return and metrics."""
+def _run_episode(env: Any, task: int, complete: Complete) -> tuple[float, dict[str, float]]:
+    """Run an episode like a rollout; return its return and metrics."""
     _, info = env.reset(seed=task, options={"task": task})
     messages = [dict(message) for message in info["messages"]]
     total, is_over = 0.0, False
     while not is_over:
         num_known = len(info["messages"]) + 1
-        tools = template_tools(info) or []  # the others stand in the prompt
+        tools = template_tools(info) or []
         message, is_cut = complete({"model": "policy", "messages": messages, "tools": tools})
-        _, reward, terminated, truncated, info = env.step(_as_text(message))
+        calls = list(message.get("tool_calls", ()))
+        _, reward, terminated, truncated, info = env.step(_as_text(message, calls))
         total, is_over = total + reward, terminated or truncated or is_cut
         messages.append(message)
-        calls = list(message.get("tool_calls", ()))
-        for said in info["messages"][num_known:]:
+        for added in info["messages"][num_known:]:
             if calls:
                 call_id = calls.pop(0)["id"]
-                said = {"role": "tool", "tool_call_id": call_id, "content": said["content"]}
-            messages.append(said)
+                added = {"role": "tool", "tool_call_id": call_id, "content": added["content"]}
+            messages.append(added)
     return total, info["metrics"]
 
 
-def _as_text(message: dict[str, Any]) -> str:
-    calls = [
-        {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
-        for call in message.get("tool_calls", ())
+def _as_text(message: dict[str, Any], calls: list[dict[str, Any]]) -> str:
+    functions = [call["function"] for call in calls]
+    written = [
+        {"name": each["name"], "arguments": json.loads(each["arguments"])} for each in functions
     ]
-    written = [f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls]
-    return "\n".join([message.get("content") or "", *written])
+    blocks = [f"<tool_call>{json.dumps(call)}</tool_call>" for call in written]
+    return "\n".join([message.get("content") or "", *blocks])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The models that are measured: the embedded policy, and larger ones with random weights.
+"""Sizes and models of the training benchmarks: the embedded policy, or random weights.
 
-Random weights cannot act, so a larger model follows a script: it computes what any model of its
-size computes, and says what the script says, a search in each turn. Both sides of a comparison then
-play the same episodes, up to the turn limit.
+Random weights cannot act, so a larger model follows a script: it computes like any model of its
+size and calls the search tool in every turn, so that both sides run the same episodes.
 """
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -23,44 +23,78 @@ from agent_envs.core.lookup import lookup
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
 
-Shape = dict[str, int]
-
-
-def _shape(width: int, hidden: int, layers: int, heads: int, key_heads: int, head: int) -> Shape:
-    return {
-        "hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head,
-    }  # fmt: skip
-
-
+SEED: Final = 7
+ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
 EMBEDDED: Final = "embedded"
-SHAPES: Final[Mapping[str, Shape]] = {
-    # on a CPU, sums of products take most of the time from about here on
-    "1.5M": _shape(192, 576, 3, 3, 3, 64),
-    # the measures of Qwen2.5-0.5B
-    "0.5B": _shape(896, 4864, 24, 14, 2, 64) | {"vocab_size": 151_936},
-    # for tests
-    "tiny": _shape(16, 32, 1, 2, 2, 8),
+_SIZES: Final = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size",
+)  # fmt: skip
+SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
+    "1.5M": (192, 576, 3, 3, 3, 64),  # matrix products dominate on a CPU from about this size on
+    "0.5B": (896, 4864, 24, 14, 2, 64, 151_936),  # Qwen2.5-0.5B
+    "tiny": (16, 32, 1, 2, 2, 8),  # for tests
 }
-"""Sizes of Qwen3-type models; with the embedded policy's words where they name no vocabulary."""
+"""Sizes of Qwen3-type models; with the embedded policy's vocabulary unless given."""
 PEAK_FLOPS: Final[Mapping[str, float]] = {
-    "H100": 989e12,
-    "H200": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-}
-"""Dense bfloat16 operations per second by a part of the device's name, from the makers' sheets."""
-
+    "H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12,
+}  # fmt: skip
+"""Dense bfloat16 operations per second by part of the device's name, from the data sheets."""
 _SPECIAL: Final = ("bos", "eos", "pad")
 _CERTAIN: Final = 1e4
-"""A logit beyond all others."""
+"""A logit above all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Sizes of all training measurements."""
+
+    device: str = "cpu"
+    rounds: int = 5
+    """Pairs per comparison."""
+    step_model: str = EMBEDDED
+    """Model of whole optimiser steps; any but the embedded policy follows a script."""
+    language_model: str | None = None
+    """Folder of a model whose tool calls TRL can read; None for SmolLM2."""
+    gradient_model: str = "1.5M"
+    """Model of gradients on merged and separate rows, and of peak memory."""
+    num_questions: int = 16
+    num_generations: int = 8
+    num_steps: tuple[int, ...] = (4, 8, 16)
+    """Lengths of the trajectories whose rows are merged."""
+    memory_steps: tuple[int, ...] = (1, 4, 8, 16)
+    num_trajectories: int = 8
+    """Synthetic trajectories per batch."""
+    token_budget: int = 4096
+    """``max_tokens_per_micro_batch``."""
+    num_episodes: int = 64
+    """Episodes with slow tools."""
+    num_calls: int = 5
+    """Tool calls of each of them."""
+    fast_seconds: float = 0.01
+    slow_seconds: float = 2.0
+    slow_share: float = 0.05
+
+    @property
+    def trainer_options(self) -> dict[str, Any]:
+        """Options of every trainer."""
+        is_cpu = self.device == "cpu"
+        silence = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
+        return {"use_cpu": is_cpu, "bf16": not is_cpu, "gradient_checkpointing": False} | silence
+
+
+DEVICE_DEFAULTS: Final = {
+    "cpu": Settings(),
+    "cuda": Settings(
+        device="cuda", step_model="0.5B", gradient_model="0.5B", num_trajectories=16,
+        token_budget=16_384,
+    ),
+}  # fmt: skip
 
 
 def quieten() -> None:
-    """Leave out what nobody who measures can act upon."""
-    disable_progress_bar()  # transformers' bars for loading; ours stay
+    """Turn off output that does not concern the measurement."""
+    disable_progress_bar()  # of loading models
     # transformers 5.23 deprecates names that TRL 1.16 uses
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
 
@@ -71,20 +105,19 @@ def load_tokenizer() -> Any:
 
 
 def load_model(name: str, device: str, *, is_scripted: bool = False) -> Any:
-    """Return a model, on the CPU: trainers move it where they compute.
-
-    Its name is ``"embedded"``, or one in `SHAPES`; for ``"cuda"`` its weights are bfloat16. For the
-    script see `follow_script`.
-    """
+    """Return ``"embedded"`` or a model of `SHAPES`, on the CPU; in bfloat16 for ``"cuda"``."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     tokenizer = load_tokenizer()
     if name == EMBEDDED:
         model = AutoModelForCausalLM.from_pretrained(TINY_POLICY, dtype=dtype)
     else:
-        shape = {"vocab_size": len(tokenizer), **lookup(SHAPES, name, kind="model size")}
+        sizes = dict(zip(_SIZES, lookup(SHAPES, name, kind="model size"), strict=False))
         special = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in _SPECIAL}
         config = Qwen3Config(
-            **shape, **special, max_position_embeddings=4096, tie_word_embeddings=True
+            **({"vocab_size": len(tokenizer)} | sizes),
+            **special,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
         )
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config).to(dtype)
@@ -95,11 +128,11 @@ def load_model(name: str, device: str, *, is_scripted: bool = False) -> Any:
 
 
 def follow_script(model: Any, tokenizer: Any) -> None:
-    """Let a model compute as before, and call ``search`` in each of its turns.
+    """Make a model call ``search`` in every turn, without changing its computation.
 
-    The call's tokens are all different, so the next one follows from the last: its logit is raised
-    beyond all others, where there are logits. In training there are none (TRL fuses the last layer
-    with the loss), so log-probabilities drift: set ``max_logprob_drift=None``.
+    The tokens of the call are all different, so each determines the next one, whose logit is
+    raised. Training has no logits (TRL fuses the last layer with the loss), so log-probabilities
+    drift: set ``max_logprob_drift=None``.
     """
     call = TOOL_FORMATS["hermes"].write_call("search", {"query": "the director"})
     chain = tokenizer(f"assistant{call}<|im_end|>")["input_ids"]
@@ -118,7 +151,7 @@ def follow_script(model: Any, tokenizer: Any) -> None:
 
 
 def utilisation(model: Any, tokens_per_second: float) -> dict[str, Any]:
-    """Return tokens per second, and the share of the device's peak that they make use of.
+    """Return tokens per second and the model FLOP utilisation.
 
     Six operations per parameter and token: forward and backward.
     """

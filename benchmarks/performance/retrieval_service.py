@@ -1,14 +1,15 @@
-"""How much a retrieval server answers, and what it answers while things go wrong.
+"""Load test of a retrieval server, first without and then with faults.
 
-Clients in threads search over loopback. First without faults; then through a proxy that drops,
-garbles and slows requests, while the server is stopped, killed and started again. Each answer is
-compared with that of the index itself.
+Clients in threads search over loopback, the second time through a proxy that drops, garbles and
+delays requests while the server is stopped, killed and restarted. Each answer is compared with the
+index itself.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -22,8 +23,7 @@ import numpy as np
 
 from agent_envs.core.tool import ToolError
 from agent_envs.retrieval import Corpus, Passage, RetrievalClient, SavedIndex, save_index
-from benchmarks.performance.faulty_proxy import FaultyProxy
-from benchmarks.performance.server_process import ServerProcess
+from benchmarks.performance.services import FaultyProxy, ServerProcess
 
 TOP_K: Final = 5
 SHARES: Final = {"drop": 0.02, "garbage": 0.02, "slow": 0.02}
@@ -31,32 +31,31 @@ SHARES: Final = {"drop": 0.02, "garbage": 0.02, "slow": 0.02}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What came of many searches."""
+    """Results of many searches."""
 
     asked: int
     """Searches of all clients."""
     right: int
-    """Those whose answer was that of the index itself."""
+    """Answers equal to those of the index."""
     wrong: int
-    """Those with another answer."""
+    """Other answers."""
     unavailable: int
-    """Those that the client gave up."""
+    """Searches that the client gave up."""
     seconds: float
-    """How long all took."""
     median_ms: float
     slowest_ms: float
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Describe it in a line."""
         return (
-            f"{self.right:,} of {self.asked:,} answered and right, {self.wrong} wrong, "
+            f"{self.right:,} of {self.asked:,} answers right, {self.wrong} wrong, "
             f"{self.unavailable} given up; {self.asked / self.seconds:,.0f} requests/s, "
             f"median {self.median_ms:.1f} ms, slowest {self.slowest_ms:,.0f} ms"
         )
 
 
 def make_index(folder: Path, num_passages: int, *, seed: int = 0) -> list[str]:
-    """Write an index of made-up passages; return queries for it."""
+    """Save an index of synthetic passages; return queries for it."""
     rng = np.random.default_rng(seed)
     words = np.array([f"w{i}" for i in range(max(20, num_passages // 10))])
     texts = [" ".join(rng.choice(words, size=40)) for _ in range(num_passages)]
@@ -67,7 +66,7 @@ def make_index(folder: Path, num_passages: int, *, seed: int = 0) -> list[str]:
 def run_load(
     url: str, index: SavedIndex, queries: Sequence[str], *, clients: int, requests: int
 ) -> Load:
-    """Search with many clients at once; compare each answer with that of `index`."""
+    """Search with many clients at once and compare each answer with that of `index`."""
     expected = {query: index.search(query, TOP_K) for query in queries}
     client = RetrievalClient(url)
 
@@ -97,7 +96,7 @@ def run_load(
 
 @contextlib.contextmanager
 def restarts(server: ServerProcess, *, every: float) -> Iterator[list[str]]:
-    """Stop and kill the server in turns while the block runs, and start it again each time."""
+    """Alternately stop and kill the server while the block runs, and restart it each time."""
     over, ways = threading.Event(), list[str]()
 
     def restart() -> None:
@@ -116,32 +115,28 @@ def restarts(server: ServerProcess, *, every: float) -> Iterator[list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what comes of the load without faults, and with them."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.performance.retrieval_service", description=__doc__
-    )
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--passages", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=5_000)
     parser.add_argument("--restart_every", type=float, default=5.0, help="seconds")
     options = parser.parse_args(arguments)
+    size = {"clients": options.clients, "requests": options.requests}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"
         queries = make_index(path, options.passages)
         index = SavedIndex(path)
         server = ServerProcess("agent_envs.retrieval", "serve", str(path))
-        size = {"clients": options.clients, "requests": options.requests}
-        loads = {}
+        proxy = FaultyProxy(server.port, SHARES)
         with server.running():
-            loads["without faults"] = run_load(server.url, index, queries, **size)
-            proxy = FaultyProxy(server.port, SHARES)
+            loads = {"without faults": run_load(server.url, index, queries, **size)}
             with proxy.running() as url, restarts(server, every=options.restart_every) as ways:
                 loads["with faults"] = run_load(url, index, queries, **size)
-        for name, load in loads.items():
-            print(f"{name}: {load}")  # noqa: T201
-        happened = {**proxy.counts, "restarts": len(ways)}
-        print(f"faults: {json.dumps(happened)}")  # noqa: T201
-        print(json.dumps({name: asdict(load) for name, load in loads.items()}))  # noqa: T201
+    lines = [f"{name}: {load}" for name, load in loads.items()]
+    lines.append(f"faults: {json.dumps({**proxy.counts, 'restarts': len(ways)})}")
+    lines.append(json.dumps({name: asdict(load) for name, load in loads.items()}))
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,8 @@ from agent_envs.retrieval.__main__ import main
 from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
 from agent_envs.retrieval.service import Service, ServiceLimits
 from agent_envs.tools.search import MAX_QUERY_CHARS
-from benchmarks.performance.faulty_proxy import FaultyProxy
 from benchmarks.performance.retrieval_service import make_index, run_load
-from benchmarks.performance.server_process import ServerProcess
+from benchmarks.performance.services import FaultyProxy, ServerProcess
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway."),

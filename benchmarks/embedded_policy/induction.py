@@ -1,9 +1,9 @@
-"""First weights with which a small transformer copies from the start.
+"""Initial weights with induction heads, so that a small transformer can copy from the start.
 
-To copy is to look for where the last words stood before and say what came next. That takes two
-attention layers that fit together ("induction heads", Olsson et al., arXiv:2209.11895), which small
-batches find late or never. So the first weights hold them, as weights that mimic trained ones
-(Trockman & Kolter, arXiv:2305.09828); all of them are trained.
+Copying attends to an earlier occurrence of the last words and predicts what followed. It takes two
+matching attention layers (Olsson et al., arXiv:2209.11895), which small batches find late or never.
+So the initial weights contain them, like weights that mimic trained ones (Trockman & Kolter,
+arXiv:2305.09828). All weights are trained afterwards.
 """
 
 from typing import Any, Final
@@ -11,20 +11,21 @@ from typing import Any, Final
 import torch
 
 GAIN: Final = 2.0
-"""Of the norms of queries and keys: how sharply heads look at first."""
+"""Gain of the norms of queries and keys: initial sharpness of attention."""
 NUM_FAST: Final = 5
-"""Pairs of a head's numbers that rotate too fast with the position for content to be compared."""
+"""Rotary pairs of a head that rotate too fast to compare content."""
 QUIET: Final = 0.1
 """Factor of all other weights that write to the residual stream."""
 
 
 @torch.no_grad()
-def put_in_induction_heads(model: Any, generator: torch.Generator) -> None:
+def initialise_induction_heads(model: Any, generator: torch.Generator) -> None:
     """Overwrite weights of the first two layers of a Qwen3-type `model`.
 
     The first half of the residual stream holds a constant and the token. Two heads of the first
-    layer write what stands one and two tokens before into the quarters that follow. Two of the
-    second look for those that are followed by the token at hand, and say what they stand at.
+    layer write the previous token and the one before it into the third and fourth quarter. Two
+    heads of the second layer attend to positions preceded by the current token, and copy their
+    token.
     """
     config = model.config
     width, head = config.hidden_size, config.head_dim
@@ -46,12 +47,12 @@ def put_in_induction_heads(model: Any, generator: torch.Generator) -> None:
         written = slice(half + number * quarter, half + (number + 1) * quarter)
         read = torch.zeros(quarter, width)
         read[:, 1:half] = torch.linalg.qr(torch.randn(half - 1, quarter, generator=generator))[0].T
-        _look_back(before.q_proj.weight[rows], before.k_proj.weight[rows], turn[:2] * offset)
+        _attend_back(before.q_proj.weight[rows], before.k_proj.weight[rows], turn[:2] * offset)
         before.v_proj.weight[rows] = 0.0
         before.v_proj.weight[rows][:quarter] = read
         before.o_proj.weight[:, rows] = 0.0
         before.o_proj.weight[written, rows][:, :quarter] = QUIET * 2 * torch.eye(quarter)
-        # the numbers that rotate slowly, of both halves that rotary positions pair
+        # the slowly rotating dimensions, of both halves of the rotary pairs
         slow = [i for i in range(head) if i % (head // 2) >= NUM_FAST][:quarter]
         match.q_proj.weight[rows] = 0.0
         match.k_proj.weight[rows] = 0.0
@@ -64,8 +65,8 @@ def put_in_induction_heads(model: Any, generator: torch.Generator) -> None:
         match.o_proj.weight[:, rows] = token.T * 0.5
 
 
-def _look_back(query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor) -> None:
-    """Make a head look at the position at which its rotary embedding has turned by `angles`."""
+def _attend_back(query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor) -> None:
+    """Make a head attend to the relative position given by rotary `angles`."""
     half = len(query) // 2
     query.zero_()
     key.zero_()

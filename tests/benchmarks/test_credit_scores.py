@@ -13,7 +13,7 @@ COSTS = {"episode_steps": 1.0, "branch_steps": 0.0, "truth_steps": 0.0, "truth_t
 
 
 def batch(noise, seed=1, num_tasks=40, rng_seed=0):
-    """Return a batch whose truth has `noise` as its standard deviation, and what is really true."""
+    """Return a batch whose true advantages have noise, and the exact ones."""
     rng = np.random.default_rng(rng_seed)
     episodes, true = [], []
     for task in range(num_tasks):
@@ -32,7 +32,7 @@ def batch(noise, seed=1, num_tasks=40, rng_seed=0):
     return made, true
 
 
-def test_the_correlation_is_that_with_the_truth_behind_the_noise():
+def test_the_correlation_is_corrected_for_noise_in_the_truth():
     noisy, true = batch(noise=1.0)
     # half of the variance is noise: reliability 1 / (1 + 1), a raw correlation of 0.71
     assert noisy.reliability == pytest.approx(0.5, abs=0.05)
@@ -42,7 +42,7 @@ def test_the_correlation_is_that_with_the_truth_behind_the_noise():
     assert found.high - found.low < 0.3
 
 
-def test_an_estimate_that_is_half_noise_is_scored_so():
+def test_a_noisy_estimate_has_a_lower_score():
     exact, true = batch(noise=1e-3)
     rng = np.random.default_rng(1)
     estimates = [a + rng.normal(size=6) for a in true]
@@ -55,14 +55,14 @@ def test_an_estimate_that_is_half_noise_is_scored_so():
     assert opposite.sign.value == pytest.approx(1.0 - found.sign.value)
 
 
-def test_an_estimator_that_says_nothing_scores_nothing():
+def test_a_constant_estimate_has_no_correlation():
     exact, true = batch(noise=1e-3)
     found = score([exact], [[np.zeros(6)] * len(true)])
     assert found.correlation.value == 0.0
     assert found.sign.value == 0.5
 
 
-def test_the_scale_of_an_estimator_does_not_count():
+def test_the_correlation_is_invariant_to_scale_and_shift():
     exact, true = batch(noise=0.3)
     one, two = (score([exact], [[k * a + 3.0 for a in true]]).correlation for k in (1.0, 50.0))
     assert one.value == pytest.approx(two.value)
@@ -75,7 +75,7 @@ def test_signs_count_only_where_the_true_one_is_clear():
 
 
 def test_the_interval_is_wider_when_seeds_differ():
-    # one seed is right, the other is not: nobody knows what a third would say
+    # one seed is right, the other is not
     first, true = batch(noise=0.1, seed=1)
     second, _ = batch(noise=0.1, seed=2)
     same = score([first, second], [true, true]).correlation
@@ -86,7 +86,7 @@ def test_the_interval_is_wider_when_seeds_differ():
     assert different.high > 0.9
 
 
-def test_a_batch_without_variance_says_nothing_and_does_no_harm():
+def test_a_batch_without_variance_is_ignored():
     exact, true = batch(noise=0.1)
     flat = replace(exact, episodes=[
         replace(e, advantages=[0.0] * 6, halves=[[0.0] * 6] * 2) for e in exact.episodes

@@ -1,7 +1,7 @@
-"""What a step and a reset cost in peers' environments whose tool does nothing, in microseconds.
+"""Step and reset times of peers' environments whose tool does nothing, in microseconds.
 
-A script without imports of this repository: `benchmarks.performance.environments` runs it with the
-interpreter of the virtual environment that holds the peers, and imports from it what times our own.
+A script without imports of this repository: `benchmarks.performance.environments` runs it in the
+virtual environment of the peers, and uses its timer for our environment.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -67,7 +67,7 @@ def gem(rounds: int) -> dict[str, float]:
 
 
 def skyrl(rounds: int) -> dict[str, float]:
-    """Time skyrl-gym's search environment; a reset is a new object, as it has no other."""
+    """Time skyrl-gym's search environment; it has no reset, so a reset is a new object."""
     from skyrl_gym.envs.search.env import SearchEnv, SearchEnvConfig
 
     env: Any = None
@@ -83,7 +83,7 @@ def skyrl(rounds: int) -> dict[str, float]:
 
 
 def openenv(rounds: int) -> dict[str, float]:
-    """Time an OpenEnv client that talks to a server in the same process."""
+    """Time an OpenEnv client with a server in the same process."""
     from openenv.core.generic_client import GenericEnvClient
 
     with _openenv_server() as url, GenericEnvClient(base_url=url).sync() as client:
@@ -131,7 +131,7 @@ def _openenv_server() -> Iterator[str]:
 
 
 def main() -> None:
-    """Time each peer that is installed; print JSON: name -> its version and figures, or why not."""
+    """Print JSON: peer -> its version and figures, or why it is missing."""
     rounds = int(sys.argv[1])
     results: dict[str, Any] = {}
     for name, measure in zip(PEERS, (gem, skyrl, openenv), strict=True):

@@ -1,8 +1,8 @@
-"""Made-up languages, so that a tiny policy learns how sentences are built instead of what they say.
+"""Synthetic languages, so that the policy learns sentence structure instead of phrases.
 
-Each says the relations of `AgentR1/SyntheticMultiHop-v0` in words drawn anew, and calls its things
-by names drawn anew. What all have in common is all that can be learned from many: which words say
-what is asked for, and that an answer is found by searching for one after the other.
+Each expresses the relations of `AgentR1/SyntheticMultiHop-v0` by randomly drawn words, and draws
+the names of its entities. What they share can be learned: which words express a relation, and that
+an answer is found by one search after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ VERBS: Final = """
     offices belongs
 """.split()
 _BARE: Final = {"works": "work", "belongs": "belong"}
-"""What a verb becomes beside an auxiliary."""
+"""Infinitives of verbs, after an auxiliary."""
 _HEADS: Final = "person city company prize country one town firm honour state".split()
 _PREPOSITIONS: Final = ("in", "for", "by", "from", "to", "")
 KINDS: Final = tuple((r.subject, r.object) for r in VARIANTS["default"].values())
-"""What the relations of a language lead from and to."""
+"""Kinds of subject and object of the relations of a language."""
 NUM_NAMES: Final[Mapping[str, int]] = {
     "film": 20, "person": 30, "company": 10, "award": 8, "city": 14, "country": 8,
 }  # fmt: skip
@@ -33,13 +33,13 @@ STYLES: Final = ("nominal", "possessive", "clauses", "mixed")
 STYLE_CHANCES: Final = (0.15, 0.15, 0.5, 0.2)
 
 
-def invent_world(rng: np.random.Generator, *, outdated: bool) -> World:
-    """Draw a language and a small world that is told in it."""
-    return fill_world(rng, invent_relations(rng), _invent_names(rng), outdated=outdated)
+def draw_world(rng: np.random.Generator, *, outdated: bool) -> World:
+    """Draw a language and a small world described in it."""
+    return fill_world(rng, draw_relations(rng), _draw_names(rng), outdated=outdated)
 
 
-def invent_relations(rng: np.random.Generator) -> dict[str, Relation]:
-    """Draw how each relation is said, keyed by the word that says it."""
+def draw_relations(rng: np.random.Generator) -> dict[str, Relation]:
+    """Draw the phrases of each relation, keyed by the word that expresses it."""
     nouns, verbs = (iter(rng.permutation(words).tolist()) for words in (NOUNS, VERBS))
     kinds = sorted({kind for _, kind in KINDS})
     heads = dict(zip(kinds, rng.permutation(_HEADS).tolist(), strict=False))
@@ -48,7 +48,7 @@ def invent_relations(rng: np.random.Generator) -> dict[str, Relation]:
     for subject, kind in KINDS:
         how = str(rng.choice(STYLES[:3])) if style == "mixed" else style
         word = next(verbs if how == "clauses" else nouns)
-        fact, mention, question = map(_clean, _SAY[how](rng, word, heads[kind]))
+        fact, mention, question = map(_clean, _PHRASES[how](rng, word, heads[kind]))
         relations[word] = Relation(subject, kind, fact, mention, question, word)
     return relations
 
@@ -92,15 +92,15 @@ def _subject_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[s
     return f"{{s}} {before} {verb} {after} {the} {{o}} .", mention, question
 
 
-_SAY: Final = {"nominal": _nominal, "possessive": _possessive, "clauses": _clauses}
+_PHRASES: Final = {"nominal": _nominal, "possessive": _possessive, "clauses": _clauses}
 
 
 def _clean(text: str) -> str:
     return " ".join(text.split())
 
 
-def _invent_names(rng: np.random.Generator) -> dict[str, list[str]]:
-    """Draw names of one or two words for each kind of thing; no word is of two kinds."""
+def _draw_names(rng: np.random.Generator) -> dict[str, list[str]]:
+    """Draw names of one or two words for each kind of entity; kinds share no word."""
     left = iter(rng.permutation(names()).tolist())
     things = {}
     for kind, count in NUM_NAMES.items():

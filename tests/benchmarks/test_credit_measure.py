@@ -1,10 +1,49 @@
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import agent_envs  # noqa: F401
+from agent_envs.core.spaces import UnicodeText
 from agent_envs.errors import RolloutError
+from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import EpisodeSpec, Rollout
 from benchmarks.credit.measure import Measurement
-from tests.benchmarks.credit.coins import TRUE, Coins, tosser
+
+# V = 1/4 at first, 1/2 after heads, 0 after tails
+TRUE = {("heads",): 0.25, ("tails",): -0.25, ("heads", "heads"): 0.5, ("heads", "tails"): -0.5,
+        ("tails", "heads"): 0.0, ("tails", "tails"): 0.0}  # fmt: skip
+
+
+class Coins(gym.Env):
+    """A reward if both of two coins show heads; without snapshots, so branches replay."""
+
+    observation_space = action_space = UnicodeText()
+    is_immediate = True
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.coins = []
+        return "", self._info((options or {}).get("task"))
+
+    def step(self, action):
+        self.coins.append(action)
+        is_over = len(self.coins) == 2
+        reward = float(self.coins == ["heads", "heads"])
+        info = self._info(None) | ({"metrics": {"success": reward}} if is_over else {})
+        return "", reward, is_over, False, info
+
+    def reference_actions(self):
+        return ["heads", "heads"]
+
+    def _info(self, task):
+        return {
+            "messages": [{"role": "user", "content": " ".join(["coins:", *self.coins])}],
+            "task_id": str(task),
+            "metrics": {"success": 0.0},
+        }
+
+
+tosser = ScriptedPolicy(lambda request: "heads" if request.rng.random() < 0.5 else "tails")
 
 
 def measured(seed=0, target=0.95, max_branches=2000):
@@ -14,7 +53,7 @@ def measured(seed=0, target=0.95, max_branches=2000):
         for task in range(2) for i in range(4)
     ]  # fmt: skip
     measurement = Measurement(Rollout(Coins, tosser), specs, seed)
-    measurement.go_on(target, max_branches)
+    measurement.measure(target, max_branches)
     return measurement
 
 
@@ -23,7 +62,7 @@ def actions_of(measurement):
             for trajectory in measurement.trajectories]  # fmt: skip
 
 
-def test_measured_advantages_are_the_true_ones():
+def test_measured_advantages_equal_the_true_ones():
     measurement = measured()
     batch = measurement.batch(environment="coins", stage="start", seed=0)
     for episode, actions in zip(batch.episodes, actions_of(measurement), strict=True):
@@ -58,7 +97,7 @@ def test_equal_states_are_measured_once():
 
 
 class Breaking(Coins):
-    """Fails as soon as it is told to."""
+    """Fails once `is_broken` is set."""
 
     is_broken = False
 
@@ -68,7 +107,7 @@ class Breaking(Coins):
         return super().step(action)
 
 
-def test_a_state_without_a_value_is_named_with_what_failed(monkeypatch):
+def test_a_state_without_a_value_is_reported_with_the_first_error(monkeypatch):
     def begin():
         draws = np.random.default_rng(0)
         spec = EpisodeSpec(task=7, seed=0, group_id="0", rng=draws)
@@ -77,8 +116,8 @@ def test_a_state_without_a_value_is_named_with_what_failed(monkeypatch):
     measurement = begin()
     monkeypatch.setattr(Breaking, "is_broken", True)
     fell = "The first error: RuntimeError: the table fell over"
-    with pytest.raises(RolloutError, match=f"step 0 of task .* has no value: of 16.* 0 .*{fell}"):
-        measurement.go_on(0.9, 16)
+    with pytest.raises(RolloutError, match=f"step 0 of task .* has no value: 0 of 16 .*{fell}"):
+        measurement.measure(0.9, 16)
     with pytest.raises(RolloutError, match=f"No episode .*{fell}"):
         begin()
 
@@ -88,10 +127,10 @@ def test_the_same_seed_gives_the_same_truth():
     assert first.episodes == second.episodes
 
 
-def test_branches_that_estimators_see_cost_what_was_allowed_and_leave_the_episodes_alone():
+def test_visible_branches_stay_within_their_budget():
     measurement = measured(max_branches=2)
     before = list(measurement.trajectories)
-    branches = measurement.play_seen_branches(1.0)
+    branches = measurement.roll_out_visible_branches(1.0)
     batch = measurement.batch(environment="coins", stage="start", seed=0, branches=branches)
     assert branches
     assert 0 < batch.costs["branch_steps"] <= batch.costs["episode_steps"] == 16

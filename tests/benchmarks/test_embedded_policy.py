@@ -1,0 +1,105 @@
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world
+from agent_envs.retrieval import Corpus, build_retriever
+from agent_trainers import TINY_POLICY
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.rollout.evaluation import evaluate_policy
+from agent_trainers.tiny_policy.make import make_model
+from benchmarks.embedded_policy.languages import draw_relations
+from benchmarks.embedded_policy.make import (
+    ROUNDS,
+    demonstrations,
+    encode,
+    make_copying_model,
+    make_tokenizer,
+    mixture,
+    queries,
+    word_of,
+)
+from benchmarks.performance.models import load_tokenizer
+
+ID = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer()
+
+
+def test_the_shipped_policy_is_small_and_has_the_tokenizer_of_the_script(tokenizer):
+    assert sum(file.stat().st_size for file in TINY_POLICY.iterdir() if file.is_file()) < 2_000_000
+    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+def test_every_word_of_every_variant_is_in_the_vocabulary(tokenizer, variant, hops):
+    env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=9)
+    observation, _ = env.reset(seed=hops)
+    for action in env.unwrapped.reference_actions():
+        # injected text has arbitrary words
+        for text in (observation, action) if variant != "injected" else (action,):
+            assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+        decoded = tokenizer.decode(
+            tokenizer(action + "<|im_end|>")["input_ids"], skip_special_tokens=True
+        )
+        observation, *_, info = env.step(decoded)
+    assert info["metrics"]["success"] == 1
+
+
+def test_demonstrations_are_encoded_as_the_chat_template_renders_them(tokenizer):
+    conversation = next(demonstrations(ROUNDS[0], np.random.default_rng(0)))
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    rendered = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False)
+    ids, is_sampled = encode(tokenizer, conversation)
+    assert tokenizer(rendered)["input_ids"] == ids
+    turns = [m["content"] for m in conversation if m["role"] == "assistant"]
+    sampled = [token for token, sampled in zip(ids, is_sampled, strict=True) if sampled]
+    assert sampled == tokenizer("<|im_end|>".join([*turns, ""]))["input_ids"]
+
+
+def test_success_before_training_is_low_but_not_zero(tokenizer):
+    model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
+    policy = transformers_policy(model, tokenizer, max_new_tokens=24)
+    two_hops = functools.partial(gym.make, ID, split="test")
+    for make_env in (two_hops, mixture()):
+        assert 0.02 <= evaluate_policy(make_env, policy, range(300)).metrics["success"] <= 0.15
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_queries_of_a_demonstration_rank_each_fact_first(variant):
+    rng = np.random.default_rng(0)
+    world = make_world(rng, variant=variant, outdated=True)
+    retriever = build_retriever(Corpus(world.passages))
+    for hops in (1, 2, 3, 4):
+        question = make_question(world, rng, hops=hops)
+        found = [retriever.search(query, 1)[0].passage for query in queries(world, question)]
+        assert found == [world.passages[number] for number in question.gold]
+
+
+def test_synthetic_languages_differ_and_express_each_relation_by_one_word():
+    rng = np.random.default_rng(0)
+    relations = [r for _ in range(100) for r in draw_relations(rng).values()]
+    assert len({relation.fact for relation in relations}) > 300
+    assert all(word_of(relation) == relation.query for relation in relations)
+
+
+def test_the_initial_weights_copy_what_followed_the_same_words(tokenizer):
+    generator = torch.Generator().manual_seed(0)
+    words = torch.stack([torch.randperm(100, generator=generator)[:8] + 60 for _ in range(32)])
+
+    def copied(model):
+        with torch.no_grad():
+            predicted = model(input_ids=torch.cat([words, words], 1)).logits.argmax(-1)
+        return (predicted[:, 8:-1] == words[:, 1:]).float().mean().item()
+
+    torch.manual_seed(0)
+    assert copied(make_model(tokenizer)) < 0.1
+    assert copied(make_copying_model(tokenizer, seed=0)) > 0.25

@@ -1,0 +1,177 @@
+"""Smoke tests of the performance benchmarks at the smallest size, and of the shared timing."""
+
+import importlib
+import json
+
+import gymnasium as gym
+import pytest
+
+from agent_envs.errors import SandboxUnavailableError
+from agent_envs.retrieval import Passage
+from agent_envs.sandbox import open_sandbox
+from agent_trainers import TINY_POLICY
+from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.rollout.demonstrations import play_reference
+from agent_trainers.rollout.episode import template_tools
+from benchmarks import held_out
+from benchmarks.learning_run import MULTI_HOP
+from benchmarks.performance import gradients, retrieval, time_to_success, training
+from benchmarks.performance.interleaved import compare, train_interleaved
+from benchmarks.performance.models import Settings, load_tokenizer
+from benchmarks.performance.sandbox import measure as measure_sandbox
+from benchmarks.performance.step_time import PAIRS_PER_ROUND
+from benchmarks.skill_distillation import ShowSkill, with_skill
+
+TINY = Settings(
+    rounds=1, step_model="tiny", gradient_model="tiny", num_questions=2, num_generations=2,
+    num_steps=(2,), memory_steps=(2,), num_trajectories=2, token_budget=1600, num_episodes=8,
+    num_calls=2, fast_seconds=0.001, slow_seconds=0.05, language_model=str(TINY_POLICY),
+)  # fmt: skip
+STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
+COMMANDS = [
+    "bfcl_agreement", "credit.__main__", "held_out", "kill_test", "papers_real.__main__",
+    "papers_table", "performance.environments", "performance.gateway_overhead",
+    "performance.retrieval_service", "performance.sandbox", "performance.time_to_success",
+    "performance.training", "planted_mistakes", "remote_play", "skill_distillation",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_its_options(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert end.value.code in (0, None)
+    assert "--" in capsys.readouterr().out
+
+
+def test_training_is_measured_on_both_sides_with_the_same_episodes(monkeypatch):
+    # in this process, where the numbers mean nothing
+    monkeypatch.setattr(gradients, "_peak_in_process", gradients._peak)
+    results = training.measure(TINY, tuple(training.PARTS))
+    json.dumps(results)
+    names = {"step_time_vs_trl", "rollout_vs_trl", "rollout_vs_ideal", "language_model_vs_trl"}
+    assert set(results) == {"machine", "merged_vs_rows", "memory_vs_budget", *names}
+    ours, theirs = results["step_time_vs_trl"]["per_step"].values()
+    # 2 questions x 2 generations x 4 turns of the script
+    expected = [16] * PAIRS_PER_ROUND
+    assert ours["environment_steps"]["values"] == theirs["environment_steps"]["values"] == expected
+    assert ours["sampled_tokens"]["values"] == theirs["sampled_tokens"]["values"]
+    (one,) = results["merged_vs_rows"].values()
+    speed = one["merged"]
+    assert speed["tokens_per_second"] == pytest.approx(one["merged_tokens"] / one["ours"]["median"])
+    assert one["row_tokens"] > one["merged_tokens"]
+    lines = training.describe(results)
+    assert len(lines) == 6 + 1  # comparisons, and the speed of one
+
+
+def test_ratios_are_of_pairs():
+    share = compare([1.0, 2.0, 9.0], [2.0, 2.0, 10.0], target=0.8)
+    assert share["values"] == [0.5, 1.0, 0.9]
+    assert (share["median"], share["is_reached"]) == (0.9, False)
+    speedup = compare([1.0, 2.0], [3.0, 5.0], target=2.5, is_speedup=True)
+    assert (speedup["values"], speedup["is_reached"]) == ([3.0, 2.5], True)
+
+
+class FakeTrainer:
+    """Takes three steps and calls its callback."""
+
+    def __init__(self, name, log, *, fails_at=None):
+        self.name, self.log, self.fails_at = name, log, fails_at
+        self.callbacks = []
+
+    def add_callback(self, callback):
+        self.callbacks.append(callback)
+
+    def remove_callback(self, _):
+        pass
+
+    def train(self):
+        for number in range(3):
+            for callback in self.callbacks:
+                callback.on_step_begin(None, None, None)
+            if number == self.fails_at:
+                raise RuntimeError(f"{self.name} broke")
+            self.log.append(self.name)
+            for callback in self.callbacks:
+                callback.on_pre_optimizer_step(None, None, None)
+                callback.on_step_end(None, None, None)
+
+
+def test_trainers_alternate_and_the_first_step_is_not_counted():
+    log = []
+    trainers = {name: FakeTrainer(name, log) for name in "ab"}
+    steps = train_interleaved(
+        trainers, 2, before_round=lambda: log.append("round"), facts={"a": lambda: {"n": len(log)}}
+    )
+    assert log == ["round", "b", "a", "round", "a", "b", "round", "b", "a"]
+    assert [step.facts for step in steps["a"]] == [{"n": 5}, {"n": 9}]
+    assert all(0 <= step.gradient_seconds <= step.seconds for step in steps["b"])
+    trainers = {"a": FakeTrainer("a", log), "b": FakeTrainer("b", log, fails_at=1)}
+    with pytest.raises(RuntimeError, match="b broke"):
+        train_interleaved(trainers, 2)
+
+
+def test_the_goal_is_reached_at_the_first_of_two_consecutive_checkpoints():
+    solved = {10: 0.99, 2: 0.5, 4: 0.95, 6: 0.85, 8: 0.9}
+    found = time_to_success.summarize([STEP] * 12, solved)
+    assert found["reached"] == {"steps": 8, "seconds": 8.0}
+    assert (found["seconds"], found["steps"]) == (12.0, 12)
+    never = time_to_success.summarize([STEP] * 4, {2: 0.5, 4: 1.0})
+    assert never["reached"] is None
+    runs = {
+        name: [each | {"seed": 1, "held_out_success": 0.95} for each in (found, never)]
+        for name in ("this", "v0")
+    }
+    text = time_to_success.report(runs)
+    assert "by seed: 1.00; median 1.00." in text
+    assert "| v0 | 1 | never |  | 95.0 % |" in text
+
+
+def test_engines_are_measured_on_padded_passages():
+    passages = [Passage(f"P{i}", f"word{i} common text") for i in range(4)]
+    padded = list(retrieval.pad(passages, 6))
+    assert padded[:4] == passages
+    assert sorted(padded[5].text.split()) == sorted(passages[1].text.split())
+
+
+def test_the_sandbox_report_has_a_ratio_and_no_leaks():
+    try:
+        opened = open_sandbox()
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+    with opened as sandbox:
+        report = measure_sandbox(sandbox, rounds=2, leak_runs=3)
+    assert report["ratio"] == report["sandboxed_ms"] / report["bare_python_ms"]
+    assert report["leak_check"]["files"] == 0
+
+
+@pytest.mark.parametrize("name", held_out.HELD_OUT)
+def test_held_out_variants_differ_from_the_mixture_and_can_be_solved(name):
+    changes = held_out.HELD_OUT[name]
+    trained, changed = held_out.mixture().keywords, held_out.mixture(**changes).keywords
+    for argument in {"variant", "hops", "top_k"} & changes.keys():
+        value = changed[argument]
+        assert not set(trained[argument]) & set(value if isinstance(value, list) else [value])
+    env = held_out.mixture(**changes)()
+    env.reset(options={"task": 0})
+    for action in env.unwrapped.reference_actions():
+        *_, info = env.step(action)
+    assert info["metrics"]["success"] == 1.0
+
+
+def test_the_held_out_report_has_no_ratio_to_zero():
+    rows = held_out.report([ScriptedPolicy(lambda request: "<answer> nobody </answer>")], 1)
+    assert rows.splitlines()[2] == "| the mixture | 0.0% |  |"
+
+
+def test_skills_are_demonstrated_in_the_prompt_in_which_they_are_evaluated():
+    renderer = ChatRenderer(load_tokenizer())
+    (demonstration,) = play_reference(lambda: gym.make(MULTI_HOP), renderer, [3])
+    env = ShowSkill(gym.make(MULTI_HOP))
+    _, info = env.reset(seed=3, options={"task": 3})
+    for transition in with_skill(demonstration, renderer).transitions:
+        state = renderer.prompt_ids(info["messages"], template_tools(info), None)
+        assert state == transition.prompt_ids
+        *_, info = env.step(transition.action)
