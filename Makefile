@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 PIP := python -m pip install --quiet --disable-pip-version-check
+GROUPS := 'pip>=25.1'
+DEV := '.[train,gguf,math,openai,serve,webshop]' --group dev
 CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
 OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science_world.py retrieval/test_dense.py \
 	test_conformance.py test_mcp.py tools/test_mcp.py) \
@@ -13,7 +15,6 @@ OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py re
 OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapters/test_foreign.py \
 	adapters/test_page.py adapters/test_programs.py remote/test_openenv.py wrappers/test_actions.py)
 LINKS := $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"}
-OF_LIBRARIES := gem,inspect,openenv,serve,skyrl-gym,stable-baselines3,textarena,torchrl,verifiers
 
 .PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-wheel docs lint types \
 	setup clean
@@ -35,7 +36,8 @@ test: setup
 # What we rely on, in the newest releases, whatever our own bounds say.
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/$(PIP) --editable '.[train,dev]'
+	.venv-newest/bin/$(PIP) $(GROUPS)
+	.venv-newest/bin/$(PIP) --editable $(DEV)
 	.venv-newest/bin/$(PIP) --upgrade accelerate torch transformers trl
 	.venv-newest/bin/python -m pytest $(CONTRACT)
 
@@ -43,7 +45,8 @@ test-newest:
 test-oldest:
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/$(PIP) uv
-	.venv-oldest/bin/uv pip compile --quiet --resolution lowest-direct --extra train --extra dev \
+	.venv-oldest/bin/uv pip compile --quiet --resolution lowest-direct \
+		$(addprefix --extra ,train gguf math openai serve webshop) --group dev \
 		--output-file .venv-oldest/oldest.txt pyproject.toml
 	.venv-oldest/bin/$(PIP) --requirement .venv-oldest/oldest.txt
 	.venv-oldest/bin/$(PIP) --no-deps --editable .
@@ -58,7 +61,7 @@ test-packages: setup
 
 # Agents of other frameworks as programs, with the real packages.
 test-frameworks: setup
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[frameworks]'
+	$(BIN)/$(PIP) --constraint constraints.txt --group frameworks
 	$(BIN)/python -m pytest tests/docs/test_frameworks.py
 
 # With the real packages of other trainers and suites: their pins fit each other, so one environment
@@ -69,7 +72,7 @@ test-adapters:
 	.venv-adapters/bin/$(PIP) uv
 	.venv-adapters/bin/uv pip install --quiet --python .venv-adapters/bin/python \
 		$(LINKS) --constraint constraints.txt \
-		--editable '.[$(OF_LIBRARIES)]' pytest pytest-timeout
+		--editable '.[inspect,serve]' --group adapters pytest pytest-timeout
 	.venv-adapters/bin/python -m pytest $(OF_ADAPTERS)
 	.venv-adapters/bin/uv pip install --quiet --python .venv-adapters/bin/python $(LINKS) 'openai>=3.4'
 	.venv-adapters/bin/python -m pytest -W default::pytest.PytestUnraisableExceptionWarning -k inspect \
@@ -96,7 +99,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/$(PIP) $(GROUPS)
+	$(BIN)/$(PIP) --constraint constraints.txt --editable $(DEV)
 	@touch $@
 
 clean:

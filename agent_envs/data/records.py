@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
+from agent_envs.core.lookup import require_extra
 from agent_envs.errors import DataError
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -73,6 +74,7 @@ def _read_list(file: IO[str], path: Path) -> list[dict[str, Any]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    require_extra("data", f"{path}: a Parquet file", "pyarrow")
     import pyarrow
     import pyarrow.parquet
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from agent_envs.core.lookup import require_extra
 from agent_envs.data.records import read_records
 from agent_envs.errors import DataError
 
@@ -78,6 +79,7 @@ class HubSplit:
         Raises:
             DataError: If that fails; says how to pass a file instead.
         """
+        require_extra("data", f"The hub's data set {self.hub.path}", "datasets")
         import datasets
 
         hub = self.hub

@@ -72,7 +72,7 @@ class Gateway:
             UnknownNameError: If there is no such tool format.
             ConfigurationError: If `max_connections` is less than 1.
         """
-        require_extra("gateway", "The gateway", "starlette", "uvicorn")
+        require_extra("serve", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):
             tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
         self._policy, self._format = policy, tool_format

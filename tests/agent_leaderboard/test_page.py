@@ -9,7 +9,7 @@ from agent_leaderboard.report.tables import write_reports
 from tests.agent_leaderboard.played_runs import PUBLIC
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the extra browser is not installed"
+    "playwright.sync_api", reason="the dependency group browser is not installed"
 )  # fmt: skip
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -70,7 +70,7 @@ class ReasoningGymEnv(ToolEnv):
             UnknownNameError: If the task or the split is unknown.
             ConfigurationError: If the configuration is wrong, or the task cannot be played.
         """
-        require_extra("reasoning", "AgentR1/ReasoningGym-v0", "reasoning_gym")
+        require_extra("math", "AgentR1/ReasoningGym-v0", "reasoning_gym")
         from reasoning_gym.factory import DATASETS
 
         self._build, config = lookup(DATASETS, task, kind="reasoning-gym task")

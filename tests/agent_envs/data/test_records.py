@@ -5,8 +5,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agent_envs import DataError
+from agent_envs import DataError, Hub, MissingExtraError
 from agent_envs.data.records import read_records
+from agent_envs.data.sources import HubSplit
 
 ROWS = [{"a": 1}, {"a": "ü"}]
 EMPTY_GZIP = gzip.compress(b"", mtime=0)
@@ -77,3 +78,17 @@ def test_what_cannot_be_read_is_named(name, content, message, tmp_path):
     with pytest.raises(DataError, match=message) as error:
         read_records(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda folder: read_records(folder / "rows.parquet"),
+        lambda folder: HubSplit(Hub(name="X", path="x/y"), "test").rows(),
+    ],
+)
+def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, read):
+    (tmp_path / "rows.parquet").touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[data\]'"):
+        read(tmp_path)
