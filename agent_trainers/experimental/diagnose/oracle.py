@@ -79,7 +79,7 @@ class _Oracle:
     def diagnose(self, trajectory: Trajectory) -> Diagnosis:
         """Find the last state from which the task can be solved."""
         recorded = [transition.action for transition in trajectory.transitions]
-        last, solution = -1, ()
+        last, solution = -1, tuple[str, ...]()
         for t in reversed(range(len(recorded))):
             if (found := self._solve(trajectory, t)) is not None:
                 last, solution = t, found

@@ -84,9 +84,11 @@ def run(arguments: Sequence[str]) -> None:
         description="Compare search strategies on the same tasks, at equal budget.",
     )
     names = _check(options)
-    value = None if options.value is None else ProcessValue.load(options.value)
-    for warning in () if value is None else value_warnings(Path(options.value), options.env):
-        say(warning)
+    value = None
+    if options.value is not None:
+        value = ProcessValue.load(options.value)
+        for warning in value_warnings(Path(options.value), options.env):
+            say(warning)
     venue = open_venue(options, say, **_env_defaults(options))
     budget = options.budget_steps or _default_budget(venue)
     settings = SearchSettings(

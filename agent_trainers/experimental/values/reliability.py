@@ -68,7 +68,11 @@ def reliability(
     number = np.minimum((quantile * NUM_BINS).astype(int), NUM_BINS - 1)
     members = [order[number == i] for i in np.unique(number)]
     bins = [
-        Bin(*(float(np.average(x[m], weights=w[m])) for x in (p, y)), float(w[m].sum()))
+        Bin(
+            float(np.average(p[m], weights=w[m])),
+            float(np.average(y[m], weights=w[m])),
+            float(w[m].sum()),
+        )
         for m in members
     ]
     mean_p, mean_y = np.average(p, weights=w), np.average(y, weights=w)
