@@ -1,21 +1,34 @@
-"""Scores of short answers as SQuAD and HotpotQA define them.
+"""Scores of short answers and of sets, as SQuAD and HotpotQA define them.
 
 The rules are those of the official evaluation scripts (Rajpurkar et al., 2016, arXiv 1606.05250;
 Yang et al., 2018, arXiv 1809.09600): lower case, no ASCII punctuation, no articles, single spaces.
-Where there are several gold answers, any of them is right.
+If there are several gold answers, any of them is right. 2WikiMultihopQA's script has its own rules
+(`agent_envs.scoring.two_wiki`).
 """
 
+import math
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
-
-from agent_envs.scoring.overlap import Overlap
+from collections.abc import Collection, Hashable, Sequence
+from typing import Final, NamedTuple
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS: Final = ("yes", "no", "noanswer")
+
+
+class Overlap(NamedTuple):
+    """Precision and recall."""
+
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """Their harmonic mean; 0 if both are 0."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total > 0 else 0.0
 
 
 def normalize_answer(text: str) -> str:
@@ -72,3 +85,27 @@ def _word_overlap(predicted: Sequence[str], expected: Sequence[str]) -> Overlap:
 
 def _as_list(golds: str | Sequence[str]) -> Sequence[str]:
     return (golds,) if isinstance(golds, str) else golds
+
+
+def set_overlap(predicted: Collection[Hashable], gold: Collection[Hashable]) -> Overlap:
+    """Return precision and recall of one set against another."""
+    predicted, gold = set(predicted), set(gold)
+    num_common = len(predicted & gold)
+    return Overlap(num_common / max(1, len(predicted)), num_common / max(1, len(gold)))
+
+
+def set_match(predicted: Collection[Hashable], gold: Collection[Hashable]) -> float:
+    """Return 1 if both sets are equal, else 0."""
+    return float(set(predicted) == set(gold))
+
+
+def best_overlap(overlaps: Collection[Overlap]) -> Overlap:
+    """Return the highest precision and the highest recall, for several gold answers."""
+    return Overlap(max(o.precision for o in overlaps), max(o.recall for o in overlaps))
+
+
+def joint_overlap(*parts: Overlap) -> Overlap:
+    """Return the products of precisions and recalls: answer and facts, or evidence too."""
+    return Overlap(
+        math.prod(part.precision for part in parts), math.prod(part.recall for part in parts)
+    )

@@ -1,12 +1,12 @@
-r"""Whether two mathematical answers are equal, by math-verify, within a time limit.
+r"""Equality of mathematical answers, by math-verify, within a time limit.
 
-An answer must say one thing: Markdown and the marks of a formula are taken off, one ``\boxed{}``
-is the answer whatever stands around it, and what says several values, or a value and something
-else that could be meant, is wrong. So spaces count: ``3 4`` is not 34.
+An answer must state one value: Markdown and formula delimiters are removed, one ``\boxed{}`` is the
+answer whatever surrounds it, and several values, or a value next to other possible answers, are
+wrong. So spaces count: ``3 4`` is not 34.
 
-math-verify (https://github.com/huggingface/Math-Verify) keeps its own time limit by signals, which
-only a main thread may use, and symbolic algebra does not always listen; so it runs in a process of
-its own that is killed when it takes too long.
+math-verify (https://github.com/huggingface/Math-Verify) limits its time by signals, which need the
+main thread, and symbolic algebra does not always react to them; so it runs in a separate process
+that is killed when it takes too long.
 """
 
 import atexit
@@ -23,10 +23,10 @@ from typing import IO, Final, cast
 from agent_envs.core.async_bridge import call_with_deadline
 
 SECONDS: Final = 10.0
-"""How long a comparison may take; what takes longer is not equal. The process stops itself after a
-second of its own time, so this is for a machine that gives it none."""
+"""Longest time of a comparison. The process stops itself after a second of processor time, so this
+limit is for a busy machine."""
 MAX_CHARS: Final = 1_000
-"""A longer answer is right only where it is written as the gold answer is."""
+"""A longer answer is right only if it is written exactly like the gold answer."""
 _JUDGE: Final = Path(__file__).with_name("math_judge.py")
 _MARKDOWN: Final = re.compile(
     r"(?<![\w*)])(\*{1,3}|_{1,3}|`{1,3})(?=\S|\n)(.*?\S)\s*\1(?![\w*(])", re.S
@@ -59,10 +59,10 @@ _GSM8K_ANSWER: Final = re.compile(r"#### (-?[0-9.,]+)")
 
 
 class MathJudge:
-    """Compares answers in a process that it starts when first asked, and again after a kill."""
+    """Compares answers in a process, started at the first comparison and again after a kill."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        """Allow each comparison so many seconds."""
+        """Limit each comparison to `seconds`."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -71,10 +71,10 @@ class MathJudge:
 
     def is_equal(self, answer: str, gold: str) -> bool:
         """Return whether two answers mean the same: LaTeX, numbers, expressions, words."""
-        gold, said = _formula(gold), _value_said(answer)
+        gold, said = _formula(gold), _stated_value(answer)
         if _plain(answer) == _plain(gold) or (said and _plain(said) == _plain(gold)):
             return bool(_plain(gold))
-        if said is None or len(said) > MAX_CHARS or not _says_one_thing(said, gold):
+        if said is None or len(said) > MAX_CHARS or not _states_one_value(said, gold):
             return False
         sides = [said] if "=" in gold else said.split("=")
         if len(sides) > 1 and _NAME.fullmatch(sides[0].strip()):
@@ -102,7 +102,7 @@ class MathJudge:
             reply = call_with_deadline(replies.readline, self._seconds)
         except (TimeoutError, OSError):
             reply = ""
-        if not reply:  # too slow, or out of memory: begin anew for the next question
+        if not reply:  # too slow, or out of memory: the next comparison starts a new process
             self.close()
         return str(reply).strip() == "true"
 
@@ -138,7 +138,7 @@ def gsm8k_match(answer: str, gold: str) -> float:
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""Return what stands in the last ``\boxed{...}`` of a solution; None if there is none."""
+    r"""Return the content of the last ``\boxed{...}`` of a solution; None if there is none."""
     start = max(solution.rfind(r"\boxed{"), solution.rfind(r"\fbox{"))
     if start < 0:
         return None
@@ -150,8 +150,8 @@ def last_boxed(solution: str) -> str | None:
     return None
 
 
-def _value_said(answer: str) -> str | None:
-    """Return the formula or text that an answer states; None where it states several, or none."""
+def _stated_value(answer: str) -> str | None:
+    """Return the formula or text that an answer states; None if it states several or none."""
     if _BOX.search(answer):
         boxed = [last_boxed(part) for part in _parts_with_box(answer)]
         said = boxed[-1]
@@ -173,13 +173,13 @@ def _parts_with_box(answer: str) -> list[str]:
 
 
 def _formula(text: str) -> str:
-    r"""Return a formula without what only changes how it looks: ``\$``, ``\left``, ``\,``."""
+    r"""Return a formula without layout commands: ``\$``, ``\left``, ``\,``."""
     text = _SPACING.sub(" ", _THOUSANDS.sub("", _FRACTION.sub(r"frac{\1}{\2}", text)))
     return _SIZES.sub("", text).strip().rstrip(".").strip()
 
 
-def _says_one_thing(said: str, gold: str) -> bool:
-    """Return whether an answer says one value, or as many as the gold answer, and nothing else."""
+def _states_one_value(said: str, gold: str) -> bool:
+    """Return whether an answer states one value, or as many as the gold answer, and no more."""
     said, gold = _TABLE.sub("T", said), _TABLE.sub("T", gold)
     if said.count("{") != said.count("}") or "=" in said[-1:]:
         return False

@@ -1,7 +1,7 @@
-"""Compares mathematical answers, in a process of its own: run by `math_answers`, not imported.
+"""Process that compares mathematical answers: run by `math_answers`, not imported.
 
-Reads ``{"gold": ..., "answer": ...}`` lines, writes ``true`` or ``false`` lines. Symbolic algebra
-may take for ever or eat all memory on a hostile answer; here it can be killed.
+It reads ``{"gold": ..., "answer": ...}`` lines and writes ``true`` or ``false`` lines. Symbolic
+algebra may run forever or use all memory on a hostile answer; a process can be killed.
 """
 
 import json
@@ -11,12 +11,12 @@ import sys
 from typing import Any, Final
 
 CPU_SECONDS: Final = 1.0
-"""For a comparison: time of this process, so that a busy machine changes no verdict."""
+"""Processor time of a comparison, so that a busy machine changes no verdict."""
 MAX_MEMORY_BYTES: Final = 4 * 2**30
 
 
 class _TooSlow(BaseException):
-    """Passes through what math-verify and SymPy catch."""
+    """The time is up; math-verify and SymPy do not catch it."""
 
 
 def _stop(*_: object) -> None:
@@ -25,7 +25,7 @@ def _stop(*_: object) -> None:
 
 def main() -> None:
     """Answer questions until the input ends."""
-    if sys.platform == "linux":  # elsewhere time is all that is limited
+    if sys.platform == "linux":  # elsewhere only time is limited
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
@@ -42,7 +42,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
             signal.setitimer(signal.ITIMER_VIRTUAL, 2 * seconds)
 
-    read("1")  # what is imported late is no answer's time
+    read("1")  # late imports do not count as time of an answer
 
     for line in sys.stdin:
         pair = json.loads(line)

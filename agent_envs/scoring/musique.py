@@ -1,7 +1,7 @@
-"""MuSiQue-Full's scores, which count a question and its unanswerable twin together.
+"""MuSiQue-Full's scores of pairs: a question and its unanswerable twin.
 
-As in the official ``evaluate_v1.0.py`` (github.com/StonyBrookNLP/musique): what is earned on the
-answerable member counts only if both members are told apart rightly.
+As in the official ``evaluate_v1.0.py`` (github.com/StonyBrookNLP/musique): the score of the
+answerable member counts only if the sufficiency of both members is judged correctly.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from agent_envs.errors import DataError
 
 UNANSWERABLE_SUFFIX = "-unanswerable"
-"""Ends the task id of an unanswerable twin; before it stands that of the question."""
+"""Suffix of the task id of an unanswerable twin, after the id of the question."""
 _SCORES = {
     "group_answer_sufficiency_em": "exact_match",
     "group_answer_sufficiency_f1": "f1",
@@ -47,7 +47,7 @@ def musique_group_scores(
         raise DataError("There are no episodes to score.")
     if lonely := sorted(question for question, members in pairs.items() if len(members) < 2):
         raise DataError(
-            f"{len(lonely)} of {len(pairs)} questions were played without their twin, as "
+            f"{len(lonely)} of {len(pairs)} questions have no episode of their twin, such as "
             f"{lonely[0]!r}. The group scores need both members of each pair."
         )
     return {

@@ -1,4 +1,4 @@
-"""The examples that a task's own text shows: tests that everybody may see."""
+"""Examples in the docstring of a task, as public tests."""
 
 import ast
 import doctest
@@ -13,9 +13,8 @@ _ARROW: Final = re.compile(r"\s*(?:==>|=>|==|->|➞|→|=|should return|returns)
 def public_examples(prompt: str, entry_point: str) -> tuple[str, ...]:
     """Return an assertion for each example in a function's docstring, in order.
 
-    Doctests, and lines such as ``f(1) == 2`` or ``f([1]) => 2``. What stands on either side must be
-    plain Python; other examples are left out. `prompt` is a program that ends with the function's
-    signature and docstring.
+    Doctests, and lines such as ``f(1) == 2`` or ``f([1]) => 2``, if both sides are plain Python.
+    `prompt` is a program that ends with the function's signature and docstring.
     """
     text = _docstring(prompt, entry_point)
     found = [*_doctests(text), *_lines(text, entry_point)]
@@ -74,7 +73,7 @@ def _lines(text: str, entry_point: str) -> Iterator[tuple[str, str]]:
 
 
 def _literal(text: str) -> str | None:
-    """Return the literal that a line ends with or goes on after; None if there is none."""
+    """Return the literal at the start of a text; None if there is none."""
     text = text.strip()
     for candidate in (text.split("#")[0].strip(), text, text.rstrip(".,;")):
         if candidate and _is_literal(candidate):

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_envs.errors import DataError
-from agent_envs.scoring.overlap import Overlap
+from agent_envs.scoring.answers import Overlap
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 Fact = tuple[str, int]
 Aliases = Mapping[str, tuple[str, ...]]
-"""Other names of a Wikidata entity, by its id."""
+"""Id of a Wikidata entity -> other names."""
 
 
 class GoldEvidence(NamedTuple):
-    """A triple, and what else its ends are called."""
+    """A triple, with aliases of its subject and object."""
 
     triple: tuple[str, str, str]
     subjects: tuple[str, ...] = ()

@@ -32,18 +32,16 @@ _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 class CodeEnv(DatasetEnv):
     """Write a Python program; hidden tests decide.
 
-    Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests alone, both in the
-    sandbox. The answer is the whole program. Reward terms: ``passed`` at the end (outcome);
-    ``public_tests`` (by how much the best share passed so far has grown; a right answer completes
-    it), ``repair`` (1 once: a program passes them all after one that did not) and ``format`` on the
-    way (process). ``repair`` pays for failing first, so it is off by default.
+    Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests, both in the sandbox.
+    The answer is the whole program. Reward terms: ``passed`` at the end (outcome); ``public_tests``
+    (growth of the best share passed so far; a right answer completes it), ``repair`` (1 once: a
+    program passes all of them after one that did not) and ``format`` on the way (process).
+    ``repair`` pays for failing first, so it is off by default.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "passed": correct_term,
-        **noted_terms("public_tests", "repair"),
-        "format": format_term,
-    }
+        "passed": correct_term, **noted_terms("public_tests", "repair"), "format": format_term
+    }  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {
         "passed": 1.0, "public_tests": 0.1, "format": 0.02
     }  # fmt: skip
@@ -64,21 +62,19 @@ class CodeEnv(DatasetEnv):
         """Load the problems and open the sandbox, which all environments of a process share.
 
         Args:
-            sandbox: How programs are isolated; see `agent_envs.sandbox.open_sandbox`.
-            shared: What every environment over a data set takes; see `DatasetEnv`.
+            sandbox: Isolation of programs; see `agent_envs.sandbox.open_sandbox`.
+            shared: Arguments of every environment over a data set; see `DatasetEnv`.
 
         Raises:
             SandboxUnavailableError: If this machine does not offer the isolation.
         """
         shared_sandbox(sandbox)  # fails now, not in the middle of an episode
         self._level = sandbox
-        super().__init__(
-            default_tools=[Tool(self.run_code, timeout=None), Tool(self.run_tests, timeout=None)],
-            **shared,
-        )  # the sandbox keeps the time
+        tools = [Tool(self.run_code, timeout=None), Tool(self.run_tests, timeout=None)]
+        super().__init__(default_tools=tools, **shared)  # the sandbox keeps the time
 
     def begin_episode(self) -> None:
-        """Forget what was run."""
+        """Reset the progress."""
         self.best_share = 0.0
         self._progress = Progress()
         self.num_failed_runs = 0
@@ -126,7 +122,7 @@ class CodeEnv(DatasetEnv):
         return judge(self._level, program, tests, names=names, helpers=data["solution"])
 
     def program(self, answer: str) -> str:
-        """Return the program that an answer holds, without the fence of a code block."""
+        """Return the program in an answer, without the fence of a code block."""
         return _without_fence(answer)
 
     def metrics(self) -> dict[str, float]:
@@ -190,9 +186,9 @@ class HumanEvalEnv(CodeEnv):
     )
 
     def program(self, answer: str) -> str:
-        """Return the program; a function's body alone is put below the signature that was given.
+        """Return the program; a mere function body is put below the given signature.
 
-        What the given text imports and defines before the function is there in any case.
+        The imports and definitions that precede the function in the prompt are kept in any case.
         """
         prompt, code = self.task.question, _without_fence(answer)
         if f"def {self.task.data['entry_point']}" in code:
@@ -242,17 +238,16 @@ class MBPPEnv(CodeEnv):
 
 
 def entry_points(solution: str, tests: str) -> list[str]:
-    """Return the names that tests take from a program, where the data do not say.
+    """Return the names that tests take from a program, for data without an entry point.
 
-    Of what an assertion mentions, the function that the reference defines last: what stands before
-    it are its helpers, which the tests take from the reference itself. A class only if there is no
-    function.
+    Of the names in each assertion, the function that the reference defines last: earlier ones are
+    its helpers, which the tests take from the reference. A class only if there is no function.
     """
     try:
         reference, tree = parse_quietly(solution), parse_quietly(tests)
-    except (SyntaxError, ValueError):  # nothing can pass
+    except (SyntaxError, ValueError):  # no program can pass
         return []
-    defined: dict[str, int] = {}  # by how much it looks like what is asked for, then in order
+    defined: dict[str, int] = {}  # name -> rank; functions first
     for node in reference.body:
         if isinstance(node, ast.ClassDef):
             defined[node.name] = 0
@@ -273,7 +268,7 @@ def entry_points(solution: str, tests: str) -> list[str]:
 
 
 def _indented(body: str) -> str:
-    """Indent a function's body, also one whose first line has lost its indentation."""
+    """Indent a function's body, even if its first line has lost its indentation."""
     first, *rest = body.strip("\n").split("\n")
     indents = [len(line) - len(line.lstrip(" ")) for line in rest if line.strip()]
     if indents and first == first.lstrip():

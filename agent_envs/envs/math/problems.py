@@ -31,26 +31,25 @@ _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
 _LEVEL: Final = re.compile(r"(?:Level )?([1-5])")
 MAX_NUMBERS: Final = 20
-"""What tools show after so many different numbers in an episode finds nothing: it is a flood."""
+"""Numbers that tools show beyond so many different ones in an episode are ignored."""
 
 
 class MathEnv(DatasetEnv):
     """Problems with one final answer, judged by math-verify.
 
-    Tool: ``calculator(expression)``; with ``tools=["python"]``, ``python(code)`` too, whose
-    variables last until the episode ends. Reward terms: ``correct`` at the end (outcome);
-    ``intermediate_value`` (the share of the reference solution's values that a tool has now found
-    first; a right answer earns what is left of it), ``used_result`` (a number that a tool found is
-    used in a later step, each once) and ``format`` on the way (process). Found is what neither the
-    question nor the call itself says, among the first 20 numbers of an episode. ``used_result``
-    pays for calls that nobody needs, so it is off by default.
+    Tool: ``calculator(expression)``; with ``tools=["python"]`` also ``python(code)``, whose
+    variables are kept until the episode ends. Reward terms: ``correct`` at the end (outcome);
+    ``intermediate_value`` (share of the reference solution's values that a tool has newly found; a
+    right answer earns the rest), ``used_result`` (a later step uses a number that a tool found,
+    each once) and ``format`` on the way (process). A number is found if neither the question nor
+    the call contains it, and if it is among the first 20 of an episode. ``used_result`` pays for
+    needless calls, so it is off by default.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "correct": correct_term,
-        **noted_terms("used_result", "intermediate_value"),
+        "correct": correct_term, **noted_terms("used_result", "intermediate_value"),
         "format": format_term,
-    }
+    }  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "format": 0.02}
     term_earnings: ClassVar[Mapping[str, Earnings]] = {
         "correct": OUTCOME, "intermediate_value": PROGRESS, "format": COST
@@ -70,26 +69,22 @@ class MathEnv(DatasetEnv):
         """Load the problems.
 
         Args:
-            sandbox: How the tool ``python`` is isolated; see `agent_envs.sandbox.open_sandbox`.
-            shared: What every environment over a data set takes; see `DatasetEnv`.
+            sandbox: Isolation of the tool ``python``; see `agent_envs.sandbox.open_sandbox`.
+            shared: Arguments of every environment over a data set; see `DatasetEnv`.
 
         Raises:
             MissingExtraError: Without the extra ``math``.
-            SandboxUnavailableError: If the tool is wanted, and this machine does not offer the
-                isolation.
+            SandboxUnavailableError: If the tool is on and this machine offers no such isolation.
         """
         require_extra("math", type(self).__name__, "math_verify")
         self._python = PythonSession(sandbox)
-        super().__init__(
-            default_tools=[make_calculator_tool()],
-            optional_tools={"python": [self._python.tool]},
-            **shared,
-        )
+        optional = {"python": [self._python.tool]}
+        super().__init__(default_tools=[make_calculator_tool()], optional_tools=optional, **shared)
         if "python" in self.tools:
             shared_sandbox(sandbox)  # fails now, not in the middle of an episode
 
     def begin_episode(self) -> None:
-        """Forget what was calculated."""
+        """Forget earlier results."""
         self._python.close()
         self._asked = _numbers(self.task.question)
         # Expression and value of each step that the reference solution marks.
@@ -115,7 +110,7 @@ class MathEnv(DatasetEnv):
             self.noted["intermediate_value"] += self._progress.advance(1.0)
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note which numbers the call uses and which ones it finds."""
+        """Record which numbers the call uses and which ones it finds."""
         said = " ".join(str(value) for value in (action.arguments or {}).values())
         self._note_use(said)
         if result.error is not None:
@@ -137,7 +132,7 @@ class MathEnv(DatasetEnv):
         }
 
     def reference_actions(self) -> list[str]:
-        """Calculate what the reference solution does, as far as turns allow, then answer."""
+        """Calculate the steps of the reference solution, as far as turns allow, then answer."""
         calls = [self.write_call("calculator", expression=e) for e, _ in self._steps]
         limit = len(calls) if self.max_turns is None else max(0, self.max_turns - 1)
         return [*calls[:limit], self.write_answer(self.task.answers[0])]
@@ -227,12 +222,9 @@ class MATHEnv(MathEnv):
     )
 
     def __init__(
-        self,
-        *,
-        levels: int | Sequence[int] | None = None,
-        subjects: str | Sequence[str] | None = None,
-        **shared: Any,
-    ) -> None:
+        self, *, levels: int | Sequence[int] | None = None,
+        subjects: str | Sequence[str] | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         """Load the problems.
 
         Args:
@@ -248,7 +240,7 @@ class MATHEnv(MathEnv):
         super().__init__(**shared)
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        """Return the problems of the levels and subjects that are wanted."""
+        """Return the problems of the chosen levels and subjects."""
         tasks = _chosen(super().load_tasks(source), "level", self._levels)
         return _chosen(tasks, "subject", self._subjects)
 

@@ -1,5 +1,6 @@
-"""Any task of the library reasoning-gym, endless and judged by its own rule."""
+"""Tasks of the library reasoning-gym, endless and scored by their own rules."""
 
+import ast
 import dataclasses
 import random
 from collections.abc import Mapping
@@ -11,16 +12,33 @@ from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
-from agent_envs.envs.math.evaluated_answers import may_be_scored
 from agent_envs.errors import ConfigurationError
 from agent_envs.tools.calculator import make_calculator_tool
 
 _SPLIT_SEEDS: Final = {"train": 1, "test": 2}
 _EAGER: Final = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "word_ladder"})
-"""Tasks that draw all their questions when they are made, or refuse to have many: here each
-question comes from a small data set of its own."""
+"""Tasks that draw all questions at once or refuse large sizes: each question gets its own small
+data set."""
 _EAGER_SIZE: Final = 10
 _REFUSED: Final = {"game_of_life_halting": "the library's rule gives any answer a full score"}
+_LISTS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Tasks whose rule evaluates an answer as a Python list."""
+_FORMULAS: Final = frozenset({
+    "coin_flip", "countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24",
+    "simple_integration",
+})  # fmt: skip
+"""Tasks whose rule evaluates an answer as a formula."""
+_MAX_CHARS: Final = 20_000
+_MAX_FORMULA_CHARS: Final = 1_000
+_MAX_NODES: Final = 400
+_MAX_NUMBER: Final = 10**12
+_MAX_EXPONENT: Final = 20
+_FUNCTIONS: Final = frozenset(
+    "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs Rational".split()
+)
+_PARTS: Final = (
+    ast.BinOp, ast.UnaryOp, ast.Name, ast.Load, ast.Call, ast.Constant, ast.operator, ast.unaryop,
+)  # fmt: skip
 
 
 class ReasoningGymEnv(ToolEnv):
@@ -36,9 +54,8 @@ class ReasoningGymEnv(ToolEnv):
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        **noted_terms("score"),
-        "format": format_term,
-    }
+        **noted_terms("score"), "format": format_term
+    }  # fmt: skip
     # A mistake costs a turn only: another price could bring a solution below a score near to 1.
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
     term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
@@ -63,12 +80,12 @@ class ReasoningGymEnv(ToolEnv):
             task: Its name in reasoning-gym.
             task_kwargs: Its configuration, such as ``{"max_animals": 5}``.
             split: ``"train"`` or ``"test"``, drawn by different seeds.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: Arguments of every tool environment; see `ToolEnv`.
 
         Raises:
             MissingExtraError: Without the extra ``reasoning``.
             UnknownNameError: If the task or the split is unknown.
-            ConfigurationError: If the configuration is wrong, or the task cannot be played.
+            ConfigurationError: If the configuration is wrong, or the task is not offered.
         """
         require_extra("math", "AgentR1/ReasoningGym-v0", "reasoning_gym")
         from reasoning_gym.factory import DATASETS
@@ -113,7 +130,7 @@ class ReasoningGymEnv(ToolEnv):
         return dict(dataset[seed % _EAGER_SIZE])
 
     def begin_episode(self) -> None:
-        """Forget the last answer."""
+        """Reset the score."""
         self.score = 0.0
 
     def on_answer(self, answer: str) -> None:
@@ -123,7 +140,7 @@ class ReasoningGymEnv(ToolEnv):
             return
         try:
             score = self._dataset.score_answer(answer=answer, entry=self.task.data["entry"])
-        except Exception:  # noqa: BLE001 - a scorer that stumbles over a model's answer
+        except Exception:  # noqa: BLE001 - a scorer that fails on a model's answer
             score = 0.0
         self.score = self.noted["score"] = min(1.0, max(0.0, float(score)))
 
@@ -140,3 +157,55 @@ class ReasoningGymEnv(ToolEnv):
         if not self.task.answers:
             raise NotImplementedError(f"reasoning-gym has no reference answer for {self._name}.")
         return [self.write_answer(self.task.answers[0])]
+
+
+def may_be_scored(task: str, answer: str) -> bool:
+    """Return whether the rule of a task is safe with an answer.
+
+    Nine rules call ``eval``, or SymPy's parser, which does the same, on the answer of a model: it
+    could run any code, or calculate for hours. They get lists of values and small formulas only.
+    """
+    if task in _FORMULAS:
+        return len(answer) <= _MAX_FORMULA_CHARS and _is_small_formula(answer)
+    return task not in _LISTS or (len(answer) <= _MAX_CHARS and _is_literal_or_no_python(answer))
+
+
+def _is_literal_or_no_python(answer: str) -> bool:
+    try:
+        ast.parse(answer.lstrip(" \t"), mode="eval")
+    except (SyntaxError, ValueError):  # as it will be for the rule
+        return True
+    except (MemoryError, RecursionError):
+        return False
+    try:
+        ast.literal_eval(answer)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _is_small_formula(answer: str) -> bool:
+    try:
+        nodes = list(ast.walk(ast.parse(answer.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return len(nodes) <= _MAX_NODES and all(map(_is_plain, nodes))
+
+
+def _is_plain(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        value = node.value
+        return isinstance(value, int | float) and abs(value) <= _MAX_NUMBER
+    if isinstance(node, ast.Name):
+        return len(node.id) == 1 or node.id in _FUNCTIONS or node.id in ("pi", "theta", "alpha")
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and not node.keywords
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return all(map(_is_small_exponent, ast.walk(node.right)))
+    return isinstance(node, _PARTS) and not isinstance(node, ast.LShift | ast.RShift)
+
+
+def _is_small_exponent(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int | float) and abs(node.value) <= _MAX_EXPONENT
+    return not isinstance(node, ast.Pow | ast.Mult | ast.Call)

@@ -21,53 +21,56 @@ from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
-from agent_envs.envs.shell.task import ShellTask
-from agent_envs.envs.shell.tasks import ALL_KINDS, KINDS, make_shell_task
+from agent_envs.envs.shell.tasks import KINDS, ShellTask
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox import Folder, Level
 from agent_envs.tools.code import describe, run_shell, shared_sandbox
 
+ALL_KINDS: Final = {**KINDS, **CONFLICT_KINDS}
 MAX_DIFFICULTY: Final = 3
 
 
+def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> ShellTask:
+    """Make a task of a kind; `difficulty` 1 to 3: more files, deeper folders, more to do.
+
+    Raises:
+        UnknownNameError: If there is no such kind.
+    """
+    return lookup(ALL_KINDS, kind, kind="kind of task")(rng, difficulty)
+
+
 def solved_term(env: "CommandLineEnv", event: StepEvent) -> float:
-    """Return 1 at the end if the folder is as it must be; outcome."""
+    """Return 1 at the end if the folder is as required; outcome."""
     return float(event.is_last and env.share_right == 1.0)
 
 
 class CommandLineEnv(ToolEnv):
-    """Procedural tasks for a shell, judged by the state of the folder in the end.
+    """Procedural tasks for a shell, judged by the final state of the folder.
 
     Kinds: ``find``, ``extract``, ``rename``, ``edit``, ``merge`` and ``undo``, mixed unless
-    ``kinds=`` says otherwise. Four more only if it names them, in which the folder contradicts
-    itself and the obvious command does harm: ``stale_state`` (what is there is out of date),
-    ``half_done`` (somebody was interrupted), ``name_collision`` (names are taken) and
-    ``contradictory_sources`` (files disagree, and a policy says which counts).
+    ``kinds=`` says otherwise. Four more with conflicting state, in which the obvious command does
+    harm, only if ``kinds=`` names them: ``stale_state`` (files are out of date), ``half_done`` (a
+    job was interrupted), ``name_collision`` (names are taken) and ``contradictory_sources`` (files
+    disagree, and a policy decides).
 
-    Tool: ``shell(command)``; every command begins in the task's folder, as the last one left it:
-    files, folders, rights and links. To say that it is done, the agent answers, with any text.
-    Reward terms: ``solved`` at the end (outcome); ``progress`` (by how much the best share of right
-    files so far has grown, as a share of what was wrong at the start) and ``format`` on the way
-    (process). ``success`` is strict: all is as it must be. ``share_right`` is the share of files
-    that are; tasks that contradict themselves have a ``partial_score`` besides, the share of checks
-    that hold, down to single lines, where all that must stay as it was is one check. New files
-    beside those that are asked for do no harm. The
-    episode ends with the answer, or at the turn limit (8 turns unless ``max_episode_steps=`` says
-    otherwise).
+    Tool: ``shell(command)``; every command starts in the task's folder, in the state after the last
+    one: files, folders, rights and links. The agent answers, with any text, when it is done. Reward
+    terms: ``solved`` at the end (outcome); ``progress`` (growth of the best share of right files so
+    far, relative to what was wrong at the start) and ``format`` on the way (process). ``success``
+    is strict; ``share_right`` is the share of right files; tasks with conflicting state also have a
+    ``partial_score``, the share of checks that hold, down to single lines, with one check for all
+    that must not change. Additional files do no harm. The episode ends with the answer, or at the
+    turn limit (8 turns unless ``max_episode_steps=`` says otherwise).
 
     Version history: v0, first version.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "solved": solved_term,
-        **noted_terms("progress"),
-        "format": format_term,
-    }
+        "solved": solved_term, **noted_terms("progress"), "format": format_term
+    }  # fmt: skip
     default_rewards: ClassVar[Mapping[str, float]] = {
-        "solved": 1.0,
-        "progress": 0.1,
-        "format": 0.02,
-    }
+        "solved": 1.0, "progress": 0.1, "format": 0.02
+    }  # fmt: skip
     term_earnings: ClassVar[Mapping[str, Earnings]] = {
         "solved": OUTCOME, "progress": PROGRESS, "format": COST
     }  # fmt: skip
@@ -92,11 +95,11 @@ class CommandLineEnv(ToolEnv):
         """Choose the family of tasks, and open the sandbox.
 
         Args:
-            kinds: Which kinds of tasks; the first six above if not given.
+            kinds: Kinds of tasks; the first six above if not given.
             difficulty: 1 to 3.
             split: ``"train"`` or ``"test"``; they have no task in common.
-            sandbox: How commands are isolated; see `agent_envs.sandbox.open_sandbox`.
-            shared: What every tool environment takes; see `ToolEnv`.
+            sandbox: Isolation of commands; see `agent_envs.sandbox.open_sandbox`.
+            shared: Arguments of every tool environment; see `ToolEnv`.
 
         Raises:
             UnknownNameError: If a kind or a split is unknown.
@@ -129,7 +132,7 @@ class CommandLineEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        """Lay the folder out anew."""
+        """Make the folder of the task."""
         self._made: ShellTask = self.task.data["task"]
         self._set_folder(Folder.of(self._made.files))
         self._progress = Progress(self.share_right)  # right at first earns nothing
@@ -141,7 +144,7 @@ class CommandLineEnv(ToolEnv):
             command: What /bin/sh runs.
         """
         result = run_shell(self._level, command, self._folder)
-        if result.folder is not None:  # else it was lost, and the one before stays
+        if result.folder is not None:  # else it was lost, and the previous one stays
             self._set_folder(result.folder)
         self.noted["progress"] += self._progress.advance(self.share_right)
         return "\n".join([describe(result), *(f"[not kept: {line}]" for line in result.left_out)])
@@ -154,7 +157,7 @@ class CommandLineEnv(ToolEnv):
 
     @property
     def share_right(self) -> float:
-        """The share of files that are as they must be, those that must be gone included."""
+        """Share of files that are as required, including those that must be gone."""
         made, contents = self._made, self._contents
         right = [contents.get(path) == text for path, text in made.expected.items()]
         right += [path not in contents for path in made.absent]
@@ -173,13 +176,13 @@ class CommandLineEnv(ToolEnv):
         return {**metrics, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Run the commands that do it, then say so."""
+        """Run the commands that solve the task, then answer."""
         calls = [self.write_call("shell", command=command) for command in self._made.commands]
         return [*calls, self.write_answer("done")]
 
 
 def _text(content: bytes | None) -> str | None:
-    """Return a file's text; None where it is no plain file of text."""
+    """Return a file's text; None if it is no plain text file."""
     try:
         return None if content is None else content.decode()
     except UnicodeDecodeError:

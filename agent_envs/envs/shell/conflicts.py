@@ -1,9 +1,8 @@
-"""Tasks for a shell whose folder contradicts itself: the obvious command does harm.
+"""Tasks for a shell with conflicting state: the obvious command does harm.
 
-What is there is out of date (`_stale_state`), half done (`_half_done`), in the way
-(`_name_collision`) or says two things (`_contradictory_sources`). So the state has to be read
-before it is changed. Every task holds every trap of its kind. The idea of command-line tasks with
-such conflicts is ClawForge's (arXiv:2605.14133); the tasks are our own.
+Files are out of date, half done, in the way, or contradict each other, so the state must be read
+before it is changed. Every task contains every trap of its kind. The idea of command-line tasks
+with such conflicts is ClawForge's (arXiv:2605.14133); the tasks are new.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,15 +10,15 @@ from typing import Final
 
 import numpy as np
 
-from agent_envs.envs.shell.task import WORDS, Files, ShellTask, make_text
+from agent_envs.envs.shell.tasks import WORDS, Files, ShellTask, make_text
 
 _END: Final = "-- end"
 
 
 def _stale_state(rng: np.random.Generator, difficulty: int) -> ShellTask:
-    """A table that was right once: changed, new and gone files, and locks of the living and dead.
+    """An outdated table: changed, new and deleted files, and locks of living and dead processes.
 
-    Traps: to trust the table; to make all of it anew, over a file that is being written; to delete
+    Traps: trusting the table; rebuilding all of it, over a file that is being written; deleting
     every lock, or none.
     """
     names = [str(name) for name in rng.choice(WORDS, 5 + difficulty, replace=False)]
@@ -66,9 +65,9 @@ def _stale_state(rng: np.random.Generator, difficulty: int) -> ShellTask:
 
 
 def _half_done(rng: np.random.Generator, difficulty: int) -> ShellTask:
-    """A move that somebody broke off: untouched, half written, written but not cleared up, done.
+    """An interrupted move: files untouched, half written, written but not cleared up, done.
 
-    Traps: to begin again from the start, over what was added since; to trust what is there.
+    Traps: starting again, over what was added since; trusting the existing files.
     """
     names = [str(name) for name in rng.choice(WORDS, 3 + 2 * difficulty, replace=False)]
     files: Files = {}
@@ -109,9 +108,9 @@ def _half_done(rng: np.random.Generator, difficulty: int) -> ShellTask:
 
 
 def _name_collision(rng: np.random.Generator, difficulty: int) -> ShellTask:
-    """Files to put where files of their names are: the same ones, others, and each other.
+    """Files to move where files of the same names exist: equal ones, other ones, and each other.
 
-    Traps: to overwrite, to skip, to number what is there already, to split names at blanks.
+    Traps: overwriting, skipping, numbering the existing files, splitting names at blanks.
     """
     same, other, twice, free, *more = (str(n) for n in rng.choice(WORDS, 6, replace=False))
     library: Files = {}
@@ -159,10 +158,10 @@ def _name_collision(rng: np.random.Generator, difficulty: int) -> ShellTask:
 
 
 def _contradictory_sources(rng: np.random.Generator, difficulty: int) -> ShellTask:
-    """Settings that four places give differently, and policies that say which place counts.
+    """Settings that differ between four places, and policies that say which place counts.
 
     Traps: the newest policy, which is not in force yet; the log's last line instead of its latest;
-    what was only proposed; the file that is read last.
+    values that were only proposed; the file that is read last.
     """
     keys = [str(key) for key in rng.choice(WORDS, 4 + difficulty, replace=False)]
     orders = [rng.permutation(["log", "host", "site"]).tolist() for _ in range(2)]
@@ -174,7 +173,7 @@ def _contradictory_sources(rng: np.random.Generator, difficulty: int) -> ShellTa
     sources: dict[str, dict[str, int]] = {
         place: {key: int(next(values)) for key in keys} for place in ("host", "site", "log")
     }
-    # The first one stands in the log alone, the next two everywhere, the others here and there.
+    # The first key is in the log only, the next two are everywhere, the others here and there.
     del sources["host"][keys[0]], sources["site"][keys[0]]
     for key in keys[3:]:
         for place in ("host", "site", "log"):
@@ -230,8 +229,6 @@ def _contradictory_sources(rng: np.random.Generator, difficulty: int) -> ShellTa
 
 
 CONFLICT_KINDS: Final[Mapping[str, Callable[[np.random.Generator, int], ShellTask]]] = {
-    "stale_state": _stale_state,
-    "half_done": _half_done,
-    "name_collision": _name_collision,
+    "stale_state": _stale_state, "half_done": _half_done, "name_collision": _name_collision,
     "contradictory_sources": _contradictory_sources,
-}
+}  # fmt: skip

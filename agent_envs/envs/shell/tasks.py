@@ -1,27 +1,66 @@
-"""Procedural tasks for a shell: a folder as it is, what to do, and how it must be in the end."""
+"""Procedural tasks for a shell: a folder, an instruction, and the required final state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from agent_envs.core.lookup import lookup
-from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
-from agent_envs.envs.shell.task import WORDS, ShellTask, make_text
-
+Files = dict[str, str]
+"""Path -> content."""
+WORDS: Final = """
+    amber birch cedar delta ember fjord grove harbor iris jade kelp lotus maple nectar olive
+    pearl quartz river slate tulip umber violet willow zephyr
+""".split()
 _FOLDERS: Final = "archive config data docs logs notes reports scripts".split()
 _KEYS: Final = (
     "cache color depth host level limit mode name owner port region retries theme".split()
 )
 
 
-def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> ShellTask:
-    """Make a task of a kind; a `difficulty` of 1 to 3: more files, deeper folders, more to do.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellTask:
+    """A task for a shell; records of the leaderboard hash its fields."""
 
-    Raises:
-        UnknownNameError: If there is no such kind.
-    """
-    return lookup(ALL_KINDS, kind, kind="kind of task")(rng, difficulty)
+    kind: str
+    instruction: str
+    files: Files
+    """The folder at the beginning."""
+    expected: Files
+    """The files required at the end."""
+    commands: Sequence[str]
+    """Commands that solve it."""
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Files that must be gone at the end."""
+        return frozenset(self.files) - frozenset(self.expected)
+
+    def checks(self, contents: Mapping[str, str | None]) -> list[bool]:
+        """Return which checks hold; all of them in the required state.
+
+        One check for all files that must not change, one for each file that must be gone, one for
+        each file that must change, and one for each line of that file.
+
+        Args:
+            contents: Path -> content of all entries; None where it is no plain text file.
+        """
+        changed = {p: text for p, text in self.expected.items() if self.files.get(p) != text}
+        kept = [p for p in self.expected if p not in changed]
+        held = [all(contents.get(path) == self.expected[path] for path in kept)]
+        held += [path not in contents for path in sorted(self.absent)]
+        for path, text in changed.items():
+            lines = (contents.get(path) or "").splitlines()
+            held.append(contents.get(path) == text)
+            held += [line in lines for line in text.splitlines()]
+        return held
+
+
+def make_text(rng: np.random.Generator, words: Iterable[str]) -> str:
+    """Return words in random order, three a line."""
+    words = [str(word) for word in rng.permutation(list(words))]
+    lines = [" ".join(words[i : i + 3]) for i in range(0, len(words), 3)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _find(rng: np.random.Generator, difficulty: int) -> ShellTask:
@@ -183,15 +222,10 @@ def _undo(rng: np.random.Generator, difficulty: int) -> ShellTask:
 
 
 KINDS: Final[Mapping[str, Callable[[np.random.Generator, int], ShellTask]]] = {
-    "find": _find,
-    "extract": _extract,
-    "rename": _rename,
-    "edit": _edit,
-    "merge": _merge,
+    "find": _find, "extract": _extract, "rename": _rename, "edit": _edit, "merge": _merge,
     "undo": _undo,
-}
-"""What is played unless ``kinds=`` names others."""
-ALL_KINDS: Final = {**KINDS, **CONFLICT_KINDS}
+}  # fmt: skip
+"""The default kinds."""
 
 
 def _paths(rng: np.random.Generator, count: int, depth: int) -> list[str]:

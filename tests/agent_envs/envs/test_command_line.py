@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_envs.envs.shell.tasks import KINDS, make_shell_task
+from agent_envs.envs.shell.command_line import make_shell_task
+from agent_envs.envs.shell.tasks import KINDS
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox import Sandbox
 from agent_envs.tools.code import BROKEN_TEXT

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
-from agent_envs.envs.shell.tasks import KINDS, make_shell_task
+from agent_envs.envs.shell.command_line import make_shell_task
+from agent_envs.envs.shell.tasks import KINDS
 
 ID = "AgentR1/CommandLine-v0"
 pytestmark = pytest.mark.usefixtures("strong_sandbox")

@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
-from agent_envs.envs.math.evaluated_answers import may_be_scored
+from agent_envs.envs.math.reasoning import may_be_scored
 
 pytest.importorskip("reasoning_gym")
 ID = "AgentR1/ReasoningGym-v0"

@@ -41,7 +41,7 @@ def test_episodes_of_a_member_are_paired_with_each_of_its_twin():
     ("episodes", "message"),
     [
         ([], "no episodes"),
-        ([episode("a", right=True)], "1 of 1 questions were played without their twin, as 'a'"),
+        ([episode("a", right=True)], "1 of 1 questions have no episode of their twin, such as 'a'"),
         ([("a", {"f1": 1.0})], "unanswerable=True"),
     ],
 )
