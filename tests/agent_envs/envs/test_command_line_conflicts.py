@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
 from agent_envs.envs.shell.command_line import make_shell_task
+from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
 from agent_envs.envs.shell.tasks import KINDS
 
 ID = "AgentR1/CommandLine-v0"
