@@ -1,4 +1,4 @@
-"""What a run reports of each of several environments: in a batch, and in an evaluation."""
+"""Metrics of each of several environments, in a batch and in an evaluation."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,19 +11,13 @@ REPORTED: Final = (
     "episodes/unscorable", "episodes/mean_turns", "completions/mean_length", "actions/invalid",
     "rewards/", "metrics/",
 )  # fmt: skip
-"""Of what a whole batch reports, by name or its beginning, what is reported of each environment."""
+"""Names, or prefixes, of the metrics of a batch that each environment reports, too."""
 
 
 def env_metrics(
     episodes: Sequence[EpisodeSummary], advantages: Sequence[Any], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return ``env/<name>/<metric>`` of each environment that was played, and of all its share.
-
-    Args:
-        episodes: Those of a batch.
-        advantages: Theirs.
-        names: The environments that are played.
-    """
+    """Return ``env/<name>/<metric>`` of each environment in a batch, and the share of each."""
     metrics = {}
     for name in names:
         own = [i for i, episode in enumerate(episodes) if episode.env == name]
@@ -35,21 +29,21 @@ def env_metrics(
 
 
 class EvaluatedEnvironments:
-    """Collects the episodes of an evaluation of several environments, batch after batch."""
+    """Collects an evaluation of several environments over its batches."""
 
     def __init__(
         self, names: Sequence[str], variants: Collection[str], samples_per_task: int
     ) -> None:
-        """Collect of environments of these names, of which nothing is trained in `variants`."""
+        """Collect the environments `names`; `variants` are for evaluation only."""
         self.names, self.variants = names, variants
         self._samples_per_task = samples_per_task
         self.clear()
 
     def clear(self) -> None:
-        """Begin another evaluation."""
+        """Start another evaluation."""
         self._episodes: list[EpisodeSummary] = []
         self._advantages: list[Any] = []
-        self._num_played: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(
         self,
@@ -57,24 +51,23 @@ class EvaluatedEnvironments:
         advantages: Sequence[Any],
         outcome_terms: Collection[str],
     ) -> dict[str, float]:
-        """Take in a batch; return the metrics of all that was evaluated so far.
+        """Add a batch; return the metrics of the evaluation so far.
 
-        Those of all environments that are trained in are called as if there were but one; of each
-        environment there are ``env/<name>/...``, and of each that is not trained in
-        ``env/<name>/of_in_domain``, its success over that of those that are.
+        The metrics of all trained environments have their usual names; each environment has
+        ``env/<name>/...``, and each variant ``env/<name>/of_in_domain``, its success relative to
+        that of the trained ones.
         """
         for episode, values in zip(episodes, advantages, strict=True):
-            # Accelerate plays the first tasks again to fill the last batch: they count once.
-            self._num_played[episode.env, episode.task_id] += 1
-            if self._num_played[episode.env, episode.task_id] <= self._samples_per_task:
+            # Accelerate repeats the first tasks to fill the last batch: they count once
+            self._counts[episode.env, episode.task_id] += 1
+            if self._counts[episode.env, episode.task_id] <= self._samples_per_task:
                 self._episodes.append(episode)
                 self._advantages.append(values)
-        own = [i for i, e in enumerate(self._episodes) if e.env not in self.variants]
         metrics = env_metrics(self._episodes, self._advantages, self.names)
-        if own:
-            in_domain = [self._episodes[i] for i in own]
-            advantages = [self._advantages[i] for i in own]
-            metrics |= trainer_metrics(in_domain, advantages, outcome_terms)
+        pairs = zip(self._episodes, self._advantages, strict=True)
+        if own := [(e, values) for e, values in pairs if e.env not in self.variants]:
+            in_domain, own_advantages = zip(*own, strict=True)
+            metrics |= trainer_metrics(in_domain, own_advantages, outcome_terms)
         for name in self.variants:
             if metrics.get("success") and f"env/{name}/success" in metrics:
                 metrics[f"env/{name}/of_in_domain"] = (
@@ -84,16 +77,14 @@ class EvaluatedEnvironments:
 
 
 class SuccessCurve(NamedTuple):
-    """How success in one environment went over a run."""
+    """Success in one environment over a run."""
 
     name: str
-    """The environment."""
     is_evaluated: bool
     """Whether it is of evaluations, not of training batches."""
     is_trained: bool
-    """Whether something is trained in it."""
     points: list[tuple[int, float]]
-    """Optimiser steps, and success at them."""
+    """Optimiser steps and success."""
 
 
 def success_curves(
@@ -105,19 +96,15 @@ def success_curves(
         history: The trainer's log.
         figures: ``by_environment`` of ``results.json``, as far as it is known.
     """
-    if not figures:
-        return []
     last = max((entry["step"] for entry in history), default=0)
     trained = [name for name, own in figures.items() if own["is_trained"]]
-    variants = [name for name in figures if name not in trained]
     curves = [
         SuccessCurve(name, False, True, _points(history, f"env/{name}/success")) for name in trained
     ]
-    for name in [*trained, *variants]:
-        own = figures[name]
-        points = _points(history, f"eval_env/{name}/success")
-        ends = ((0, own.get("success_before")), (last, own.get("success_after")))
-        known = dict(points) | {step: value for step, value in ends if value is not None}
+    for name in [*trained, *(name for name in figures if name not in trained)]:
+        ends = {0: figures[name].get("success_before"), last: figures[name].get("success_after")}
+        known = dict(_points(history, f"eval_env/{name}/success"))
+        known |= {step: value for step, value in ends.items() if value is not None}
         curves.append(SuccessCurve(name, True, name in trained, sorted(known.items())))
     return [curve for curve in curves if curve.points]
 

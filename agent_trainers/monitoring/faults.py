@@ -1,8 +1,4 @@
-"""Count what went wrong while a batch was played, through no fault of the model.
-
-Shares over the episodes that count would leave out what happened in those that do not; these are
-numbers over all of them, and nothing is left out or counted twice.
-"""
+"""Counts of failures outside the model, over all episodes, and the end of a run that only fails."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +8,18 @@ from agent_envs.errors import RolloutError
 from agent_trainers.trajectory import StopReason, Trajectory
 
 EPISODE_FAULTS: Final[Mapping[StopReason, str]] = {
-    StopReason.ENVIRONMENT_ERROR: "environment_error",  # raised, or gave a reward that is no number
+    StopReason.ENVIRONMENT_ERROR: "environment_error",  # an exception or an invalid reward
     StopReason.TIMEOUT: "environment_timeout",
     StopReason.POLICY_ERROR: "policy_error",
 }
 TOOL_FAULTS: Final = ("tool_error", "tool_timeout")
 RESULT_CUT: Final = "tool_result_cut"
+MAX_BATCHES: Final = 3
+"""Consecutive batches in which most episodes may fail, so that a server can restart."""
 
 
 def count_faults(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Return how many episodes and tool calls failed, by kind; 0 where none did."""
+    """Return the number of failed episodes and tool calls by kind."""
     counts = Counter(dict.fromkeys((*EPISODE_FAULTS.values(), *TOOL_FAULTS, RESULT_CUT), 0))
     for trajectory in trajectories:
         if (fault := EPISODE_FAULTS.get(trajectory.stop_reason)) is not None:
@@ -36,28 +34,24 @@ def count_faults(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     return dict(counts)
 
 
-MAX_BATCHES: Final = 3
-"""Batches in a row that may fail for the most part: a server that is restarted ends no run."""
-
-
 class FaultWatch:
-    """Ends a run in which there is nothing left to learn from."""
+    """Ends a run in which most episodes fail."""
 
     def __init__(self, max_share: float | None) -> None:
-        """Accept that up to this share of a batch's episodes fails; None accepts all."""
+        """Accept up to this share of failed episodes in a batch; None accepts all."""
         self._max_share = max_share
         self._num_batches: Counter[str] = Counter()
 
     def check(self, mode: str, num_episodes: int, failed: Sequence[tuple[str, str | None]]) -> None:
-        """Look at a batch of `num_episodes`.
+        """Check a batch.
 
         Args:
-            mode: ``"train"`` or ``"eval"``: each is counted by itself.
-            num_episodes: Of all processes.
-            failed: The kind of fault of those that failed, and the error.
+            mode: ``"train"`` or ``"eval"``, which are counted separately.
+            num_episodes: Episodes of all processes.
+            failed: Kind and error of each failed episode.
 
         Raises:
-            RolloutError: If all failed, or most in `MAX_BATCHES` running.
+            RolloutError: If all failed, or most in `MAX_BATCHES` consecutive batches.
         """
         if self._max_share is None or len(failed) <= self._max_share * num_episodes:
             self._num_batches[mode] = 0
@@ -67,10 +61,9 @@ class FaultWatch:
             return
         kinds = Counter(kind for kind, _ in failed)
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        first = next((error for _, error in failed if error), "no error was kept")
+        first = next((error for _, error in failed if error), "no error was recorded")
         raise RolloutError(
-            f"{len(failed)} of {num_episodes} episodes failed through no fault of the model "
-            f"({counts}), so there is nothing to learn from. The first error:\n\n"
-            f"{first.rstrip()}\n\nMend it and go on from the last checkpoint with --resume; "
-            "max_fault_share says how many may fail."
+            f"{len(failed)} of {num_episodes} episodes failed because of errors outside the model "
+            f"({counts}). The first error:\n\n{first.rstrip()}\n\nFix it and resume from the last "
+            "checkpoint with --resume; max_fault_share sets the share that may fail."
         )

@@ -1,4 +1,4 @@
-"""What people would rather look at than read: a page of trajectories, a learning curve."""
+"""The page of sample trajectories and the learning curve."""
 
 import importlib.resources
 import io
@@ -15,7 +15,7 @@ from agent_trainers.monitoring.env_statistics import SuccessCurve
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
 MAX_TOKENS_SHOWN: Final = 600
-"""Of a turn, or of a stretch of a row; pages with every token of a long run would not open."""
+"""Largest number of tokens shown of a turn or of a part of a row."""
 
 
 def write_trajectory_page(
@@ -37,10 +37,9 @@ def trajectory_page(
     title: str,
     curves: Sequence[SuccessCurve] = (),
 ) -> str:
-    """Return one self-contained HTML page: every step, how the state changed, tokens, rows.
+    """Return a self-contained HTML page: each step, its state, tokens and rows.
 
-    Of `tokenizer`, ``decode`` alone is used; without one, actions are shown as they are. Of
-    `curves` those of evaluations stand above, as a table.
+    Without a `tokenizer` actions are shown as text. The `curves` of evaluations become a table.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -53,7 +52,7 @@ def trajectory_page(
         samples=samples,
         has_tokens=tokenizer is not None,
         state_change=state_change,
-        stretches=_stretches,
+        parts=_parts,
         max_tokens=MAX_TOKENS_SHOWN,
     )
     return page.encode("utf-8", "replace").decode("utf-8")
@@ -63,40 +62,29 @@ def plot_learning_curve(
     path: str | Path,
     history: Sequence[Mapping[str, Any]],
     *,
-    before: float | None,
-    after: float | None,
-    curves: Sequence[SuccessCurve] = (),
-) -> None:
-    """Write `learning_curve_png` to a file."""
-    with atomic_path(path) as temporary:
-        picture = learning_curve_png(history, before=before, after=after, curves=curves)
-        temporary.write_bytes(picture)
-
-
-def learning_curve_png(
-    history: Sequence[Mapping[str, Any]],
-    *,
     before: float | None = None,
     after: float | None = None,
     curves: Sequence[SuccessCurve] = (),
-) -> bytes:
-    """Draw success and return against optimiser steps; below, what a curriculum drew, if any did.
+) -> None:
+    """Write a PNG of success and return by optimiser step, and what a curriculum drew, if any.
 
-    `history` is the trainer's log: entries with ``step`` and ``reward``, ``success`` if measured.
-    `before` and `after` are the success in evaluation, if measured. `curves` are those of several
-    environments.
+    Args:
+        path: File to write.
+        history: The trainer's log: entries with ``step``, ``reward`` and perhaps ``success``.
+        before: Success in evaluation before training, if measured.
+        after: The same after training.
+        curves: Curves of several environments.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     entries = [entry for entry in history if "reward" in entry]
-    axes = _with_curriculum(figure, entries)
+    axes = _axes(figure, entries)
     for name, label, colour in (
         ("success", "success in training", "#2563eb"),
         ("reward", "mean return", "#d97706"),
     ):
-        points = [(entry["step"], entry[name]) for entry in entries if name in entry]
-        if points:
+        if points := [(entry["step"], entry[name]) for entry in entries if name in entry]:
             steps, values = zip(*points, strict=True)
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
             axes.plot(steps, _smooth(values), color=colour, linewidth=2, label=label)
@@ -119,11 +107,12 @@ def learning_curve_png(
         axes.legend(frameon=False, loc="best", fontsize="x-small" if curves else None)
     picture = io.BytesIO()
     figure.savefig(picture)
-    return picture.getvalue()
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(picture.getvalue())
 
 
-def _with_curriculum(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the axes of the curves; below them draw the shares of what a curriculum drew."""
+def _axes(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the axes of the curves; below them draw the shares that a curriculum drew."""
     prefixes = ("curriculum/share/", "curriculum/tasks/")
     names = dict.fromkeys(name for e in entries for name in e if name.startswith(prefixes))
     if not names:
@@ -142,7 +131,7 @@ def _with_curriculum(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _plot_environments(axes: Any, curves: Sequence[SuccessCurve]) -> None:
-    """Draw training thin, evaluations of what is trained in solid, of what never is dashed."""
+    """Draw training thin, evaluations of trained environments solid, of others dashed."""
     names = [*dict.fromkeys(curve.name for curve in curves)]
     for curve in curves:
         steps, values = zip(*curve.points, strict=True)
@@ -151,19 +140,19 @@ def _plot_environments(axes: Any, curves: Sequence[SuccessCurve]) -> None:
             axes.plot(steps, _smooth(values), color=colour, alpha=0.5, linewidth=1,
                       label=f"{curve.name}, in training")  # fmt: skip
             continue
-        of_what = "in evaluation" if curve.is_trained else "never trained in"
+        kind = "in evaluation" if curve.is_trained else "evaluation only"
         axes.plot(steps, values, "o-" if curve.is_trained else "s--", color=colour, markersize=4,
-                  linewidth=1.5, label=f"{curve.name}, {of_what}")  # fmt: skip
+                  linewidth=1.5, label=f"{curve.name}, {kind}")  # fmt: skip
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """Average each value with the four just before it."""
+    """Average each value with the four before it."""
     windows = (values[max(0, i - 4) : i + 1] for i in range(len(values)))
     return [sum(window) / len(window) for window in windows]
 
 
-def _stretches(row: Row) -> Iterator[tuple[str, list[int], bool]]:
-    """Yield what a row is made of: a name, its tokens, and whether they are trained."""
+def _parts(row: Row) -> Iterator[tuple[str, list[int], bool]]:
+    """Yield the parts of a row: name, tokens, and whether they are trained."""
     yield "prompt", list(row.prompt_ids), False
     tokens = zip(row.completion_ids, row.steps, row.is_action, row.is_trained, strict=True)
     for (step, is_action, is_trained), run in itertools.groupby(tokens, lambda token: token[1:]):
@@ -172,7 +161,7 @@ def _stretches(row: Row) -> Iterator[tuple[str, list[int], bool]]:
 
 
 def _shade(value: float, unit: float) -> str:
-    """Return the class of a number: ``p`` or ``n`` with a strength from 1 to 4, or ``0``."""
+    """Return the CSS class of a number: ``p`` or ``n`` with a strength from 1 to 4, or ``0``."""
     if abs(value) <= 1e-6:
         return "0"
     return f"{'p' if value > 0 else 'n'}{min(4, int(abs(value) / unit) + 1)}"

@@ -26,8 +26,8 @@ from agent_trainers.experimental.skills.skill_teacher import SkillTeacher
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.faults import FaultWatch
+from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog
-from agent_trainers.monitoring.notebook import show_in_notebook
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
 from agent_trainers.policies.local import context_length

@@ -95,6 +95,6 @@ def test_the_curves_are_drawn_and_stand_on_the_page(tmp_path):
     plot_learning_curve(drawn, HISTORY, before=0.1, after=0.9, curves=curves)
     assert drawn.read_bytes() != plain.read_bytes()
     page = trajectory_page([], tokenizer=Words(), title="A run", curves=curves)
-    row = page[page.index("never trained in") :]
+    row = page[page.index("evaluation only") :]
     assert [f"{value} %" in row for value in ("0.0", "30.0", "60.0")] == [True] * 3
     assert "Success in evaluation" not in trajectory_page([], tokenizer=Words(), title="A run")

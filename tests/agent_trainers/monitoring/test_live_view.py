@@ -1,20 +1,25 @@
 import io
 import logging
 import sys
+import types
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from transformers import TrainerCallback
 
 from agent_trainers.monitoring import live_view
 from agent_trainers.monitoring.live_view import (
     ASCII_BLOCKS,
     BLOCKS,
     LiveView,
+    NotebookView,
+    PlainProgress,
     RunView,
-    SuccessProgress,
+    show_in_notebook,
     show_progress,
     sparkline,
     time_split,
@@ -32,56 +37,51 @@ def draw(view, width=100):
     return console.file.getvalue()
 
 
+def state(step, **changes):
+    settings = {"global_step": step, "max_steps": 4, "is_world_process_zero": True,
+                "log_history": []}  # fmt: skip
+    return SimpleNamespace(**(settings | changes))
+
+
+def open_view(terminal, step=0, alarms=list, clock=None, **changes):
+    console = Console(file=terminal, force_terminal=True, width=90)
+    view = LiveView("a run", clock, alarms, console)
+    view.on_train_begin(None, state(step, **changes), None)
+    return view
+
+
 def test_the_view_shows_step_curves_terms_time_and_failures():
     view = RunView("a run", 10)
+    assert "step 0/10" in draw(view)  # before anything is known
+    shares = {"curriculum/share/hops=1": 0.2, "curriculum/share/hops=2": 0.8,
+              "curriculum/share/hops=3": 0.0}  # fmt: skip
+    view.add({"eval_reward": 1.0, "eval_success": 1.0, "train_runtime": 3.0})
+    assert "0.5 s a step" not in draw(view)  # not of a training batch
     view.add({**LOGS, "success": 0.0})
-    view.add(LOGS)
+    view.add({**LOGS, **shares, "curriculum/level": 2.0, "groups/extra": 3.0})
     view.step, view.seconds_left = 4, 75.0
     shown = draw(view)
     for part in ("a run", "step 4/10", "1:15 left", "success", "25.0%", "▁█", "exact_match",
                  "+0.400", "entropy 0.300", "3.25 s a step", "generate 1.50", "environment 0.50",
-                 "train 1.00", "bad_json 3.0%", "tool failures 2.0%"):  # fmt: skip
+                 "train 1.00", "bad_json 3.0%", "tool failures 2.0%",
+                 "drawn  hops=2 80%   hops=1 20%", "level 2", "extra groups 3"):  # fmt: skip
         assert part in shown
-    assert "timeout" not in shown  # there were none
-    assert "invalid" not in shown  # its codes are there
-
-
-def test_the_view_shows_what_a_curriculum_draws_and_the_extra_groups():
-    view = RunView("a run", 10)
-    shares = {"curriculum/share/hops=1": 0.2, "curriculum/share/hops=2": 0.8,
-              "curriculum/share/hops=3": 0.0}  # fmt: skip
-    view.add({**LOGS, **shares, "curriculum/level": 2.0, "groups/extra": 3.0})
-    shown = draw(view)
-    for part in ("drawn  hops=2 80%   hops=1 20%", "level 2", "extra groups 3"):
-        assert part in shown
-    assert "hops=3" not in shown
-    assert "drawn" not in draw(RunView("a run", 10))
-
-
-def test_the_view_shows_what_the_watch_says_while_it_does():
-    terminal = io.StringIO()
-    watch = SimpleNamespace(active=[SimpleNamespace(text="length: 90 tokens a turn. Look there.")])
-    view = LiveView("a run", None, Console(file=terminal, force_terminal=False, width=90), watch)
-    view.on_train_begin(None, state(0), None)
-    view.on_log(None, state(0), None, LOGS)
-    assert "alarm: length: 90 tokens a turn. Look there." in draw(view._current())
-    watch.active.clear()
-    assert "alarm" not in draw(view._current())
-    view.close()
-
-
-def test_the_view_is_drawn_before_anything_is_known_and_in_a_narrow_terminal():
-    assert "step 0/3" in draw(RunView("a run", 3))
-    view = RunView("a run", 3)
-    view.add(LOGS)
+    for absent in ("timeout", "invalid", "hops=3"):  # there were none
+        assert absent not in shown
     assert all(len(line) <= 40 for line in draw(view, width=40).splitlines())
 
 
-def test_what_is_not_of_a_training_batch_changes_nothing():
+def test_the_view_shows_each_of_several_environments_in_training_and_in_evaluation():
     view = RunView("a run", 3)
-    view.add({"eval_reward": 1.0, "eval_success": 1.0})
-    view.add({"train_runtime": 3.0})
-    assert "success" not in draw(view)
+    for success in (0.0, 0.5):
+        view.add({**LOGS, "env/hop/success": success, "env/hop/metrics/success": 0.9})
+        view.add({"eval_success": 0.75, "eval_env/three/success": success / 2})
+    lines = {line.strip("│ ").split("  ")[0].strip(): line for line in draw(view).splitlines()}
+    assert "50.0%" in lines["hop"]
+    assert "▁█" in lines["hop"]
+    assert "75.0%" in lines["evaluated"]
+    assert "25.0%" in lines["evaluated three"]
+    assert "90.0%" not in draw(view)
 
 
 def test_a_sparkline_goes_from_the_lowest_value_to_the_highest():
@@ -103,21 +103,14 @@ def test_waiting_for_environments_is_the_part_of_the_rollout_without_generation(
     assert time_split(LOGS) == {"generate": 1.5, "environment": 0.5, "score": 0.25, "train": 1.0}
 
 
-def state(step, **changes):
-    settings = {"global_step": step, "max_steps": 4, "is_world_process_zero": True,
-                "log_history": []}  # fmt: skip
-    return SimpleNamespace(**(settings | changes))
-
-
-def test_the_live_view_lets_prints_and_logs_through_and_gives_the_terminal_back(monkeypatch):
+def test_prints_and_logs_appear_above_the_view_and_the_terminal_is_restored(monkeypatch):
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     handler = logging.StreamHandler(terminal)  # made before the view, as transformers' is
     logger = logging.getLogger("agent_trainers.test_live_view")
     monkeypatch.setattr(logger, "handlers", [handler])
-    console = Console(file=terminal, force_terminal=True, width=90)
-    view = LiveView("a run", SimpleNamespace(part="rollout"), console)
-    view.on_train_begin(None, state(0), None)
+    alarms = ["length: 90 tokens a turn."]
+    view = open_view(terminal, alarms=lambda: alarms, clock=SimpleNamespace(part="rollout"))
     assert handler.stream is sys.stderr is not terminal
     logger.warning("a warning in between")
     sys.stderr.write("a line in between\n")
@@ -128,33 +121,44 @@ def test_the_live_view_lets_prints_and_logs_through_and_gives_the_terminal_back(
     assert sys.stderr is terminal
     assert handler.stream is terminal
     shown = terminal.getvalue()
-    for part in ("a warning in between", "a line in between", "step 1/4", "exact_match"):
+    for part in ("a warning in between", "a line in between", "step 1/4", "exact_match",
+                 "alarm: length: 90 tokens a turn."):  # fmt: skip
         assert part in shown
     assert shown.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
 
 
-def test_a_resumed_run_shows_the_curves_from_before(monkeypatch):
+def test_a_resumed_run_shows_earlier_curves_and_other_processes_show_nothing():
     terminal = io.StringIO()
-    console = Console(file=terminal, force_terminal=True, width=90)
-    view = LiveView("a run", console=console)
     history = [{**LOGS, "success": value, "step": i} for i, value in enumerate((0.0, 1.0), 1)]
-    view.on_train_begin(None, state(2, log_history=history), None)
-    view.close()
+    open_view(terminal, step=2, log_history=history).close()
     assert "▁█" in terminal.getvalue()
     assert "step 2/4" in terminal.getvalue()
-
-
-def test_other_processes_show_nothing():
-    terminal = io.StringIO()
-    view = LiveView("a run", console=Console(file=terminal, force_terminal=True))
-    view.on_train_begin(None, state(0, is_world_process_zero=False), None)
+    silent = io.StringIO()
+    view = open_view(silent, is_world_process_zero=False)
     view.on_step_end(None, state(1), None)
     view.on_log(None, state(1), None, logs=dict(LOGS))
     view.close()
-    assert terminal.getvalue() == ""
+    assert silent.getvalue() == ""
 
 
-@pytest.mark.parametrize(("is_terminal", "kind"), [(True, LiveView), (False, SuccessProgress)])
+class Trainer:
+    """The attributes of a trainer that the views use."""
+
+    clock = last_batch = None
+
+    def __init__(self, *callbacks, disable_tqdm=False):
+        self.callback_handler = SimpleNamespace(callbacks=list(callbacks))
+        self.args = SimpleNamespace(disable_tqdm=disable_tqdm)
+
+    def add_callback(self, callback):
+        self.callback_handler.callbacks.append(callback)
+
+    def remove_callback(self, kind):
+        kept = [c for c in self.callback_handler.callbacks if not isinstance(c, kind)]
+        self.callback_handler.callbacks = kept
+
+
+@pytest.mark.parametrize(("is_terminal", "kind"), [(True, LiveView), (False, PlainProgress)])
 def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
     monkeypatch, is_terminal, kind
 ):
@@ -162,22 +166,15 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
         return Console(file=io.StringIO(), force_terminal=is_terminal, _environ={"TERM": "xterm"})
 
     monkeypatch.setattr(live_view, "Console", console)
-    callbacks = []
-    trainer = SimpleNamespace(
-        clock=None,
-        watch=None,
-        remove_callback=lambda kind: None,
-        add_callback=callbacks.append,
-        callback_handler=SimpleNamespace(callbacks=callbacks),
-    )
+    trainer = Trainer()
     shown = show_progress(trainer, "a run")
     assert type(shown) is kind
-    assert callbacks == [shown]
+    assert trainer.callback_handler.callbacks == [shown]
     shown.close()
 
 
 def test_the_plain_bar_shows_success_and_can_be_closed_twice(capsys):
-    bar = SuccessProgress()
+    bar = PlainProgress()
     bar.on_train_begin(None, state(0), None)
     bar.on_step_end(None, state(1), None)
     bar.on_log(None, state(1), None, logs=dict(LOGS))
@@ -186,14 +183,64 @@ def test_the_plain_bar_shows_success_and_can_be_closed_twice(capsys):
     assert "success=0.25" in capsys.readouterr().err
 
 
-def test_the_view_shows_each_of_several_environments_in_training_and_in_evaluation():
-    view = RunView("a run", 3)
-    for success in (0.0, 0.5):
-        view.add({**LOGS, "env/hop/success": success, "env/hop/metrics/success": 0.9})
-        view.add({"eval_success": 0.75, "eval_env/three/success": success / 2})
-    lines = {line.strip("│ ").split("  ")[0].strip(): line for line in draw(view).splitlines()}
-    assert "50.0%" in lines["hop"]
-    assert "▁█" in lines["hop"]
-    assert "75.0%" in lines["evaluated"]
-    assert "25.0%" in lines["evaluated three"]
-    assert "90.0%" not in draw(view)
+def test_a_notebook_shows_the_view_instead_of_transformers_table(monkeypatch):
+    class NotebookTable(TrainerCallback):
+        pass
+
+    shown = []
+    display = SimpleNamespace(
+        HTML=str,
+        display=lambda thing, display_id=False: (
+            shown.append(thing) or SimpleNamespace(update=shown.append)
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(live_view, "DEFAULT_PROGRESS_CALLBACK", NotebookTable)
+    monkeypatch.setattr(live_view, "SECONDS_BETWEEN_UPDATES", -1.0)
+
+    def callbacks(trainer):
+        show_in_notebook(trainer)
+        return [type(callback) for callback in trainer.callback_handler.callbacks]
+
+    assert callbacks(Trainer(NotebookTable())) == [NotebookTable]  # a terminal
+    monkeypatch.setattr(live_view, "is_in_notebook", lambda: True)
+    assert callbacks(Trainer(NotebookTable(), disable_tqdm=True)) == [NotebookTable]
+    trainer = Trainer(NotebookTable())
+    assert callbacks(trainer) == [NotebookView]
+    view = show_progress(trainer, "agent-r1-train, called from a notebook")
+    assert [view] == trainer.callback_handler.callbacks
+    view.on_train_begin(None, state(0), None)
+    view.on_log(None, state(1), None, dict(LOGS))
+    assert len(shown) == 2
+    assert "25.0%" in draw(shown[-1])
+    assert "exact_match" in shown[-1]._repr_mimebundle_([], [])["text/html"]
+    view.on_train_end(None, state(4), None)
+    assert len(shown) == 3
+
+
+CODE = """
+import gymnasium as gym
+import agent_envs
+from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
+args = StepGRPOConfig("run", max_steps=1, per_device_train_batch_size=8, max_completion_length=24,
+                      logging_steps=1, report_to="none", save_strategy="no")
+trainer = StepGRPOTrainer(str(TINY_POLICY), "AgentR1/SyntheticMultiHop-v0", args)
+trainer.train();
+"""
+
+
+def test_a_trainer_shows_itself_in_a_real_notebook(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    cell = nbformat.v4.new_code_cell(CODE)
+    nbclient.NotebookClient(
+        nbformat.v4.new_notebook(cells=[cell]), timeout=250, kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()  # fmt: skip
+    pages = [output.data["text/html"] for output in cell.outputs if "data" in output]
+    assert "success" in pages[0]
+    assert "Training Loss" not in "".join(pages)
+    assert "<iframe srcdoc=" in pages[1]

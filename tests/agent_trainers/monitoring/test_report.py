@@ -9,8 +9,7 @@ from agent_trainers.experimental.hack_watch.hack_signs import Mark
 from agent_trainers.monitoring.batch_record import StepTokens
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
-    _with_curriculum,
-    learning_curve_png,
+    _axes,
     plot_learning_curve,
     write_trajectory_page,
 )
@@ -168,11 +167,10 @@ def test_the_curve_shows_what_a_curriculum_drew():
     figure = Figure()
     entries = [{"step": i, "reward": 0.0, "curriculum/tasks/new": 6.0 - 3 * i,
                 "curriculum/tasks/easy": 3.0 * i} for i in (0, 1, 2)]  # fmt: skip
-    axes = _with_curriculum(figure, entries)
+    axes = _axes(figure, entries)
     assert figure.axes[0] is axes
     assert figure.axes[1].get_legend_handles_labels()[1] == ["new", "easy"]
     (new, _) = figure.axes[1].collections
     heights = {tuple(point) for point in new.get_paths()[0].vertices.tolist()}
     assert {(0.0, 1.0), (1.0, 0.5), (2.0, 0.0)} <= heights
-    assert learning_curve_png(entries) != learning_curve_png([{"step": 0, "reward": 0.0}])
-    assert len(_with_curriculum(Figure(), [{"step": 1, "reward": 0.0}]).figure.axes) == 1
+    assert len(_axes(Figure(), [{"step": 1, "reward": 0.0}]).figure.axes) == 1
