@@ -9,8 +9,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from agent_envs.core.lookup import require_extra
@@ -20,20 +19,17 @@ from agent_envs.retrieval.fusion import FusedRetriever
 from agent_envs.retrieval.index import SavedIndex, save_index
 
 PROGRAM: Final = "python -m agent_envs.retrieval"
-ENGINES: Final = ("bm25", "dense", "fused")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    command = _COMMANDS.get(words[0]) if words else None
     try:
-        match words:
-            case ["embed", *rest]:
-                _embed(rest)
-            case ["serve", *rest]:
-                _serve(rest)
-            case _:
-                _index(words)
+        if command is None:
+            _index(words)
+        else:
+            command(words[1:])
     except AgentEnvsError as error:
         sys.exit(f"retrieval: {error}")
 
@@ -72,40 +68,36 @@ def _embed(arguments: Sequence[str]) -> None:
 
 def _serve(arguments: Sequence[str]) -> None:
     require_extra("serve", "A retrieval server", "starlette", "uvicorn")
-    from agent_envs.retrieval.service import Service, ServiceLimits, serve
+    from agent_envs.retrieval.service import Service, serve
 
     parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} serve",
-        description="Serve an index by Search-R1's protocol.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog=f"{PROGRAM} serve", description="Serve an index by Search-R1's protocol."
     )
     parser.add_argument("index", help="folder of the index")
     parser.add_argument("--dense", help="folder of its embeddings")
-    parser.add_argument("--engine", choices=ENGINES, help="fused with --dense, otherwise bm25")
-    parser.add_argument("--host", default="127.0.0.1", help="there is no authentication")
-    parser.add_argument("--port", type=int, default=8000, help="0 for a free one")
-    for limit in fields(ServiceLimits):
-        parser.add_argument(f"--{limit.name}", type=int, default=limit.default, help="limit")
-    options = vars(parser.parse_args(arguments))
-    host, port = options.pop("host"), options.pop("port")
-    index, dense = SavedIndex(options.pop("index")), options.pop("dense")
-    engine = options.pop("engine") or ("fused" if dense else "bm25")
-    if (engine == "bm25") == bool(dense):
+    parser.add_argument(
+        "--engine",
+        choices=("bm25", "dense", "fused"),
+        help="default: fused with --dense, else bm25",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; no authentication")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 for a free one")
+    options = parser.parse_args(arguments)
+    engine = options.engine or ("fused" if options.dense else "bm25")
+    if (engine == "bm25") == bool(options.dense):
         parser.error("--engine dense and fused need --dense, and bm25 does not take it")
-    service = Service(
-        _open(engine, index, dense), engine=engine, num_passages=len(index.passages),
-        limits=ServiceLimits(**options),
-    )  # fmt: skip
-    serve(service, host=host, port=port)
+    index = SavedIndex(options.index)
+    retriever: Retriever = index
+    if options.dense:
+        from agent_envs.retrieval.dense import DenseIndex
+
+        dense = DenseIndex(index, options.dense)
+        retriever = dense if engine == "dense" else FusedRetriever(index, dense)
+    service = Service(retriever, engine=engine, num_passages=len(index.passages))
+    serve(service, host=options.host, port=options.port)
 
 
-def _open(engine: str, index: SavedIndex, dense: str | None) -> Retriever:
-    if dense is None:
-        return index
-    from agent_envs.retrieval.dense import DenseIndex
-
-    embedded = DenseIndex(index, dense)
-    return embedded if engine == "dense" else FusedRetriever(index, embedded)
+_COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"embed": _embed, "serve": _serve}
 
 
 if __name__ == "__main__":

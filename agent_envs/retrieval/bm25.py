@@ -11,7 +11,7 @@ import re
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.lookup import lookup
-from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Passages, Retriever, check_top_k
+from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever, check_top_k
 
 K1: Final = 1.5
 B: Final = 0.75
@@ -74,7 +74,7 @@ def query_words(query: str) -> list[str]:
 class BM25Retriever:
     """Finds the passages with the highest scores."""
 
-    def __init__(self, passages: Passages, score: Scores) -> None:
+    def __init__(self, passages: Sequence[Passage], score: Scores) -> None:
         """Search `passages` by `score`."""
         self._passages = passages
         self._score = score

@@ -36,16 +36,6 @@ class Page:
         return Passage(self.title, self.separator.join(self.sentences).strip())
 
 
-class Passages(Protocol):
-    """A sequence of passages, in memory or in a file."""
-
-    def __len__(self) -> int:
-        """Return their number."""
-
-    def __getitem__(self, index: int, /) -> Passage:
-        """Return passage `index`, from 0."""
-
-
 class Corpus:
     """Passages in a fixed order, each distinct one once."""
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from agent_envs.data.files import settle
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval.bm25 import K1, B, BM25Retriever, Postings, build_postings, words_of
-from agent_envs.retrieval.corpus import Corpus, Passage, Passages
+from agent_envs.retrieval.corpus import Corpus, Passage
 
 _DESCRIPTION: Final = "index.json"
 _KIND: Final = {"format": "agent-envs BM25 index", "version": 1, "k1": K1, "b": B}
@@ -65,7 +65,7 @@ class SavedIndex(BM25Retriever):
         self._folder = Path(folder).absolute()
         _check(self._folder)
         starts, passages, weights = (_array(self._folder / f"{name}.npy") for name in _ARRAYS)
-        self.passages: Passages = _SavedPassages(_Strings(self._folder, "texts"))
+        self.passages: Any = _SavedPassages(_Strings(self._folder, "texts"))
         postings = Postings(
             words=_SortedWords(_Strings(self._folder, "words")),
             starts=starts, passages=passages, weights=weights, num_passages=len(self.passages),

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import pydantic
@@ -20,49 +19,30 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval.corpus import Hit, Retriever, search_many
 
+DEFAULT_TOPK: Final = 3
+"""Passages per query if a request does not say (Search-R1's default)."""
+MAX_PASSAGES: Final = 50_000
+"""Passages of an answer: queries times ``topk``."""
+MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_BODY_SECONDS: Final = 60
+MAX_PENDING: Final = 8_192
+"""Queries that wait or are searched; more are refused with 503."""
 RETRY_AFTER_SECONDS: Final = 1
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceLimits:
-    """Limits of a retrieval server."""
+class RetrieveRequest(pydantic.BaseModel):
+    """Body of ``POST /retrieve``; Search-R1 sends the queries of a whole batch of rollouts."""
 
-    topk: int = 3
-    """Passages per query if a request does not say (Search-R1's default)."""
-    max_topk: int = 1_000
-    """Passages per query, at most."""
-    max_queries: int = 4_096
-    """Queries of a request; Search-R1 sends a whole batch of rollouts at once."""
-    max_query_chars: int = 8_000
-    """Characters of a query."""
-    max_passages: int = 50_000
-    """Passages of an answer: queries times ``topk``."""
-    max_body_bytes: int = 16 * 2**20
-    """Size of a request."""
-    max_body_seconds: int = 60
-    """Seconds in which a request must arrive."""
-    max_pending: int = 8_192
-    """Queries that wait or are searched; more are refused with 503."""
+    model_config = pydantic.ConfigDict(strict=True)
 
-    def __post_init__(self) -> None:
-        """Check the limits against each other."""
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.max_queries > self.max_pending:
-            raise ConfigurationError(
-                f"max_queries ({self.max_queries}) must not exceed max_pending "
-                f"({self.max_pending}): the server would refuse such a request forever."
-            )
-        if not self.topk <= self.max_topk <= self.max_passages:
-            raise ConfigurationError(
-                f"topk ({self.topk}), max_topk ({self.max_topk}) and max_passages "
-                f"({self.max_passages}) must be in ascending order."
-            )
+    queries: Annotated[
+        list[Annotated[str, pydantic.Field(max_length=8_000)]], pydantic.Field(max_length=4_096)
+    ]
+    topk: Annotated[int, pydantic.Field(ge=1, le=1_000)] | None = None
+    return_scores: bool = False
 
 
 class _RefusedError(Exception):
@@ -76,13 +56,10 @@ class _RefusedError(Exception):
 class Service:
     """The routes of the server and their shared state."""
 
-    def __init__(
-        self, retriever: Retriever, *, engine: str, num_passages: int, limits: ServiceLimits
-    ) -> None:
+    def __init__(self, retriever: Retriever, *, engine: str, num_passages: int) -> None:
         """Serve `retriever`; ``/health`` reports the name of its engine and its size."""
-        self._retriever, self._limits = retriever, limits
+        self._retriever = retriever
         self._health = {"status": "ok", "engine": engine, "passages": num_passages}
-        self._request = _request_model(limits)
         self._one_search = CapacityLimiter(1)  # retrievers need not be thread-safe
         self._num_pending = self._num_queries = 0
         self._search_seconds = 0.0
@@ -119,20 +96,20 @@ class Service:
 
     async def _respond(self, request: Request) -> Response:
         try:
-            asked = self._parse(await self._read_body(request))
+            asked = _parse(await _read_body(request))
         except _RefusedError as error:
             # The unread rest of a body would be taken for the next request.
             headers = {"Connection": "close"} if error.status in (408, 413) else None
             return JSONResponse({"detail": error.detail}, error.status, headers)
         except ClientDisconnect:
             return Response(status_code=499)  # never received
-        if self._num_pending + len(asked.queries) > self._limits.max_pending:
+        if self._num_pending + len(asked.queries) > MAX_PENDING:
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             return JSONResponse({"detail": "Too many queries are waiting."}, 503, headers)
         self._num_queries += len(asked.queries)
         self._num_pending += len(asked.queries)
         try:
-            top_k = asked.topk or self._limits.topk
+            top_k = asked.topk or DEFAULT_TOPK
             body = await to_thread.run_sync(
                 self._search, asked.queries, top_k, asked.return_scores, limiter=self._one_search
             )
@@ -143,30 +120,6 @@ class Service:
             self._num_pending -= len(asked.queries)
         return Response(body, media_type="application/json")
 
-    async def _read_body(self, request: Request) -> bytes:
-        body, limits = bytearray(), self._limits
-        try:
-            async with asyncio.timeout(limits.max_body_seconds):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > limits.max_body_bytes:
-                        raise _RefusedError(413, (), f"at most {limits.max_body_bytes} bytes")
-        except TimeoutError:
-            reason = f"did not arrive within {limits.max_body_seconds} seconds"
-            raise _RefusedError(408, (), reason) from None
-        return bytes(body)
-
-    def _parse(self, body: bytes) -> Any:
-        try:
-            asked: Any = self._request.model_validate_json(body)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise _RefusedError(422, first["loc"], first["msg"]) from None
-        if len(asked.queries) * (asked.topk or self._limits.topk) > self._limits.max_passages:
-            reason = f"queries times topk must be at most {self._limits.max_passages}"
-            raise _RefusedError(422, ("topk",), reason)
-        return asked
-
     def _search(self, queries: Sequence[str], top_k: int, with_scores: bool) -> bytes:
         started = time.perf_counter()
         found = search_many(self._retriever, queries, top_k)
@@ -175,23 +128,36 @@ class Service:
         return json.dumps({"result": result}).encode()
 
 
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(MAX_BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise _RefusedError(413, (), f"at most {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        reason = f"did not arrive within {MAX_BODY_SECONDS} seconds"
+        raise _RefusedError(408, (), reason) from None
+    return bytes(body)
+
+
+def _parse(body: bytes) -> RetrieveRequest:
+    try:
+        asked = RetrieveRequest.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise _RefusedError(422, first["loc"], first["msg"]) from None
+    if len(asked.queries) * (asked.topk or DEFAULT_TOPK) > MAX_PASSAGES:
+        reason = f"queries times topk must be at most {MAX_PASSAGES}"
+        raise _RefusedError(422, ("topk",), reason)
+    return asked
+
+
 def _as_json(hit: Hit, with_score: bool) -> object:
     title = " ".join(hit.passage.title.splitlines())  # the first line is the title
     document = {"id": str(hit.index), "contents": f"{title}\n{hit.passage.text}"}
     return {"document": document, "score": hit.score} if with_score else document
-
-
-def _request_model(limits: ServiceLimits) -> type[pydantic.BaseModel]:
-    text = Annotated[str, pydantic.Field(max_length=limits.max_query_chars)]
-    queries = Annotated[list[text], pydantic.Field(max_length=limits.max_queries)]
-    topk = Annotated[int, pydantic.Field(ge=1, le=limits.max_topk)]
-    return pydantic.create_model(
-        "RetrieveRequest",
-        __config__=pydantic.ConfigDict(strict=True),
-        queries=(queries, ...),
-        topk=(topk | None, None),
-        return_scores=(bool, False),
-    )
 
 
 def serve(service: Service, *, host: str, port: int) -> None:

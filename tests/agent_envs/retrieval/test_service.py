@@ -24,9 +24,10 @@ from agent_envs.retrieval import (
     SavedIndex,
     build_retriever,
 )
+from agent_envs.retrieval import service as service_module
 from agent_envs.retrieval.__main__ import main
 from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
-from agent_envs.retrieval.service import Service, ServiceLimits
+from agent_envs.retrieval.service import MAX_BODY_BYTES, Service
 from agent_envs.tools.search import MAX_QUERY_CHARS
 from benchmarks.performance.retrieval_service import make_index, run_load
 from benchmarks.performance.services import FaultyProxy, ServerProcess
@@ -57,27 +58,19 @@ def serving(app, **options):
 
 
 @contextlib.contextmanager
-def running(retriever=LOCAL, **limits):
+def running(retriever=LOCAL):
     """Serve a retriever; yield the URL."""
-    with serving(service(retriever, **limits).app) as (url, _):
+    with serving(service(retriever).app) as (url, _):
         yield url
 
 
-def service(retriever, **limits):
-    limits = ServiceLimits(**limits)
-    return Service(retriever, engine="bm25", num_passages=len(PASSAGES), limits=limits)
+def service(retriever):
+    return Service(retriever, engine="bm25", num_passages=len(PASSAGES))
 
 
 @pytest.fixture(scope="module")
 def url():
     with running() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def limited_url():
-    limits = {"max_queries": 5, "max_query_chars": 100, "max_topk": 10, "max_passages": 40}
-    with running(max_body_bytes=1_000, max_body_seconds=1, **limits) as url:
         yield url
 
 
@@ -126,8 +119,8 @@ def test_a_client_finds_what_the_index_does(url, query):
     assert RetrievalClient(f"{url}/retrieve").search(query, 2) == LOCAL.search(query, 2)
 
 
-def test_the_longest_query_of_the_search_tool_is_taken():
-    assert ServiceLimits().max_query_chars >= MAX_QUERY_CHARS
+def test_the_longest_query_of_the_search_tool_is_accepted(url):
+    assert ask(url, queries=["x" * MAX_QUERY_CHARS]).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -136,17 +129,17 @@ def test_the_longest_query_of_the_search_tool_is_taken():
         ({}, ["queries"]),
         ({"queries": "oslo"}, ["queries"]),
         ({"queries": ["oslo", 3]}, ["queries", 1]),
-        ({"queries": ["oslo", "x" * 101]}, ["queries", 1]),
-        ({"queries": ["oslo"] * 6}, ["queries"]),
+        ({"queries": ["oslo", "x" * 8_001]}, ["queries", 1]),
+        ({"queries": ["oslo"] * 4_097}, ["queries"]),
         ({"queries": ["oslo"], "topk": 0}, ["topk"]),
-        ({"queries": ["oslo"], "topk": 11}, ["topk"]),
+        ({"queries": ["oslo"], "topk": 1_001}, ["topk"]),
         ({"queries": ["oslo"], "topk": True}, ["topk"]),
-        ({"queries": ["oslo"] * 5, "topk": 10}, ["topk"]),
+        ({"queries": ["oslo"] * 51, "topk": 1_000}, ["topk"]),
         ({"queries": ["oslo"], "return_scores": "yes"}, ["return_scores"]),
     ],
 )
-def test_a_request_beyond_a_limit_is_refused_by_field(limited_url, body, field):
-    answer = ask(limited_url, **body)
+def test_a_request_beyond_a_limit_is_refused_by_field(url, body, field):
+    answer = ask(url, **body)
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"] == ["body", *field]
 
@@ -156,26 +149,18 @@ def test_a_body_that_is_no_request_is_refused(url, body):
     assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_read(limited_url):
-    assert ask(limited_url, queries=["x" * 2_000]).status_code == 413
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(url):
+    assert httpx.post(f"{url}/retrieve", content=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
 
 
-def test_a_body_that_does_not_arrive_completely_is_refused(limited_url):
-    host, port = limited_url.removeprefix("http://").split(":")
+def test_a_body_that_does_not_arrive_completely_is_refused(url, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_BODY_SECONDS", 1)
+    host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as asking:
         asking.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
         answer = b"".join(iter(lambda: asking.recv(4096), b""))  # it closes the connection
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 1 seconds" in answer
-
-
-def test_contradicting_limits_are_errors():
-    with pytest.raises(ConfigurationError, match="max_pending"):
-        ServiceLimits(max_queries=10, max_pending=9)
-    with pytest.raises(ConfigurationError, match="max_topk"):
-        ServiceLimits(max_topk=0)
-    with pytest.raises(ConfigurationError, match="max_topk"):
-        ServiceLimits(topk=5, max_topk=4)
 
 
 def test_concurrent_requests_get_their_own_number_of_passages():
@@ -191,9 +176,10 @@ def test_concurrent_requests_get_their_own_number_of_passages():
         assert metric(url, 'retrieval_requests_total{status="200"}') == 3
 
 
-def test_requests_beyond_the_pending_limit_are_refused_and_retried():
+def test_requests_beyond_the_pending_limit_are_refused_and_retried(monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_PENDING", 3)
     engine = Gate()
-    with running(engine, max_queries=2, max_pending=3) as url, ThreadPoolExecutor(3) as pool:
+    with running(engine) as url, ThreadPoolExecutor(3) as pool:
         accepted = [pool.submit(ask, url, queries=queries) for queries in (["a"], ["b", "c"])]
         wait_for_pending(url, 3)
         refused = ask(url, queries=["d"])
