@@ -1,8 +1,8 @@
-"""A calculator: one arithmetic expression, evaluated safely.
+"""A calculator for arithmetic expressions.
 
-Nothing is evaluated but numbers, the operators and the functions of the tables below, and no value
-on the way may be larger than `MAX_BITS`: that is looked at before an operation whose result could
-be. So an expression, which has `MAX_CHARS` at most, takes milliseconds.
+Only numbers and the operators and functions of the tables below are evaluated. Expressions have at
+most `MAX_CHARS` characters and intermediate values at most `MAX_BITS` bits, which is checked before
+operations that could exceed it, so an expression takes milliseconds.
 """
 
 import ast
@@ -17,7 +17,7 @@ from agent_envs.core.tool import Tool, ToolError, quoted
 SIGNIFICANT_DIGITS: Final = 12
 MAX_CHARS: Final = 2_000
 MAX_BITS: Final = 4_000
-"""Of a whole number, about 1,200 digits; a number with a point is a double."""
+"""Of an integer, about 1,200 digits."""
 TOO_LONG_TEXT: Final = "The expression is too long: {length} characters; {limit} are allowed."
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _NAMES: Final = {"pi": math.pi, "e": math.e}
@@ -26,7 +26,7 @@ Number = int | float
 
 
 class _Refused(Exception):
-    """Why an expression has no value."""
+    """An expression has no value; the message is the reason."""
 
 
 def make_calculator_tool() -> Tool:
@@ -41,28 +41,17 @@ def make_calculator_tool() -> Tool:
         if len(expression) > MAX_CHARS:
             raise ToolError(TOO_LONG_TEXT.format(length=len(expression), limit=MAX_CHARS))
         try:
-            return _as_text(_evaluate(_parse(_THOUSANDS.sub("", expression.strip()))))
-        except (_Refused, ArithmeticError, ValueError, TypeError) as error:
-            raise ToolError(f"{quoted(expression)} cannot be calculated: {error}.") from None
+            value = _value(ast.parse(_THOUSANDS.sub("", expression.strip()), mode="eval").body)
+            return str(value) if isinstance(value, int) else f"{value:.{SIGNIFICANT_DIGITS}g}"
+        except (MemoryError, RecursionError):
+            error: object = "it is nested too deeply"
+        except SyntaxError as raised:
+            error = raised.msg
+        except (_Refused, ArithmeticError, ValueError, TypeError) as raised:
+            error = raised
+        raise ToolError(f"{quoted(expression)} cannot be calculated: {error}.")
 
-    # What an expression may cost is bounded, so no thread of its own.
-    return Tool(calculator, timeout=None)
-
-
-def _parse(expression: str) -> ast.expr:
-    try:
-        return ast.parse(expression, mode="eval").body
-    except SyntaxError as error:
-        raise _Refused(error.msg) from None
-    except (MemoryError, RecursionError):
-        raise _Refused("it is nested too deeply") from None
-
-
-def _evaluate(root: ast.expr) -> Number:
-    try:
-        return _value(root)
-    except RecursionError:
-        raise _Refused("it is nested too deeply") from None
+    return Tool(calculator, timeout=None)  # the cost of an expression is bounded
 
 
 def _value(node: ast.expr) -> Number:
@@ -92,14 +81,10 @@ def _bounded(value: Number) -> Number:
     raise _Refused("a value on the way is too large, or no real number")
 
 
-def _bits(value: Number) -> int:
-    """Return how many bits a whole number has; 1 for one with a point, whose power is bounded."""
-    return value.bit_length() if isinstance(value, int) else 1
-
-
 def _power(base: Number, exponent: Number) -> Number:
-    # |base| >= 2 ** (bits - 1), so what passes has less than twice as many bits as are allowed.
-    if isinstance(exponent, int) and (_bits(base) - 1) * exponent > MAX_BITS:
+    # |base| >= 2 ** (bits - 1), so the result has less than twice as many bits as are allowed.
+    bits = base.bit_length() if isinstance(base, int) else 1  # the power of a float is bounded
+    if isinstance(exponent, int) and (bits - 1) * exponent > MAX_BITS:
         raise _Refused("the power is too large")
     result: Number = base**exponent
     return result
@@ -128,7 +113,3 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Number]]] = {
     "ceil": math.ceil, "log": math.log, "log10": math.log10, "exp": math.exp, "sin": math.sin,
     "cos": math.cos, "tan": math.tan, "gcd": math.gcd,
 }  # fmt: skip
-
-
-def _as_text(value: Number) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.{SIGNIFICANT_DIGITS}g}"

@@ -1,13 +1,11 @@
 """Structured search: sub-questions, filtered queries, a log of queries, a table of evidence.
 
-After the tools of EigentSearch-Q+: what an agent wants to know, what it asked for, and what it
-found are kept apart from the conversation and can be looked up. All is bounded.
+After the tools of EigentSearch-Q+. All state is bounded.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from collections.abc import Sequence
+from typing import ClassVar, Final, NamedTuple
 
 from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.retrieval import Hit, Retriever
@@ -18,35 +16,33 @@ MAX_QUESTIONS: Final = 12
 MAX_ROWS: Final = 40
 MAX_QUERIES: Final = 40
 MAX_CHARS: Final = 300
-"""Longest sub-question, claim or query that is kept."""
+"""Longest stored sub-question, claim or query."""
 _NUM_CANDIDATES: Final = 10
-"""How many passages a filter looks at, times those it returns."""
+"""Passages that a filter examines per passage that it returns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """A row of the table."""
 
     claim: str
     title: str
     question: int | None
-    """The number of the sub-question it is about."""
+    """The number of its sub-question."""
     supports: bool
-    """Whether it speaks for the claim; otherwise against it."""
+    """Whether the passage is evidence for the claim; otherwise against it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedQuery:
-    """A search, and what came of it."""
+class LoggedQuery(NamedTuple):
+    """A search and its results."""
 
     query: str
     titles: tuple[str, ...]
     num_new: int
-    """How many of the passages no earlier search had found."""
+    """Number of passages that no earlier search had found."""
 
 
 class EvidenceTable:
-    """What was asked and found in one episode; its methods are the tools."""
+    """Queries and evidence of one episode; its methods are the tools."""
 
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_retriever", "_show"})
 
@@ -58,13 +54,12 @@ class EvidenceTable:
         show: ShowPassage | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Search in `retriever`, as `make_search_tool` does."""
-        self._timeout = timeout
-        self._retriever, self._top_k, self._show = retriever, top_k, show
+        """Take the arguments of `make_search_tool`."""
+        self._retriever, self._top_k, self._show, self._timeout = retriever, top_k, show, timeout
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self.questions: list[str] = []
         self.rows: list[Evidence] = []
         self.queries: list[LoggedQuery] = []
@@ -74,18 +69,15 @@ class EvidenceTable:
 
     @property
     def tools(self) -> dict[str, Sequence[Tool]]:
-        """The tools by the name they are asked for."""
-        functions: Sequence[Callable[..., Any]] = (
-            self.decompose, self.filtered_search, self.query_log, self.add_evidence,
-            self.evidence_table,
-        )  # fmt: skip
-        # What only looks at the table is quick: no thread of its own.
-        timeouts = [self._timeout if f == self.filtered_search else None for f in functions]
-        each = zip(functions, timeouts, strict=True)
-        return {"evidence": tuple(Tool(f, timeout=t, stateful=True) for f, t in each)}
+        """The tools by name."""
+        search = Tool(self.filtered_search, timeout=self._timeout, stateful=True)
+        table = (self.query_log, self.add_evidence, self.evidence_table)  # quick: no timeout
+        others = [Tool(function, timeout=None, stateful=True) for function in table]
+        decompose = Tool(self.decompose, timeout=None, stateful=True)
+        return {"evidence": (decompose, search, *others)}
 
     def log(self, query: str, hits: Sequence[Hit]) -> None:
-        """Note a search and what it found."""
+        """Record a search and its results."""
         found = set(map(_checksum, hits))
         titles = tuple(dict.fromkeys(_short(hit.passage.title) for hit in hits))
         self._num_queries += 1
@@ -124,14 +116,17 @@ class EvidenceTable:
         """
         wanted = [folded(text) for text in (must_have or [])[:MAX_QUESTIONS] if text.strip()]
         refused = [folded(text) for text in (must_not_have or [])[:MAX_QUESTIONS] if text.strip()]
-        hits = []
-        for hit in self._retriever.search(query[:MAX_QUERY_CHARS], self._top_k * _NUM_CANDIDATES):
+
+        def fits(hit: Hit) -> bool:
             text = folded(f"{hit.passage.title}\n{hit.passage.text}")
-            if only_new and _checksum(hit) in self._seen:
-                continue
-            if all(each in text for each in wanted) and not any(each in text for each in refused):
-                hits.append(hit)
-        hits = hits[: self._top_k]
+            return (
+                not (only_new and _checksum(hit) in self._seen)
+                and all(each in text for each in wanted)
+                and not any(each in text for each in refused)
+            )
+
+        found = self._retriever.search(query[:MAX_QUERY_CHARS], self._top_k * _NUM_CANDIDATES)
+        hits = list(filter(fits, found))[: self._top_k]
         return ToolResult(format_hits(hits, self._show) or NO_HIT_TEXT, data=hits)
 
     def query_log(self) -> str:

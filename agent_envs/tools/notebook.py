@@ -1,39 +1,37 @@
-"""Tools to keep evidence and a plan, which stay in view whatever else is dropped."""
+"""Tools to keep notes and a plan, which every later state contains."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent_envs.core.tool import Tool, ToolError
 
 MAX_CHARS: Final = 4_000
-"""Of a note with its title, and of a plan: both are part of every state that follows."""
+"""Of a note with its title, and of a plan."""
 TOO_LONG_TEXT: Final = "That is too long: {length} characters; {limit} are allowed."
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A piece of evidence."""
 
     text: str
     title: str | None
-    """The page it is from."""
+    """The title of its page."""
     sentence: int | None
-    """The sentence's number there, from 0."""
+    """The number of its sentence, from 0."""
 
     @property
     def fact(self) -> tuple[str, int] | None:
-        """The supporting fact it cites: title and sentence; None where it cites none."""
+        """The cited supporting fact, title and sentence, or None."""
         return None if self.title is None or self.sentence is None else (self.title, self.sentence)
 
     @property
     def triple(self) -> tuple[str, str, str] | None:
-        """Subject, relation and object, where the text is ``subject | relation | object``."""
+        """Subject, relation and object of a text ``subject | relation | object``, or None."""
         parts = [part.strip() for part in self.text.split("|")]
         return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None
 
     def __str__(self) -> str:
-        """Return it as the model sees it."""
+        """Return the note as the model sees it."""
         if self.title is None:
             return self.text
         place = self.title if self.sentence is None else f"{self.title}, {self.sentence}"
@@ -44,18 +42,18 @@ class Notebook:
     """Numbered notes and a plan."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Make an empty notebook."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self.notes: dict[int, Note] = {}
         self._last_number = 0
         self._plan = ""
 
     @property
     def tools(self) -> dict[str, Sequence[Tool]]:
-        """The tools by the name they are asked for."""
+        """The tools by name."""
         return {
             "note": (Tool(self.note, timeout=None), Tool(self.drop_note, timeout=None)),
             "plan": (Tool(self.plan, timeout=None),),
@@ -63,7 +61,7 @@ class Notebook:
 
     @property
     def text(self) -> str:
-        """What to keep in view; empty if there is nothing."""
+        """Notes and plan as the model sees them."""
         notes = [f"[{number}] {note}" for number, note in self.notes.items()]
         plan = [f"Plan:\n{self._plan}"] if self._plan else []
         return "\n\n".join([*plan, *(["\n".join(["Notes:", *notes])] if notes else [])])

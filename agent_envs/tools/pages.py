@@ -1,4 +1,4 @@
-"""Tools to read pages: whole by their title, and to find a text in them."""
+"""Tools to read pages by title, and to find text in them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final
@@ -10,29 +10,28 @@ MAX_SUGGESTIONS: Final = 5
 
 
 class PageReader:
-    """Reads pages sentence by sentence; remembers which one is open."""
+    """The tools ``read`` and ``find_in_page``, and the page that is open."""
 
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_pages", "_by_folded_title", "_show"})
 
     def __init__(self, show: Callable[[Page], Page] | None = None) -> None:
-        """Begin without pages; the model sees what `show` returns."""
+        """Start without pages; `show` transforms each page before the model sees it."""
         self._show = show
         self.take({})
 
     def take(self, pages: Mapping[str, Sequence[Page]]) -> None:
-        """Read from `pages`, which has those of each title."""
+        """Read from `pages`, by title."""
         self._pages = pages
         self._by_folded_title = {folded(title): title for title in pages}
         self.close()
 
     def close(self) -> None:
-        """Open no page."""
+        """Close the open page."""
         self._open: Sequence[Page] = ()
 
     @property
     def tools(self) -> dict[str, Sequence[Tool]]:
-        """The tools by the name they are asked for."""
-        # In memory and quick: no thread of their own.
+        """The tools by name."""
         return {
             "read": (Tool(self.read, timeout=None),),
             "find_in_page": (Tool(self.find_in_page, timeout=None),),
@@ -79,7 +78,7 @@ class PageReader:
 
 
 def folded(text: str) -> str:
-    """Return `text` without what two writings of it may differ in: case and white space."""
+    """Return `text` with normalised case and white space."""
     return " ".join(text.casefold().split())
 
 

@@ -1,4 +1,4 @@
-"""The search tool: passages for a query, best first."""
+"""The search tool."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -8,9 +8,9 @@ from agent_envs.retrieval import Hit, Passage, Retriever
 
 NO_HIT_TEXT: Final = "No passage matches this query."
 MAX_QUERY_CHARS: Final = 8_000
-"""What stands after them in a query is not searched for: each word costs a look at its passages."""
+"""Longer queries are cut: each word costs time."""
 ShowPassage = Callable[[Passage], Passage]
-"""Returns a passage as the model is to see it."""
+"""Transforms a passage before the model sees it."""
 
 
 def make_search_tool(
@@ -21,17 +21,15 @@ def make_search_tool(
     timeout: float | None = None,
     stateful: bool = False,
 ) -> Tool:
-    """Make the tool ``search(query)`` over `retriever`; the model sees what `show` returns.
-
-    The result's `data` is the list of `Hit`, best first, `top_k` at most.
+    """Make the tool ``search(query)``, whose results have a list of `Hit` as `data`.
 
     Args:
-        retriever: Where to search.
-        top_k: How many passages to show at most.
-        show: What the model sees of each.
-        timeout: Seconds a search may take. None where the retriever is in memory and quick: a
-            thread of its own per call would cost more than the search.
-        stateful: Whether `show` keeps count of what it showed; see `Tool`.
+        retriever: The search engine.
+        top_k: Maximal number of passages.
+        show: Transforms each passage before the model sees it.
+        timeout: Seconds of a search; None for a fast retriever in memory, which runs without a
+            thread.
+        stateful: Whether `show` changes state; see `Tool`.
     """
 
     def search(query: str) -> ToolResult:
@@ -47,6 +45,6 @@ def make_search_tool(
 
 
 def format_hits(hits: Sequence[Hit], show: ShowPassage | None = None) -> str:
-    """Write hits as the model reads them: ``[1] title``, the text below."""
+    """Write hits as the model reads them: ``[1] title``, then the text."""
     passages = [hit.passage if show is None else show(hit.passage) for hit in hits]
     return "\n".join(f"[{rank}] {each.title}\n{each.text}" for rank, each in enumerate(passages, 1))
