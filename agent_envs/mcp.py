@@ -54,7 +54,7 @@ _OWN_TOOLS: Final[tuple[dict[str, Any], ...]] = (
 
 
 class Reply(NamedTuple):
-    """What a client reads after a call."""
+    """Reply to a call."""
 
     text: str
     is_error: bool = False
@@ -213,8 +213,8 @@ class EnvironmentServer:
             on_read_resource=self._read_resource,
         )
         if over_http:
-            # The newest protocol (2026-07-28) has no sessions: clients that ask for it are told
-            # that this is an older server, and begin one.
+            # The newest protocol (2026-07-28) has no sessions: this refusal makes clients fall back
+            # to the older one.
             server.add_request_handler("server/discover", types.RequestParams, _refuse)
         return server
 

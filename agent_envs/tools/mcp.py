@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import mcp
 
 DEAD_TEXT: Final = (
-    "The server of the tool '{name}' gave no answer. It is asked anew with the next call, and may "
-    "have forgotten what earlier calls changed."
+    "The server of the tool '{name}' gave no answer. The next call connects again; the effects of "
+    "earlier calls may be lost."
 )
 CHANGED_TEXT: Final = "\n[The server's tools have changed. There are now: {tools}.]"
 NO_TEXT: Final = "(no text)"

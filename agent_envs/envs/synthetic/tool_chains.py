@@ -1,9 +1,8 @@
-"""Two more members of the synthetic family: arithmetic one operation at a time, table look-ups."""
+"""Procedural chains of calls: arithmetic, one operation at a time, and table look-ups."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,9 +36,8 @@ _CITIES: Final = "altona bergen cadiz delft evora fulda ghent havre".split()
 _COUNTRIES: Final = "arland borania cestia dalmor elvany".split()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A call on the way to the answer."""
+class Step(NamedTuple):
+    """A call of the solution."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -47,11 +45,11 @@ class Step:
 
 
 class SyntheticToolEnv(ToolEnv):
-    """Procedural tasks that take several calls, each of which builds on the last.
+    """Procedural tasks that need several calls, each of which uses the previous result.
 
-    Reward terms: ``exact_match`` at the end (outcome); ``new_value`` (the share of the values on
-    the way that the step found first; a right answer earns what is left of it) and ``format`` on
-    the way (process).
+    Reward terms: ``exact_match`` at the end (outcome); ``new_value`` (the share of the intermediate
+    values that the step found first; a right answer earns the rest) and ``format`` on the way
+    (process). The episode ends with an answer.
     """
 
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
@@ -75,9 +73,9 @@ class SyntheticToolEnv(ToolEnv):
         """Choose the family.
 
         Args:
-            steps: How many calls lead to the answer.
-            split: ``"train"`` or ``"test"``; they have no task in common.
-            shared: What every tool environment takes; see `ToolEnv`.
+            steps: Number of calls that lead to the answer.
+            split: ``"train"`` or ``"test"``, which share no task.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             UnknownNameError: If the split is unknown.
@@ -90,11 +88,11 @@ class SyntheticToolEnv(ToolEnv):
         super().__init__(default_tools=[Tool(self._call, timeout=None)], **shared)
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
-        """Return question, calls that lead to its answer (the last result), and what tools need."""
+        """Return question, calls (the last result is the answer), and data of the tools."""
         raise NotImplementedError
 
     def get_task(self, index: int) -> Task:
-        """Make task `index` of the split."""
+        """Return task `index` of the split."""
         rng = np.random.default_rng([self._split_seed, index])
         question, steps, world = self._make_task(rng)
         return Task(
@@ -105,7 +103,7 @@ class SyntheticToolEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        """Forget what was found."""
+        """Reset the state of an episode."""
         self._reference: Sequence[Step] = self.task.data["steps"]
         self._wanted = {(step.tool, step.result) for step in self._reference}
         self._found: set[tuple[str, str]] = set()
@@ -113,12 +111,12 @@ class SyntheticToolEnv(ToolEnv):
         self.is_correct = False
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Note whether a call found a value on the way."""
+        """Record whether a call found an intermediate value."""
         self._found |= {(action.name or "", result.content)} & self._wanted
         self.noted["new_value"] += self._progress.advance(len(self._found) / len(self._wanted))
 
     def on_answer(self, answer: str) -> None:
-        """Judge the answer."""
+        """Score the answer."""
         self.is_correct = exact_match(answer, self.task.answers) == 1.0
         if self.is_correct:
             self.noted["new_value"] += self._progress.advance(1.0)
@@ -129,7 +127,7 @@ class SyntheticToolEnv(ToolEnv):
         return {"success": float(self.is_correct), "value_recall": recall, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Make the calls, then answer."""
+        """Return the calls and the answer."""
         calls = [self.write_call(step.tool, **step.arguments) for step in self._reference]
         return [*calls, self.write_answer(self.task.answers[0])]
 
@@ -138,8 +136,7 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
     """Arithmetic with whole numbers, one operation at a time.
 
     Task: the value of an expression with `steps` operations, 1 to 8. Tool: ``calculate(a,
-    operation, b)``. Rewards: see `SyntheticToolEnv`. The episode ends with an answer, or at the
-    turn limit (10 turns unless ``max_episode_steps=`` says otherwise).
+    operation, b)``. Rewards and end: see `SyntheticToolEnv`.
 
     Version history: v0, first version.
     """
@@ -182,8 +179,7 @@ class SyntheticTableEnv(SyntheticToolEnv):
     """Look-ups in tables that refer to each other.
 
     Task: follow `steps` references, 1 to 3: an item's maker, the maker's city, the city's country.
-    Tool: ``look_up(table, key)``. Rewards: see `SyntheticToolEnv`. The episode ends with an answer,
-    or at the turn limit (6 turns unless ``max_episode_steps=`` says otherwise).
+    Tool: ``look_up(table, key)``. Rewards and end: see `SyntheticToolEnv`.
 
     Version history: v0, first version.
     """

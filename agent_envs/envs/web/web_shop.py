@@ -1,4 +1,4 @@
-"""WebShop: buy what was asked for, in a simulated shop that runs as a server of its own."""
+"""WebShop: buy a product in a simulated shop, which runs as a separate server."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ _UNCLOSED: Final = re.compile(r"<(?=[^<>]*(?:<|\Z))")
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Where an agent is in the shop."""
+    """A page of the shop."""
 
     kind: str = "index"
     query: str = ""
@@ -56,7 +56,7 @@ class _Page:
 
 @dataclass(slots=True)
 class _Shown:
-    """What a page shows."""
+    """Content of a page."""
 
     text: str
     buttons: set[str] = field(default_factory=set)
@@ -72,8 +72,7 @@ class WebShopEnv(ToolEnv):
     Task: find and buy a product that fits an instruction. Tools: ``search(keywords)`` and
     ``click(button)``: a product's number, an option, or a button of the page. Reward terms:
     ``score`` (WebShop's own reward, outcome) and ``format`` (process); success is a full score. The
-    episode ends with "Buy Now", with an answer (giving up), or at the turn limit (15 turns unless
-    ``max_episode_steps=`` says otherwise).
+    episode ends with "Buy Now", or with an answer, which gives up.
 
     Start the server of https://github.com/princeton-nlp/WebShop (``./run_dev.sh``) first.
 
@@ -84,7 +83,7 @@ class WebShopEnv(ToolEnv):
         **noted_terms("score"),
         "format": format_term,
     }
-    # A mistake costs a turn only: another price could bring a solution below a score near to 1.
+    # Mistakes cost nothing: otherwise a solution could earn less than a score near 1.
     default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
     term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
     outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
@@ -100,17 +99,17 @@ class WebShopEnv(ToolEnv):
     def __init__(
         self, *, base_url: str = "http://127.0.0.1:3000", split: str = "train", **shared: Any
     ) -> None:
-        """Reach the shop.
+        """Use a server.
 
         Args:
-            base_url: Where the server is.
+            base_url: Address of the server.
             split: ``"train"``, ``"validation"`` or ``"test"``.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             MissingExtraError: Without the extra ``webshop``.
             UnknownNameError: If the split is unknown.
-            ConfigurationError: If `base_url` is no http address.
+            ConfigurationError: If `base_url` is not an http address.
         """
         require_extra("webshop", "AgentR1/WebShop-v0", "httpx", "bs4")
         if not re.match(r"https?://", base_url):
@@ -129,7 +128,7 @@ class WebShopEnv(ToolEnv):
         return len(self._goals)
 
     def get_task(self, index: int) -> Task:
-        """Begin a session with goal `index` of the split.
+        """Start a session with goal `index` of the split.
 
         Raises:
             DataError: If the server cannot be reached.
@@ -203,7 +202,7 @@ class WebShopEnv(ToolEnv):
         def get(path: str = page.path(self._session)) -> str:
             return self._client.get(path).raise_for_status().text
 
-        try:  # httpx limits the wait for each piece only, and a shop may send one after the other
+        try:  # httpx limits the wait for each piece only
             html = call_with_deadline(get, _SECONDS)
         except (httpx.HTTPError, TimeoutError) as error:
             raise ToolError(f"the shop did not answer: {type(error).__name__}") from None
@@ -211,7 +210,7 @@ class WebShopEnv(ToolEnv):
 
 
 def _follow(page: _Page, button: str) -> _Page | None:
-    """Return the page behind a button; None if it leads nowhere from here."""
+    """Return the page behind a button, or None."""
     if button == "Back to Search":
         return _Page()
     if page.kind == "results" and button in ("Next >", "< Prev"):
@@ -229,7 +228,7 @@ def _follow(page: _Page, button: str) -> _Page | None:
 
 
 def _read_page(html: str, page: _Page) -> _Shown:
-    """Read a page: its text line by line, what can be clicked in brackets."""
+    """Read a page: its text by line, with clickable elements in brackets."""
     import bs4
 
     shown, lines, kind_of_option = _Shown(""), [], ""
@@ -256,9 +255,9 @@ def _read_page(html: str, page: _Page) -> _Shown:
 
 
 def _closed(html: str) -> str:
-    """Return a page without comments, and without tags that are not closed.
+    """Return a page without comments and unclosed tags.
 
-    The parser looks for the end of each such tag in all that follows.
+    The parser's time is quadratic in unclosed tags.
     """
     first, *others = html[:_MAX_PAGE_CHARS].split("<!--")
     return _UNCLOSED.sub("&lt;", first + "".join(text.partition("-->")[2] for text in others))
