@@ -15,11 +15,11 @@ from agent_envs.errors import ConfigurationError
 from agent_envs.formats.chat_messages import (
     ApiMessage,
     action_text,
+    break_control_strings,
     native_messages,
     native_tools,
     text_messages,
 )
-from agent_envs.formats.control_strings import break_control_strings
 from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.wrappers.awaited import awaited
 

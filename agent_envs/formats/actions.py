@@ -1,7 +1,7 @@
-"""What a model's turn is understood as, and what the formats that read it have in common.
+"""Parsed actions, and the base class of the tool formats.
 
-Whatever is not an action is a `ParsedAction` of kind ``invalid`` with a short code and a sentence
-for the model. Feedback has a length, however long the mistake was.
+A text that is no action is a `ParsedAction` of kind ``invalid`` with a short code and a message for
+the model, of limited length.
 """
 
 import json
@@ -36,50 +36,50 @@ TOO_MANY_CALLS_TEXT: Final = (
 )
 
 MAX_CALLS: Final = 16
-"""Calls in one turn."""
+"""Maximum number of calls in one turn."""
 MAX_REASON_CHARS: Final = 500
-"""What a model reads of its own text, and of what is wrong with it."""
+"""Maximum length of the reason in a feedback."""
 MAX_EXAMPLE_CHARS: Final = 2_000
-"""Examples of calls in a feedback; further tools are left out."""
+"""Maximum length of the examples in a feedback; further tools are left out."""
 MAX_EXAMPLE_OBJECTS: Final = 500
-"""Objects in the example of a call."""
+"""Maximum number of objects in the example of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
-    """What was understood of one model turn."""
+    """One model turn, parsed."""
 
     kind: Literal["tool_call", "answer", "message", "invalid"]
-    """Whether the turn calls a tool, answers, speaks to a user, or is a mistake."""
+    """A tool call, an answer, a message to a user, or a mistake."""
     name: str | None = None
     """The tool, for a call."""
     arguments: Mapping[str, Any] | None = None
     """Validated arguments, for a call."""
     answer: str | None = None
-    """The answer's text without surrounding white space, for an answer."""
+    """The text of an answer, without surrounding white space."""
     text: str | None = None
-    """What is said to the user, for a message; only where an environment has a user."""
+    """The text of a message, in an environment with a user."""
     error: str | None = None
     """The short code of a mistake: ``no_action``, ``multiple_actions``, ``bad_json``, ``bad_call``,
-    ``unknown_tool``, ``bad_arguments``, ``bad_answer``, or one of a format of one's own."""
+    ``unknown_tool``, ``bad_arguments``, ``bad_answer``, or one of a custom format."""
     message: str | None = None
-    """The sentence that tells the model what was wrong and how to write it right."""
+    """The feedback to the model: the mistake, and how to fix it."""
     calls: tuple["ParsedAction", ...] = ()
-    """Every call of a turn with several, in order, mistakes among them too; the members above are
-    those of the first one that is none. Empty for any other turn."""
+    """Every call of a turn with several, in order, including mistakes; the other fields are those
+    of the first valid call. Empty for any other turn."""
 
     @property
     def each_call(self) -> tuple["ParsedAction", ...]:
-        """The calls of the turn, be it one or several."""
+        """The calls of the turn, one or several."""
         return self.calls or ((self,) if self.kind == "tool_call" else ())
 
     @property
     def is_faultless(self) -> bool:
-        """Whether nothing in the turn is a mistake."""
+        """Whether the turn holds no mistake."""
         return self.kind != "invalid" and all(call.kind == "tool_call" for call in self.calls)
 
     def as_info(self) -> dict[str, Any]:
-        """Return the members that say something, for ``info["action"]``."""
+        """Return the fields that are set, for ``info["action"]``."""
         members: dict[str, Any] = {"kind": self.kind}
         for key in ("name", "answer", "text", "error", "message"):
             if (value := getattr(self, key)) is not None:
@@ -92,44 +92,44 @@ class ParsedAction:
 
 
 class ToolFormat(ABC):
-    """One way of writing actions; ``tool_format=`` takes an object of any subclass.
+    """A syntax of actions; ``tool_format=`` takes an object of any subclass.
 
-    The formats here never raise in `parse`, whatever the text: what is no action is `invalid`.
+    The formats here never raise in `parse`: a text that is no action is `invalid`.
     """
 
     name: str
-    """What ``info["tool_format"]`` says."""
+    """Value of ``info["tool_format"]``."""
     is_native: bool = False
-    """Whether chat templates write the tool schemas into the prompt themselves."""
+    """Whether chat templates write the tool schemas into the prompt."""
     is_structured: bool = False
-    """Whether calls are apart from the text, as a server with OpenAI's API gives them."""
+    """Whether calls are separate from the text, as in OpenAI's API."""
 
     @abstractmethod
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Read one model turn."""
+        """Parse one model turn."""
 
     @abstractmethod
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way `parse` reads it."""
+        """Write a call, as `parse` reads it."""
 
     @abstractmethod
     def write_answer(self, answer: str) -> str:
-        """Write an answer the way `parse` reads it."""
+        """Write an answer, as `parse` reads it."""
 
     @abstractmethod
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Tell a model how to act; part of the system prompt."""
+        """Describe the syntax; part of the system prompt."""
 
     def result_message(self, name: str, content: str) -> Message:
-        """Wrap the result of tool `name`: here as a ``tool`` message, which templates mark."""
+        """Wrap the result of tool `name`; by default as a ``tool`` message."""
         return {"role": "tool", "name": name, "content": content}
 
     def for_dialogue(self) -> "ToolFormat":
-        """Return the format for environments with a user, where plain text is said to the user."""
+        """Return the format for environments with a user, to whom plain text goes."""
         return self
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
-        """Show how to write each call and an answer; part of every feedback."""
+        """Return an example of each call and of an answer; part of every feedback."""
         calls: list[str] = []
         for tool in tools.values():
             calls.append(self.write_call(tool.name, example_arguments(tool)))
@@ -142,8 +142,7 @@ class ToolFormat(ABC):
     def turn(self, actions: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> ParsedAction:
         """Return the action of a turn that held `actions`: an answer, a call, or several calls.
 
-        A mistake if there are none, or an answer among others. Of more than `MAX_CALLS` calls
-        none counts.
+        No action, an answer among others, or more than `MAX_CALLS` calls are a mistake.
         """
         if not actions:
             return self.invalid("no_action", NO_ACTION_TEXT, tools)
@@ -158,11 +157,11 @@ class ToolFormat(ABC):
         return replace(first, calls=tuple(actions))
 
     def only_one(self, count: int | str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Return the mistake of a turn with `count` actions where one was to be."""
+        """Return the mistake of a turn with `count` actions instead of one."""
         return self.invalid("multiple_actions", MULTIPLE_ACTIONS_TEXT, tools, count=count)
 
     def checked_call(self, name: Any, arguments: Any, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Return a call whose arguments fit its tool, or the mistake in it, whatever was read."""
+        """Return a call if its arguments fit the tool, else the mistake."""
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         if name not in tools:
@@ -175,7 +174,7 @@ class ToolFormat(ABC):
         return ParsedAction(kind="tool_call", name=name, arguments=valid)
 
     def json_call(self, name: str, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Return a call whose arguments are a JSON object, or nothing; see `checked_call`."""
+        """Return a call whose arguments are a JSON object or empty; see `checked_call`."""
         try:
             arguments = STRICT_JSON.decode(text) if text.strip() else {}
         except (ValueError, RecursionError) as error:
@@ -183,59 +182,56 @@ class ToolFormat(ABC):
         return self.checked_call(name, arguments, tools)
 
     def checked_answer(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Return an answer without the white space around it, or the mistake that it is empty."""
+        """Return a stripped answer; an empty one is a mistake."""
         if answer := text.strip():
             return ParsedAction(kind="answer", answer=answer)
         return self.invalid("bad_answer", EMPTY_ANSWER_TEXT, tools)
 
     def bad_json(self, error: Exception, tools: Mapping[str, Tool]) -> ParsedAction:
         """Return the mistake of a call that is not JSON."""
-        # Other errors than JSON's own: nesting too deep, a number of thousands of digits.
+        # errors without a message: too deep nesting, or a number of thousands of digits
         reason = getattr(error, "msg", "it is too deep, or holds a number that JSON lacks")
         return self.invalid("bad_json", BAD_JSON_TEXT, tools, reason=reason)
 
     def invalid(
         self, code: str, template: str, tools: Mapping[str, Tool], **fields: object
     ) -> ParsedAction:
-        """Return a mistake; `template` takes ``{examples}`` and what `fields` hold."""
+        """Return a mistake; `template` takes ``{examples}`` and the `fields`."""
         message = template.format(examples=self.examples(tools), **fields)
         return ParsedAction(kind="invalid", error=code, message=message)
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of a text that is too long for a feedback."""
+    """Return the start of a text that is too long for a feedback."""
     return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " …"
 
 
 def skip_space(text: str, start: int) -> int:
-    """Return where white space that begins at `start` ends."""
+    """Return the end of the white space at `start`."""
     while start < len(text) and text[start].isspace():
         start += 1
     return start
 
 
 def example_arguments(tool: Tool) -> dict[str, Any]:
-    """Return a stand-in for each argument that a tool requires, of the argument's type.
+    """Return an example value for each required argument of a tool.
 
     Raises:
-        RecursionError: If the schema requires too many objects, or refers to itself without an end.
+        RecursionError: If the schema requires too many objects, or is recursive.
     """
     left = iter(range(MAX_EXAMPLE_OBJECTS))
     return _example_members(tool.parameters, tool.parameters.get("$defs", {}), left)
 
 
 def text_argument(tool: Tool) -> str | None:
-    """Return the name of a tool's only argument if it is text: then no JSON needs to be written."""
+    """Return the name of a tool's only argument if it is text, which needs no JSON."""
     properties = tool.parameters.get("properties", {})
     is_text = [p.get("type") for p in properties.values()] == ["string"]
     return next(iter(properties)) if is_text else None
 
 
 def leading_text_argument(tool: Tool) -> str | None:
-    """Return the name of the only argument that a tool requires if it is text.
-
-    Text that does not begin like an object can only be meant as its value.
-    """
+    """Return the name of a tool's only required argument if it is text."""
     properties, required = (tool.parameters.get(key, {}) for key in ("properties", "required"))
     schemas = [properties.get(name, {}) for name in required]
     if len(schemas) != 1 or not any(
@@ -258,7 +254,7 @@ def _example_members(
 
 
 def _example(schema: Any, types: Mapping[str, Any], text: str, left: Iterator[int]) -> Any:
-    """Return a value that a schema takes, `text` where it may be a text."""
+    """Return a value that fits a schema, `text` if it may be text."""
     schema = schema if isinstance(schema, dict) else {}
     if "$ref" in schema:
         return _example(types.get(schema["$ref"].rpartition("/")[2]), types, text, left)
@@ -287,4 +283,4 @@ def _refuse_constant(name: str) -> Any:
 
 
 STRICT_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-"""Reads JSON, and refuses NaN and Infinity, which Python's own reader lets pass."""
+"""JSON decoder that refuses NaN and Infinity."""

@@ -1,21 +1,21 @@
-"""From a state to the messages of an OpenAI-compatible API, and from its reply to an action.
+"""Conversion of states to messages of an OpenAI-compatible API, and of its replies to actions.
 
-With structured calls (tool format ``openai``) they are the API's own; with every other format they
-are text, and the API sees nothing but a conversation. An environment's messages know no call ids:
-calls are numbered by their place, so that the same state is the same request. A server renders and
-encodes by itself, so control tokens in what is said are broken up (`break_control_strings`).
+With structured calls (tool format ``openai``) the calls are the API's own; with every other format
+they are text. Messages of environments have no call ids: calls are numbered by their place, so that
+equal states are equal requests. A server renders the chat template itself, so control tokens in
+texts are broken up (`break_control_strings`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.messages import Message
-from agent_envs.formats.control_strings import break_control_strings
 from agent_envs.formats.openai_format import FunctionCall, read_message, write_message
 from agent_envs.formats.tool_formats import ToolFormat
 
-# As the chat templates of Qwen2.5 and Qwen3 say it, for servers that are not told of the tools.
+# From the chat templates of Qwen2.5 and Qwen3, for requests without tools.
 HERMES_TOOLS_TEXT: Final = """
 
 # Tools
@@ -35,16 +35,28 @@ For each function call, return a json object with function name and arguments wi
 
 ApiMessage = dict[str, Any]
 
+_WORDS: Final = "|".join([
+    r"<\|[^<>|\s]{1,80}\|?>", r"<[^<>|\s]{1,80}\|>",  # ChatML, Llama 3 and 4, Phi, GPT-OSS, Gemma 4
+    "<\uff5c[^<>\uff5c]{1,80}\uff5c>",  # DeepSeek
+    r"</?s>", r"<</?SYS>>",  # Llama 2
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|THINK"
+    r"|CALL_ID|ARGS)\]",  # Mistral
+    r"<(?:start|end)_of_turn>", r"</?(?:bos|eos|pad|unk)>", r"\[gMASK\]", "<sop>",  # Gemma, GLM
+    r"</?tool_(?:response|result)>",  # Qwen, around tool results
+])  # fmt: skip
+_CALLS: Final = r"</?(?:tool_call|tools|think|arg_key|arg_value)>"
+"""Tags that models write, and feedback of an environment shows, but no tool result."""
+
 
 def text_messages(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None,
     control_tokens: Sequence[str] = (),
 ) -> list[ApiMessage]:
-    """Return a state as a conversation in plain text, without `control_tokens` and known ones.
+    """Return a state as plain text messages, with `control_tokens` and known ones broken up.
 
-    The system prompt describes `tools`, for formats whose chat template would do so; they are None
-    where the state describes them.
+    The system prompt describes `tools`, for formats whose chat template would do so; None if the
+    state describes them.
     """
     converted: list[ApiMessage] = []
     before = None
@@ -52,7 +64,7 @@ def text_messages(
         role, content = message["role"], _clean(message["content"], message["role"], control_tokens)
         if role == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
-        if role == before == "tool":  # several calls of one turn: what the user says is one message
+        if role == before == "tool":  # several calls of one turn make one user message
             converted[-1]["content"] += f"\n{content}"
         else:
             converted.append({"role": "user" if role == "tool" else role, "content": content})
@@ -69,11 +81,11 @@ def text_messages(
 def native_messages(
     messages: Sequence[Message], control_tokens: Sequence[str] = ()
 ) -> list[ApiMessage]:
-    """Return a state with the API's own calls and results, without `control_tokens` and known ones.
+    """Return a state with the API's own calls and results; control tokens are broken up.
 
-    The API asks for a result to each call, so what the environment says after a turn with calls is
-    theirs: one for each, or else the one thing that was wrong for all of them. A call that is no
-    JSON object goes back as the text it is: many servers would fail on it.
+    The API requires a result for each call, so the replies to a turn with calls are their results:
+    one each, or one error for all. A call that is not a JSON object stays text: many servers would
+    fail on it.
     """
     converted: list[ApiMessage] = []
     pending: list[str] = []  # ids of calls without a result
@@ -88,7 +100,7 @@ def native_messages(
             answered = pending if is_last else pending[:1]
             converted += [_result(call_id, content) for call_id in answered]
             pending = pending[len(answered) :]
-        else:  # a result to a call that went back as text, or that the context dropped
+        else:  # a result of a call that stayed text, or that the context dropped
             role = "user" if message["role"] == "tool" else message["role"]
             converted.append({"role": role, "content": content})
     return converted + [_result(call_id, "") for call_id in pending]
@@ -97,8 +109,8 @@ def native_messages(
 def native_tools(
     tools: Sequence[Mapping[str, Any]], control_tokens: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return schemas for the API, without `control_tokens` and known ones."""
-    # Names of functions hold letters only; in JSON text a blank more in a string does no harm.
+    """Return schemas for the API, with `control_tokens` and known ones broken up."""
+    # Function names hold letters only; inside JSON strings another blank is harmless.
     schemas = _clean(json.dumps(list(tools), ensure_ascii=False), "tool", control_tokens)
     described: list[dict[str, Any]] = json.loads(schemas)
     return described
@@ -107,7 +119,7 @@ def native_tools(
 def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFormat) -> str:
     """Return a reply of the API as an action in `tool_format`.
 
-    Some servers read calls out of the text by themselves; such calls are written back.
+    Calls that a server has parsed out of the text are written back as text.
     """
     if tool_format.is_structured:
         return write_message(content, calls)
@@ -136,7 +148,7 @@ def _result(call_id: str, content: str) -> ApiMessage:
 def _text(call: FunctionCall, tool_format: ToolFormat) -> str:
     if _is_object(call.arguments):
         return tool_format.write_call(call.name, json.loads(call.arguments or "{}"))
-    # Malformed, as the model wrote it: the environment says what is wrong with it.
+    # malformed as the model wrote it; the environment reports the mistake
     return (
         f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
     )
@@ -150,6 +162,17 @@ def _is_object(arguments: str) -> bool:
 
 
 def _clean(text: str, role: str, control_tokens: Sequence[str]) -> str:
-    # Lone surrogates cannot be sent; a tool may return them all the same.
+    # lone surrogates, which a tool may return, cannot be sent
     sendable = text.encode("utf-8", "replace").decode("utf-8")
     return break_control_strings(sendable, by_tool=role == "tool", more=control_tokens)
+
+
+def break_control_strings(text: str, *, by_tool: bool = False, more: Iterable[str] = ()) -> str:
+    """Insert a blank after the first character of each control token in `text`.
+
+    A chat server may read ``<|im_end|>`` in a passage as the end of a turn. The tokens are those of
+    well-known model families, and `more`; in tool results also those around calls and thoughts.
+    """
+    known = sorted(map(re.escape, filter(str.strip, more)), key=len, reverse=True)
+    pattern = "|".join([*known, _WORDS, *([_CALLS] if by_tool else [])])
+    return re.sub(pattern, lambda found: f"{found[0][0]} {found[0][1:]}", text)

@@ -1,8 +1,7 @@
 """Native structured calls, as OpenAI-compatible servers write them.
 
 An action is a message of the assistant as text: ``{"tool_calls": [{"function": {"name": …,
-"arguments": …}}]}``, or plain text, which is the answer. `read_message` and `write_message` are the
-way between such a text and the members of the API's message.
+"arguments": …}}]}``, or plain text, which is the answer.
 """
 
 import contextlib
@@ -35,26 +34,26 @@ class FunctionCall:
     """One structured call."""
 
     name: str
-    """The function."""
+    """Name of the function."""
     arguments: str
-    """Its arguments as JSON text, as the model wrote it: it may be malformed."""
+    """The model's JSON text, which may be malformed."""
 
 
 def write_message(content: str, calls: Sequence[FunctionCall]) -> str:
-    """Write what the assistant said, and its calls, as the text of an action."""
+    """Write the assistant's text and its calls as an action."""
     if not calls:
         return content
-    # The server's call ids are left out: they differ from run to run.
+    # without the server's call ids, which differ from run to run
     entries = [{"function": {"name": c.name, "arguments": c.arguments}} for c in calls]
     said = {"content": content} if content else {}
     return json.dumps(said | {"tool_calls": entries}, ensure_ascii=False)
 
 
 def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
-    """Read what `write_message` wrote.
+    """Read an action written by `write_message`.
 
     Returns:
-        What was said, and the calls; None where `text` looks like calls and is malformed.
+        The text, and the calls; None if `text` holds malformed calls.
     """
     stripped = text.strip()
     if not stripped.startswith("{"):
@@ -79,7 +78,7 @@ class OpenAIFormat(ToolFormat):
     is_native = is_structured = True
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Read one model turn; see `ToolFormat.parse`."""
+        """Parse one model turn."""
         content, calls = read_message(text)
         if calls is None:
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
@@ -89,39 +88,39 @@ class OpenAIFormat(ToolFormat):
         return self.turn(read, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way `parse` reads it."""
+        """Write a call."""
         written = json.dumps(dict(arguments), ensure_ascii=False)
         return write_message("", [FunctionCall(name=name, arguments=written)])
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer the way `parse` reads it."""
+        """Write an answer."""
         return answer
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Say how to answer; the server says how to call."""
+        """Describe answers; the server describes calls."""
         return (
             "Call a tool, or end with your final answer: a message that holds nothing "
             "but the answer."
         )
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
-        """Say how to call and how to answer; no model writes the structure itself."""
+        """Describe calls and answers; no model writes the structure itself."""
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
 
     def for_dialogue(self) -> ToolFormat:
-        """Return the format in which an answer has tags, since plain text goes to the user."""
+        """Return the format in which an answer has tags; plain text goes to the user."""
         return _OpenAIDialogueFormat()
 
     def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
         found = [span.content for _, span in find_spans(content, _MARKUP, _MarkupReader(content))]
-        if None in found:  # servers hand on what they cannot read as a call
+        if None in found:  # a call that the server could not parse
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
         return self._choose_answer([answer for answer in found if answer], content, tools)
 
     def _choose_answer(
         self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
     ) -> ParsedAction:
-        # A model used to answer tags means what stands between them.
+        # many models answer in tags
         answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
         return self.checked_answer(answer, tools)
 
@@ -130,15 +129,15 @@ class _OpenAIDialogueFormat(OpenAIFormat):
     """Structured calls, and answers in tags; see `OpenAIFormat.for_dialogue`."""
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer the way `parse` reads it."""
+        """Write an answer."""
         return f"<answer>{answer}</answer>"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Say how to answer; the server says how to call."""
+        """Describe answers; the server describes calls."""
         return f"Call a tool, or end with your final answer, as {ANSWER_EXAMPLE}."
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
-        """Say how to call and how to answer."""
+        """Describe calls and answers."""
         answer = ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
         return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + answer
 
@@ -149,7 +148,7 @@ class _OpenAIDialogueFormat(OpenAIFormat):
 
 
 class _MarkupReader:
-    """Reads an answer between tags ("" where it is not closed), or None: a call."""
+    """Read an answer between tags, "" if it is not closed, or None for a call."""
 
     def __init__(self, content: str) -> None:
         self._content = content

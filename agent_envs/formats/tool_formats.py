@@ -1,9 +1,9 @@
-"""How a model writes a tool call or an answer, and how that is read back.
+"""The tool formats: how a model writes a tool call or an answer, and how it is parsed.
 
-One parser per format, strict about what counts as an action: one call or several, or exactly one
-answer, in a turn.
+One strict parser per format: a turn holds one call or several, or exactly one answer.
 """
 
+import contextlib
 import json
 import re
 from abc import abstractmethod
@@ -15,6 +15,9 @@ from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
 from agent_envs.formats.actions import (
     ANSWER_EXAMPLE,
+    ANSWER_PLACEHOLDER,
+    BAD_CALL_TEXT,
+    MAX_CALLS,
     STRICT_JSON,
     UNCLOSED_TEXT,
     ParsedAction,
@@ -25,19 +28,30 @@ from agent_envs.formats.actions import (
     text_argument,
 )
 from agent_envs.formats.openai_format import OpenAIFormat
-from agent_envs.formats.plain_formats import JsonFormat, ReactFormat
-from agent_envs.formats.turn_reading import END_OF_THOUGHT, Span, Understand, find_actions
+from agent_envs.formats.turn_reading import (
+    END_OF_THOUGHT,
+    Span,
+    Understand,
+    find_actions,
+    find_spans,
+)
 
 __all__ = ["TOOL_FORMATS", "HermesFormat", "ParsedAction", "TagsFormat", "ToolFormat"]
+
+_OBJECT: Final = r'\{(?=\s*["}])'
+_HEADING: Final = (
+    r"(?:^|(?<=</think>))[ \t]*"
+    r"(?P<heading>Thought|Action|Action Input|Observation|Final Answer)[ \t]*:"
+)
 
 _Span = Span[Understand]
 
 
 class _MarkupFormat(ToolFormat):
-    """What the formats with tags share: reading from left to right, and answers."""
+    """Base of the formats with tags."""
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Read one model turn; see `ToolFormat.parse`."""
+        """Parse one model turn."""
         tags = "|".join(map(re.escape, [*self._call_tags(tools), "answer"]))
 
         def read(opening: re.Match[str]) -> _Span:
@@ -48,7 +62,7 @@ class _MarkupFormat(ToolFormat):
         return self.turn(find_actions(text, f"<(?P<tag>{tags})>", read), tools)
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer the way `parse` reads it."""
+        """Write an answer."""
         return f"<answer> {answer} </answer>"
 
     @abstractmethod
@@ -63,7 +77,7 @@ class _MarkupFormat(ToolFormat):
         end = text.find("</answer>", start)
         if end < 0:
             return self._unclosed("bad_answer", text, tag, tools)
-        # No answer is a thought's end: a thought that the template began may quote an opening tag.
+        # a thought that the template opened may quote an opening tag
         is_whole = text.find(END_OF_THOUGHT, start, end) < 0
         understand = partial(self.checked_answer, text[start:end], tools)
         return Span(end + len("</answer>"), is_whole, understand)
@@ -80,10 +94,7 @@ class _MarkupFormat(ToolFormat):
         tools: Mapping[str, Tool],
         check: Callable[[Any], ParsedAction],
     ) -> _Span:
-        """Read a JSON value up to the closing tag; `check` makes a call of it.
-
-        The tag is not searched for: a query may itself contain it.
-        """
+        """Read a JSON value and its closing tag, which the value may contain, too."""
         try:
             value, end = STRICT_JSON.raw_decode(text, skip_space(text, start))
         except (ValueError, RecursionError) as error:
@@ -91,7 +102,7 @@ class _MarkupFormat(ToolFormat):
         end = skip_space(text, end)
         if text.startswith(f"</{tag}>", end):
             return Span(end + len(tag) + 3, True, partial(check, value))
-        if end < len(text):  # a tag missing at the very end leaves no doubt; elsewhere it does
+        if end < len(text):  # a tag may be missing only at the very end
             return self._unclosed("bad_json", text, tag, tools)
         return Span(end, True, partial(check, value))
 
@@ -103,12 +114,12 @@ class HermesFormat(_MarkupFormat):
     is_native = True
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way `parse` reads it."""
+        """Write a call."""
         call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
         return f"<tool_call>{call}</tool_call>"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Say how to answer; the chat template says how to call."""
+        """Describe answers; the chat template describes calls."""
         return (
             "Call a tool, or end with your final answer, and nothing but the answer, "
             f"as {ANSWER_EXAMPLE}."
@@ -128,23 +139,23 @@ class HermesFormat(_MarkupFormat):
 class TagsFormat(_MarkupFormat):
     """``<search> … </search>`` and ``<answer> … </answer>``: the tool's name is the tag.
 
-    It is written with spaces inside, as Search-R1 does: most tokenizers have a word with the space
-    before it as one token, so what a model copies out of a passage is spelt as it stands there.
-    The body is the value of the tool's only argument, or a JSON object where it has several. Where
-    it requires one text of several, what does not begin like an object is that text.
+    The spaces inside are those of Search-R1: most tokenizers have a token for a word with the space
+    before it, so words copied from a passage keep their tokens. The body is the value of the tool's
+    only argument, or a JSON object if it has several. If only one of several is required, and is
+    text, a body that does not start like an object is its value.
     """
 
     name = "tags"
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call the way `parse` reads it."""
+        """Write a call."""
         values = list(arguments.values())
         if len(values) == 1 and isinstance(values[0], str):
             return f"<{name}> {values[0]} </{name}>"
         return f"<{name}>{json.dumps(dict(arguments), ensure_ascii=False)}</{name}>"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe each tool, since no chat template does."""
+        """Describe each tool; no chat template does."""
         lines = ["You have these tools; call one by writing its tag:"]
         for tool in tools:
             call = self.write_call(tool.name, example_arguments(tool))
@@ -181,6 +192,156 @@ class TagsFormat(_MarkupFormat):
 
     def _checked(self, name: str, tools: Mapping[str, Tool], arguments: Any) -> ParsedAction:
         return self.checked_call(name, arguments, tools)
+
+
+class JsonFormat(ToolFormat):
+    """A JSON object for each call, ``{"name": …, "arguments": …}``, or one ``{"answer": …}``.
+
+    Other text around it is ignored.
+    """
+
+    name = "json"
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Parse one model turn."""
+
+        def read(opening: re.Match[str]) -> Span[Understand]:
+            try:
+                value, end = STRICT_JSON.raw_decode(text, opening.start())
+            except (ValueError, RecursionError) as error:
+                return Span(len(text), False, partial(self.bad_json, error, tools))
+            return Span(end, True, partial(self._read, value, tools))
+
+        return self.turn(find_actions(text, _OBJECT, read), tools)
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Write a call."""
+        return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer."""
+        return json.dumps({"answer": answer}, ensure_ascii=False)
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Describe each tool; no chat template does."""
+        lines = [
+            "You have these tools; call one by writing a JSON object:",
+            *(_description(self, tool) for tool in tools),
+            "End with your final answer, and nothing but the answer, as "
+            f"{self.write_answer(ANSWER_PLACEHOLDER)}.",
+        ]
+        return "\n".join(lines)
+
+    def result_message(self, name: str, content: str) -> Message:
+        """Wrap a result as a user message."""
+        return {"role": "user", "content": f"Result of {name}:\n{content}"}
+
+    def _read(self, value: dict[str, Any], tools: Mapping[str, Tool]) -> ParsedAction:
+        if "answer" not in value or "name" in value:
+            return self.checked_call(value.get("name"), value.get("arguments", {}), tools)
+        answer = "" if value["answer"] is None else value["answer"]
+        # a number is an answer, too
+        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+        return self.checked_answer(text, tools)
+
+
+class ReactFormat(ToolFormat):
+    """``Thought: … Action: … Action Input: …`` and ``Final Answer: …`` (arXiv 2210.03629).
+
+    The input is a JSON object, or plain text if the tool takes one string. Text after an
+    ``Observation:`` by the model is ignored.
+    """
+
+    name = "react"
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Parse one model turn."""
+        calls: list[tuple[str, str]] = []
+        answers: list[str] = []
+        num_inputs = 0
+        for heading, body in _sections(text):
+            if heading == "Final Answer":
+                answers.append(body)
+            elif heading == "Action":
+                calls.append((body, ""))
+            elif heading == "Action Input":
+                num_inputs += 1
+                calls[-1:] = [(name, body) for name, _ in calls[-1:]]
+        actions = [self.checked_answer(answer, tools) for answer in answers[: MAX_CALLS + 1]]
+        if (calls or answers) and num_inputs > max(1, len(calls)):
+            return self.only_one(max(num_inputs, len(calls) + len(answers)), tools)
+        actions += [self._read_call(*call, tools) for call in calls[: MAX_CALLS + 1]]
+        return self.turn(actions, tools)
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Write a call."""
+        return f"Action: {name}\nAction Input: {json.dumps(dict(arguments), ensure_ascii=False)}"
+
+    def write_answer(self, answer: str) -> str:
+        """Write an answer."""
+        return f"Final Answer: {answer}"
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Describe the tools and the rhythm of thought, action and observation."""
+        lines = [
+            "Think before you act. Each of your turns is a thought and an action:",
+            "Thought: what you know and what to find out next",
+            "Action: the name of a tool",
+            "Action Input: its arguments as a JSON object",
+            "The result comes back as an Observation. These are the tools:",
+            *(_description(self, tool) for tool in tools),
+            "When you know the answer, end with a thought and nothing but the answer:",
+            "Thought: I now know the final answer",
+            f"Final Answer: {ANSWER_PLACEHOLDER}",
+        ]
+        return "\n".join(lines)
+
+    def result_message(self, name: str, content: str) -> Message:
+        """Wrap a result as an observation."""
+        return {"role": "user", "content": f"Observation: {content}"}
+
+    def _read_call(self, name: str, body: str, tools: Mapping[str, Tool]) -> ParsedAction:
+        if name not in tools:
+            return self.checked_call(name, {}, tools)
+        if body and not body.startswith("{") and (argument := leading_text_argument(tools[name])):
+            return self.checked_call(name, {argument: body}, tools)
+        try:
+            arguments, end = STRICT_JSON.raw_decode(body, 0) if body else ({}, 0)
+        except (ValueError, RecursionError) as error:
+            return self.bad_json(error, tools)
+        if skip_space(body, end) < len(body):
+            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
+        return self.checked_call(name, arguments, tools)
+
+
+def _sections(text: str) -> list[tuple[str, str]]:
+    """Split a turn at its headings, up to an observation by the model."""
+
+    def read(opening: re.Match[str]) -> Span[None]:
+        end, start = opening.end(), skip_space(text, opening.end())
+        if opening["heading"] == "Action Input" and text.startswith("{", start):
+            with contextlib.suppress(ValueError, RecursionError):  # reported when read again
+                _, end = STRICT_JSON.raw_decode(text, start)
+        return Span(end, True, None)
+
+    found = find_spans(text, _HEADING, read)
+    starts = [heading.start() for heading, _ in found[1:]]
+    sections = []
+    for (heading, _), end in zip(found, [*starts, len(text)], strict=False):
+        if heading["heading"] == "Observation":
+            break
+        body = text[heading.end() : end].strip()
+        sections.append(
+            (heading["heading"], body if body.startswith("{") else body.partition("<think>")[0])
+        )
+    return sections
+
+
+def _description(form: ToolFormat, tool: Tool) -> str:
+    """Describe a tool by an example of a call and the schema of its arguments."""
+    example = form.write_call(tool.name, example_arguments(tool)).replace("\n", " ")
+    schema = json.dumps(tool.parameters.get("properties", {}), ensure_ascii=False)
+    return f"- {example}: {' '.join(tool.description.split())} Arguments: {schema}"
 
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {

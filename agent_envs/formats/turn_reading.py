@@ -1,8 +1,7 @@
-"""Find the actions in what a model wrote, from left to right, in time linear in its length.
+"""Find the actions in a model's text, from left to right, in linear time.
 
-What stands inside of an action, such as a tag in a query, is part of that action. Two things
-outside never act: thoughts, and code or quotations between backquotes beside an action that is not
-in any. An action in a code block is one where there is no other: many models write it so.
+Text inside an action, such as a tag in a query, is part of that action. Thoughts are ignored, and
+so is code between backquotes, unless all actions are in code: many models write them so.
 """
 
 import re
@@ -20,31 +19,31 @@ _MARKS: Final = r"(?P<think></?think>)|(?P<code>`+)"
 
 @dataclass(frozen=True, slots=True)
 class Span(Generic[T]):
-    """Something that is meant as an action, or as part of one."""
+    """A candidate for an action or a part of one."""
 
     end: int
-    """Where it ends in the text."""
+    """End in the text."""
     is_whole: bool
-    """Whether it was closed; else it may be a mere mention in a thought."""
+    """Whether it was closed; else it may be a mention in a thought."""
     content: T
-    """What was read."""
+    """The parsed content."""
 
 
 Understand = Callable[[], ParsedAction]
-"""Checks what was read: left until it is known to count, since feedback costs more than reading."""
+"""Checks the content; called only for actions that count, since feedback is expensive."""
 Read = Callable[[re.Match[str]], Span[T]]
 
 
 def find_spans(
     text: str, opening: str, read: Read[T], limit: int | None = None
 ) -> list[tuple[re.Match[str], Span[T]]]:
-    """Return what is meant as an action, each with the match of its beginning.
+    """Return the actions, each with the match of its start.
 
     Args:
         text: One turn of the model.
-        opening: A pattern of what an action begins with.
-        read: Called with each match of it; finds the end.
-        limit: Return the first ones only; None for all.
+        opening: Pattern of the start of an action.
+        read: Called with each match; finds the end.
+        limit: Maximum number of actions to return; None for all.
     """
     pattern = re.compile(f"{_MARKS}|{opening}", re.MULTILINE)
     limit = len(text) if limit is None else limit
@@ -53,12 +52,12 @@ def find_spans(
 
 
 def find_actions(text: str, opening: str, read: Read[Understand]) -> list[ParsedAction]:
-    """Return the actions of a turn, mistakes too; of too many, only so many as to say so."""
+    """Return the actions of a turn, including mistakes, up to one more than allowed."""
     return [span.content() for _, span in find_spans(text, opening, read, limit=MAX_CALLS + 1)]
 
 
 def without_thoughts(text: str) -> str:
-    """Return what a model said outside ``<think>…</think>``, closed or not."""
+    """Return the text outside ``<think>…</think>``, closed or not."""
     return text.rpartition(END_OF_THOUGHT)[2].partition("<think>")[0]
 
 
@@ -76,7 +75,7 @@ def _find(
             if (end := text.find(END_OF_THOUGHT, position)) < 0:
                 break
             position = end + len(END_OF_THOUGHT)
-        elif match["think"]:  # a thought that the template began: what stood before is part of it
+        elif match["think"]:  # a thought that the template opened: the text before belongs to it
             found.clear()
         else:
             span = read(match)
@@ -90,7 +89,7 @@ def _find(
 
 
 def _end_of_code(text: str, opening: re.Match[str]) -> int:
-    """Return where code ends; without an end it is a mere mark."""
+    """Return the end of code; without one, the end of the mark."""
     mark, start = opening["code"], opening.end()
     end = text.find(mark, start)
     is_closed = end >= 0 and (len(mark) >= 3 or text.find("\n", start, end) < 0)
