@@ -42,12 +42,12 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         *,
         program: str,
         description: str = "",
-        groups: Mapping[str, Sequence[str]] | None = None,
+        also_shown: Sequence[str] = (),
         show_all: bool = False,
     ) -> None:
         """Make an option of each field of the dataclasses `kinds`.
 
-        ``--help`` lists the options of `groups` (heading -> names), and the others if `show_all`.
+        ``--help`` lists our fields by class, then those of TRL in `also_shown`, or all of them.
         """
         super().__init__(kinds, prog=program, description=description, allow_abbrev=False)
         self.add_argument("--config")
@@ -67,11 +67,16 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
             for base in reversed(kind.__mro__)
             for name, annotation in inspect.get_annotations(base).items()
         }
-        groups = groups or {"options": tuple(self._fields)}
-        grouped = {name for names in groups.values() for name in names}
-        others = tuple(name for name in self._fields if name not in grouped)
-        self._groups = dict(groups) | ({_OTHERS: others} if show_all else {})
-        self._num_hidden = 0 if show_all else len(others)
+        self._groups: dict[str, list[str]] = {}
+        others = dict.fromkeys(self._fields)
+        for base in (base for kind in kinds for base in kind.__mro__):
+            if not base.__module__.startswith(("trl.", "transformers.", "builtins")):
+                own = [name for name in inspect.get_annotations(base) if name in others]
+                self._groups[str(base.__doc__).split("\n")[0].rstrip(".")] = own
+                others = {name: None for name in others if name not in own}
+        shown = [*others] if show_all else [name for name in also_shown if name in others]
+        self._groups[_OTHERS] = shown
+        self._num_hidden = len(others) - len(shown)
         self._source = ""
 
     def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
@@ -132,7 +137,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         """Return the options by group, with their defaults."""
         parts = [f"usage: {self.prog} [--option value ...]", str(self.description)]
         for title, names in self._groups.items():
-            options = [self._describe(name) for name in names if name in self._fields]
+            options = [self._describe(name) for name in names]
             parts += ["\n".join([f"{title}:", *options])] if options else []
         parts.append("--config FILE: settings in YAML; the command line has priority.")
         if self._num_hidden:

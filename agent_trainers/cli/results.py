@@ -39,6 +39,8 @@ _FILES: Final = {
     "model.safetensors": "trained model", "model.safetensors.index.json": "trained model",
     "adapter_model.safetensors": "trained adapters",
 }  # fmt: skip
+_SOURCE: Final = ("program", "tasks", "eval_tasks", "reward", "env", "env_kwargs",
+                  "eval_env_kwargs", "envs", "eval_envs")  # fmt: skip
 _CARD: Final = """---
 {metadata}
 ---
@@ -217,7 +219,7 @@ def _model_card(results: Mapping[str, Any], name: str) -> str:
     )
     facts = {
         "base model": model,
-        **_source_facts(results),
+        **{name: _text(results[name]) for name in _SOURCE if results.get(name)},
         "algorithm": results["algorithm"],
         "optimiser steps": results["steps"] or "in training",
         "success before training": _percent(results["success_before"]),
@@ -244,24 +246,6 @@ def _model_card(results: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _source_facts(results: Mapping[str, Any]) -> dict[str, str]:
-    if (program := results.get("program")) is not None:
-        reward = results["reward"] or "its own"
-        return {"program": program, "its tasks": results["tasks"], "its reward": reward}
-    if (members := results.get("envs")) is not None:
-        return {
-            f"environment {m['name']}": f"{m['id']}, weight {m['weight']:g}, "
-            f"arguments {json.dumps(m['kwargs'])}"
-            for m in members
-        }
-    eval_kwargs = results["env_kwargs"] | results["eval_env_kwargs"]
-    return {
-        "environment": results["env"],
-        "its arguments in training": json.dumps(results["env_kwargs"]),
-        "its arguments in evaluation": json.dumps(eval_kwargs),
-    }
-
-
 def _eval_options(results: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the options of ``agent-r1-eval`` for each environment or program."""
     if (program := results.get("program")) is not None:
@@ -273,6 +257,10 @@ def _eval_options(results: Mapping[str, Any]) -> Iterator[list[str]]:
     for member in results.get("envs") or [single]:
         kwargs = member["kwargs"] | member.get("eval_kwargs", {})
         yield ["--env", member["id"], *(["--env_kwargs", json.dumps(kwargs)] if kwargs else [])]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _percent(share: float | None) -> str:

@@ -53,20 +53,12 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "report_to": "none",
     "output_dir": "runs/sft",
 }
-GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "demonstrations": (
-        "env", "env_kwargs", "num_tasks", "trajectories", "conversations", "keep_failures",
-    ),
-    "model": (
-        "model", "dtype", "max_length", "bf16", "use_cpu", "lora_r", "lora_alpha", "lora_dropout",
-        "lora_target_modules", "load_in_4bit", "merge_adapter",
-    ),
-    "optimisation": (
-        "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size",
-        "gradient_accumulation_steps", "gradient_checkpointing", "seed",
-    ),
-    "the run": ("output_dir", "resume", "overwrite", "report_to"),
-}  # fmt: skip
+SHOWN: Final = (
+    "max_length", "bf16", "use_cpu", "lora_alpha", "lora_dropout", "lora_target_modules",
+    "load_in_4bit", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "gradient_checkpointing", "seed", "output_dir", "report_to",
+)  # fmt: skip
+"""Options of TRL that ``--help`` shows."""
 
 
 @dataclass
@@ -132,7 +124,7 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
         (WarmStartArguments, WarmStartConfig),
         program=PROGRAM,
         description="Train a language model on demonstrations.",
-        groups=GROUPS,
+        also_shown=SHOWN,
         show_all="--help_all" in arguments,
     )
     given = parser.given(arguments)

@@ -18,41 +18,14 @@ from agent_trainers.trainers.machine import fast_precision
 from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
 
 PROGRAM: Final = "agent-r1-train"
-HELP_GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "environment": ("env", "env_kwargs", "eval_env_kwargs", "eval_envs", "num_eval_tasks"),
-    "program": ("program", *OF_PROGRAMS),
-    "model": (
-        "model", "dtype", "max_prompt_length", "max_completion_length", "bf16", "use_cpu", "lora_r",
-        "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapter",
-    ),
-    "algorithm": (
-        "algorithm", "advantage_estimator", "gamma", "lam", "token_gamma", "token_lam",
-        "step_advantage_weight", "loss_type", "loss_denominator", "loss_mask", "advantage_mask",
-        "importance_sampling_level", "epsilon", "epsilon_high", "beta", "kl_placement",
-        "use_bias_correction_kl", "skill_weight", "skills", "skill_teacher",
-        "reward_schedules",
-    ),
-    "critic": (
-        "critic_model", "critic_learning_rate", "critic_warmup_steps", "value_coef",
-        "value_clip_range", "bootstrap_truncated",
-    ),
-    "rollout": (
-        "num_generations", "curriculum", "max_extra_groups", "branch_budget", "temperature",
-        "step_timeout", "episode_timeout", "group_quorum", "max_fault_share",
-        "transformers_generation", "use_vllm", "vllm_mode", "vllm_importance_sampling_mode",
-        "max_logprob_drift",
-    ),
-    "optimisation": (
-        "max_steps", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "max_tokens_per_micro_batch", "merge_steps", "seed",
-    ),
-    "processes": ("num_processes", "accelerate_config"),
-    "the run": (
-        "output_dir", "save_steps", "resume", "overwrite", "dry_run", "sample_steps", "report_to",
-        "push_to_hub",
-    ),
-}  # fmt: skip
-"""Options that ``--help`` shows: ours, and those of TRL that most runs set."""
+SHOWN: Final = (
+    "max_completion_length", "bf16", "use_cpu", "lora_alpha", "lora_dropout", "lora_target_modules",
+    "load_in_4bit", "loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "beta",
+    "use_bias_correction_kl", "num_generations", "temperature", "use_vllm", "vllm_mode",
+    "vllm_importance_sampling_mode", "max_steps", "learning_rate", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "seed", "output_dir", "save_steps", "report_to", "push_to_hub",
+)  # fmt: skip
+"""Options of TRL that ``--help`` shows."""
 _OF_ENVIRONMENTS: Final = frozenset(
     {"env", "envs", "env_kwargs", "eval_env_kwargs", "eval_env", "eval_envs"}
 )
@@ -183,7 +156,7 @@ def make_parser(arguments: Sequence[str]) -> _TrainParser:
         description="Train a language model in a Gymnasium environment by step-level RL.\n"
         "The defaults shown hold for the rest of the command line: --model, --config and\n"
         "--algorithm change some.",
-        groups=HELP_GROUPS,
+        also_shown=SHOWN,
         show_all="--help_all" in arguments,
     )
     names = {path: name for name, path in RECIPES.items()}

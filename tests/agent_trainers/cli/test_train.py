@@ -62,8 +62,8 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tm
     assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
     card = (whole / "README.md").read_text(encoding="utf-8")
     for part in ("| base model | embedded policy |",
-                 "| environment | AgentR1/SyntheticMultiHop-v0 |",
-                 '"split": "test"} |', "| algorithm | grpo_step |",
+                 "| env | AgentR1/SyntheticMultiHop-v0 |",
+                 '| eval_env_kwargs | {"split": "test"} |', "| algorithm | grpo_step |",
                  "| optimiser steps | 4 |", f"| trl | {results['versions']['trl']} |",
                  f"| success before training | {results['success_before']:.1%} |",
                  f"| success after training | {results['success_after']:.1%} |",
