@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from agent_trainers.gateway import Gateway
     from agent_trainers.rollout.collector import Rollout
     from agent_trainers.tiny_policy import TINY_POLICY
+    from agent_trainers.trainers.config import StepGRPOConfig, StepPPOConfig
     from agent_trainers.trainers.grpo import StepGRPOTrainer
-    from agent_trainers.trainers.grpo_config import StepGRPOConfig
     from agent_trainers.trainers.ppo import StepPPOTrainer
-    from agent_trainers.trainers.ppo_config import StepPPOConfig
     from agent_trainers.trajectory import Trajectory, Transition
 
 __all__ = [
@@ -35,9 +34,9 @@ _MODULES: Final = {
     "TINY_POLICY": "tiny_policy",
     "Gateway": "gateway",
     "Rollout": "rollout.collector",
-    "StepGRPOConfig": "trainers.grpo_config",
+    "StepGRPOConfig": "trainers.config",
     "StepGRPOTrainer": "trainers.grpo",
-    "StepPPOConfig": "trainers.ppo_config",
+    "StepPPOConfig": "trainers.config",
     "StepPPOTrainer": "trainers.ppo",
     "Trajectory": "trajectory",
     "Transition": "trajectory",

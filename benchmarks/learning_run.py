@@ -35,7 +35,7 @@ from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import write_recipe
-from agent_trainers.trainers.supervised import WarmStartConfig, supervised_dataset
+from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.models import load_tokenizer
 from benchmarks.trl_peer import batch_of, make_trl_trainer

@@ -52,7 +52,18 @@ _SHOWN: Final = {"method": "grpo", "num_demonstrations": 64}
 _LONG_HORIZON: Final = {
     # batches of 128 are only three updates; with branches, 24 episodes cost as much as 32 without
     **_rows("grpo", "grpo_step", "gigpo", options=("--per_device_train_batch_size", "32")),
-    **_rows("vine", "tree", options=("--per_device_train_batch_size", "24")),
+    **{
+        name: {
+            "method": "grpo_step",
+            "options": (
+                "--per_device_train_batch_size",
+                "24",
+                "--advantage_estimator",
+                f"agent_trainers.experimental.branching:{name}",
+            ),
+        }
+        for name in ("vine", "tree")
+    },
 }
 STUDIES: Final[Mapping[str, Study]] = {
     "rows": Study("Methods", {

@@ -21,7 +21,8 @@ from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
 from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory, save_trajectories
 
 MAX_TRIES: Final = 40

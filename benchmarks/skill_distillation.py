@@ -1,7 +1,7 @@
 """Self-distillation from skills: ``python -m benchmarks.skill_distillation``.
 
 Compares runs on the synthetic worlds with a share of the loss from a teacher that is shown the
-actions of another episode of the group (``--skill_weight``) with runs without. A skill in its
+actions of another episode of the group (`SkillDistillation`) with runs without. A skill in its
 prompt only confuses the embedded policy, so all runs start from one finetuned on demonstrations
 with the skill in the prompt, mixed with its own episodes.
 """
@@ -40,12 +40,20 @@ NUM_DEMONSTRATIONS: Final = 300
 NUM_OWN_EPISODES: Final = 1000
 FIRST_TASK: Final = 10_000_000
 """First task of both; no run draws tasks near it."""
+
+
+def _distillation(**settings: Any) -> tuple[str, str]:
+    """Return the option that adds self-distillation to a run."""
+    name = "agent_trainers.experimental.skills:SkillDistillation"
+    return "--extensions", json.dumps({name: settings})
+
+
 SIDES: Final[Mapping[str, tuple[str, ...]]] = {
-    "0": ("--skill_weight", "0.0"),
-    "0.1": ("--skill_weight", "0.1"),
-    "0.5": ("--skill_weight", "0.5"),
+    "0": (),
+    "0.1": _distillation(weight=0.1),
+    "0.5": _distillation(weight=0.5),
     "0.5, reference teacher": (
-        "--skill_weight", "0.5", "--skill_teacher", "reference", "--beta", "0.001",
+        *_distillation(weight=0.5, teacher="reference"), "--beta", "0.001",
     ),
 }  # fmt: skip
 

@@ -9,9 +9,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
 from agent_trainers import TINY_POLICY
-from agent_trainers.trainers.episode_plan import all_tasks
+from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 _SHARED: Final = (
     "output_dir", "max_steps", "seed", "learning_rate", "lr_scheduler_type", "warmup_steps",
@@ -40,7 +39,7 @@ def make_trl_trainer(
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     probe = gym.make(env_id, **env_kwargs)
-    num_tasks = len(all_tasks(getattr(probe.unwrapped, "num_tasks", None), config))
+    num_tasks = getattr(probe.unwrapped, "num_tasks", None) or config.num_train_groups
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=environment_return,
@@ -68,7 +67,6 @@ def batch_of(trainer: StepGRPOTrainer) -> tuple[int, float]:
     """
     batch = trainer.trajectories["train"]
     num_steps = sum(len(trajectory.transitions) - trajectory.start for trajectory in batch)
-    if trainer.player.branches is not None:
-        num_steps += trainer.player.branches.replayed_steps
+    num_steps += sum(getattr(each, "replayed_steps", 0) for each in trainer.extensions)
     successes = [trajectory.success for trajectory in batch if not trajectory.start]
     return num_steps, sum(successes) / len(successes)

@@ -1,9 +1,9 @@
 """Credit: from the rewards of a batch of episodes to advantages per step or per token.
 
-Pure functions of numbers; no model, no tensors. An estimator takes a batch of episodes, and options
-by name; with a critic also their ``values`` (see ``gae.py``). It returns one array per episode: of
-shape (S,), one advantage per step, or of shape (N,), one per token. An episode that could not be
-scored is left out of its group and of every mean, and gets shape (0,).
+Estimators are pure functions of a batch of episodes, with options by name; those with a critic also
+take ``values`` (see ``gae.py``). They return one array per episode: of shape (S,), one advantage
+per step, or of shape (N,), one per token. An unscorable episode is left out of its group and of
+every mean, and gets shape (0,).
 """
 
 import inspect
@@ -25,7 +25,6 @@ from agent_trainers.algorithms.group_estimators import (
     reinforce_pp_baseline,
     rloo,
 )
-from agent_trainers.experimental.branching.branch_estimators import tree, vine
 
 Estimator = Callable[..., Sequence[Array]]
 
@@ -37,16 +36,10 @@ ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "gigpo": gigpo,
-    "vine": vine,
-    "tree": tree,
     "gae_token": gae_token,
     "gae_step": gae_step,
     "gae_bilevel": gae_bilevel,
 }
-BRANCHING: Final = tuple(
-    name for name, function in ADVANTAGE_ESTIMATORS.items() if hasattr(function, "uses_branches")
-)
-"""Those that look at branches of the batch's episodes; see `uses_branches`."""
 
 
 def estimate(
@@ -62,7 +55,7 @@ def estimate(
 
     Returns:
         For each episode, in order, float32 of shape (S,), one per step, or (N,), one per value
-        given, for `gae_token` and `gae_bilevel`; shape (0,) where it could not be scored.
+        given, for `gae_token` and `gae_bilevel`; shape (0,) for an unscorable episode.
 
     Raises:
         UnknownNameError: If there is no such estimator.
@@ -80,14 +73,14 @@ def estimate(
     if len(advantages) != len(trajectories):
         raise ConfigurationError(
             f"{_name(estimator)} returned {len(advantages)} arrays for {len(trajectories)} "
-            "episodes. Return one per episode, of no numbers where it is not scorable."
+            "episodes. Return one per episode, an empty one where it is not scorable."
         )
     for i, values in enumerate(advantages):
         if not np.all(np.isfinite(values)):
             raise ConfigurationError(
-                f"{_name(estimator)} returned what is no finite number for episode {i} of "
+                f"{_name(estimator)} returned a number that is not finite for episode {i} of "
                 f"{len(trajectories)}, with the rewards {list(trajectories[i].rewards)}. Return 0 "
-                "for a step of which nothing is known."
+                "for a step without information."
             )
     return advantages
 
@@ -115,24 +108,6 @@ def estimator_options(estimator: str | Estimator) -> tuple[str, ...]:
 def needs_values(estimator: str | Estimator) -> bool:
     """Return whether an estimator needs a critic."""
     return "values" in estimator_options(estimator)
-
-
-def uses_branches(estimator: str | Estimator) -> bool:
-    """Return whether an estimator looks at branches: whether it has an attribute ``uses_branches``.
-
-    Raises:
-        UnknownNameError: If there is no such estimator.
-    """
-    return bool(getattr(find_estimator(estimator), "uses_branches", False))
-
-
-def trains_branches(estimator: str | Estimator) -> bool:
-    """Return whether the policy learns from its branches, too: by ``trains_branches``.
-
-    Raises:
-        UnknownNameError: If there is no such estimator.
-    """
-    return bool(getattr(find_estimator(estimator), "trains_branches", False))
 
 
 def _name(estimator: str | Estimator) -> str:

@@ -1,7 +1,7 @@
-"""What estimators of advantages know of an episode, and the arithmetic that they share."""
+"""Input of advantage estimators, and the arithmetic that they share."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ WHITEN_EPSILON: Final = 1e-8
 
 
 class Episode(Protocol):
-    """What an estimator needs to know of an episode; a `Trajectory` fits."""
+    """Fields of an episode that estimators read; a `Trajectory` has them."""
 
     @property
     def group_id(self) -> str:
@@ -33,11 +33,11 @@ class Episode(Protocol):
 
     @property
     def anchors(self) -> Sequence[Hashable]:
-        """What was observed before each step, shape (S,); equal where the observations are."""
+        """Observation before each step, or a digest of it, shape (S,)."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the episode was cut off, so that its last state still has a value."""
+        """Whether the episode was truncated, so that its last state has a value."""
 
     @property
     def is_scorable(self) -> bool:
@@ -47,11 +47,7 @@ class Episode(Protocol):
 def apart(
     function: Callable[[Sequence[T]], Sequence[U]], items: Sequence[T], keys: Sequence[Hashable]
 ) -> list[U]:
-    """Apply a function of many items to those of each key by themselves.
-
-    Returns:
-        What it returns for each item, in the order of `items`.
-    """
+    """Apply `function` to the items of each key separately; return its results in their order."""
     results: dict[int, U] = {}
     for key in dict.fromkeys(keys):
         own = [i for i, other in enumerate(keys) if other == key]
@@ -78,12 +74,23 @@ def whiten(arrays: Sequence[Array], weights: Sequence[npt.ArrayLike] | None = No
     mean = (w * x).sum() / total
     variance = (w * (x - mean) ** 2).sum() / (total - 1)
     scale = 1.0 / np.sqrt(variance + WHITEN_EPSILON)
-    # what is left of equal values is rounding, which the division would blow up
-    is_noise = variance <= (1e-7 * max(1.0, abs(mean))) ** 2
+    # equal float32 values leave rounding, which the division would blow up
+    is_constant = is_rounding(np.sqrt(variance), mean, epsilon=1e-7)
     return [
-        np.zeros_like(array) if is_noise else ((array - mean) * scale).astype(np.float32)
+        np.zeros_like(array) if is_constant else ((array - mean) * scale).astype(np.float32)
         for array in arrays
     ]
+
+
+def is_rounding(difference: npt.ArrayLike, value: float, *, epsilon: float = 1e-9) -> Any:
+    """Return whether differences from `value` are rounding errors, same shape as `difference`."""
+    return np.abs(difference) <= epsilon * max(1.0, abs(value))
+
+
+def above(values: Floats, baseline: float) -> Floats:
+    """Return ``values - baseline``, exactly 0 where only rounding is left."""
+    difference = values - baseline
+    return np.where(is_rounding(difference, baseline), 0.0, difference)
 
 
 def discount(values: Iterable[float], factor: float) -> Floats:
@@ -103,7 +110,7 @@ def returns_to_go(episodes: Sequence[Episode], gamma: float) -> list[Floats]:
 
 
 def groups(episodes: Sequence[Episode]) -> dict[str, list[int]]:
-    """Return the numbers of the episodes of each group that can be scored."""
+    """Return the indices of the scorable episodes of each group."""
     members: dict[str, list[int]] = {}
     for i, episode in enumerate(episodes):
         if episode.is_scorable and len(episode.rewards):
@@ -112,5 +119,5 @@ def groups(episodes: Sequence[Episode]) -> dict[str, list[int]]:
 
 
 def join(arrays: Sequence[Floats]) -> Floats:
-    """Return the values of all arrays, one after the other."""
+    """Return the concatenated arrays."""
     return np.concatenate(arrays) if len(arrays) else np.zeros(0)

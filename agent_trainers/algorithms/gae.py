@@ -1,9 +1,9 @@
 """Advantages with a critic: generalised advantage estimation over steps, tokens, or both.
 
-An estimator takes ``values[i][t][j]``, the value of episode i's state before token j of step t. The
-first of a step is the value of the step's state. A step's values may go on over the observation
-tokens that follow its action: then these take part in the recursion of `gae_token`, which is PPO
-without the advantage mask of Agent-R1 (arXiv 2511.14460).
+An estimator takes ``values[i][t][j]``, the value of episode i before token j of step t. The first
+of a step is the value of the step's state. A step may also have values of the observation tokens
+after its action: then these take part in the recursion of `gae_token`, which is PPO without the
+advantage mask of Agent-R1 (arXiv 2511.14460).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Advantages without a critic: episodes of the same task, or of the batch, are compared."""
+"""Advantages without a critic, relative to the group of the same task or to the batch."""
 
 from collections.abc import Hashable, Sequence
 from typing import Final, Literal
@@ -9,6 +9,7 @@ from agent_trainers.algorithms.episodes import (
     Array,
     Episode,
     Floats,
+    above,
     groups,
     returns_to_go,
     whiten,
@@ -109,7 +110,7 @@ def gigpo(
                 continue
             values = np.array([returns[i][t] for i, t in same])
             divisor = 1.0 if scale == "none" else values.std(ddof=1) + STD_EPSILON
-            for (i, t), value in zip(same, _above(values, values.mean()) / divisor, strict=True):
+            for (i, t), value in zip(same, above(values, values.mean()) / divisor, strict=True):
                 advantages[i][t] += step_advantage_weight * value
     return advantages
 
@@ -126,14 +127,8 @@ def _normalise(episodes: Sequence[Episode], values: Sequence[Floats], scale: Sca
             divisor = _std([values[i] for i in (members if scale == "group" else batch)])
             divisor += STD_EPSILON
         for i in members:
-            advantages[i] = (_above(values[i], mean) / divisor).astype(np.float32)
+            advantages[i] = (above(values[i], mean) / divisor).astype(np.float32)
     return advantages
-
-
-def _above(values: Floats, mean: float) -> Floats:
-    """Return ``values - mean``, exactly 0 where only rounding is left."""
-    difference = values - mean
-    return np.where(np.abs(difference) < 1e-9 * max(1.0, abs(mean)), 0.0, difference)
 
 
 def _std(values: Sequence[Floats]) -> float:

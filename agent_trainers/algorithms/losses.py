@@ -1,7 +1,7 @@
-"""The losses, as functions of tensors: clipped policy gradient, and a clipped critic.
+"""Losses as functions of tensors: clipped policy gradient, KL divergence, clipped value loss.
 
-Every token comes with a weight; over the whole batch, all processes and micro-batches together,
-weights sum to 1. That makes a loss independent of how rows are cut, merged, padded and spread.
+They are per token. Token weights sum to 1 over the whole batch, all processes and micro-batches, so
+the loss does not depend on how rows are split, merged, padded and distributed.
 """
 
 import inspect
@@ -13,19 +13,17 @@ import torch
 from agent_envs.core.lookup import lookup_or_import
 
 RATIO_LEVELS: Final = ("token", "step", "product", "sequence")
-MAX_DISTILLATION_RATIO: Final = 2.0
-"""Bound of the importance ratio that a teacher's say is weighed with: that of TRL's SDPO."""
 
 
 class PolicyLoss(NamedTuple):
     """Loss of each token, and where the ratio was clipped; each of shape (B, T)."""
 
     loss: torch.Tensor
-    """Not yet weighed, float."""
+    """Unweighted, float."""
     is_clipped_low: torch.Tensor
-    """Where a bad token's probability has fallen far enough, bool."""
+    """Clipped tokens with a negative advantage, bool."""
     is_clipped_high: torch.Tensor
-    """Where a good token's probability has risen far enough, bool."""
+    """Clipped tokens with a positive advantage, bool."""
 
 
 def importance_log_ratio(
@@ -79,8 +77,8 @@ def policy_loss(
     Args:
         log_ratio: Logarithm of the importance ratio, (B, T).
         advantages: (B, T).
-        epsilon_low: How far the ratio may fall.
-        epsilon_high: How far it may rise.
+        epsilon_low: Lower clipping range.
+        epsilon_high: Upper clipping range.
         delta: Bound of the ratio where the advantage is negative, as in TRL; None for none.
     """
     ratio = log_ratio.exp()
@@ -139,7 +137,7 @@ def evaluate_policy_loss(loss: PolicyLossFunction, **arguments: Any) -> PolicyLo
 
     Args:
         loss: Takes some of `LOSS_ARGUMENTS` by name; returns a `PolicyLoss`, or just the loss of
-            each token, (B, T), not yet weighed.
+            each token, (B, T), unweighted.
         arguments: All of `LOSS_ARGUMENTS`.
     """
     taken = inspect.signature(loss).parameters
@@ -159,32 +157,13 @@ def kl_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tens
     return difference.exp() - difference - 1
 
 
-def distillation_loss(
-    logprobs: torch.Tensor, old_logprobs: torch.Tensor, teacher: torch.Tensor
-) -> torch.Tensor:
-    """Return the reverse KL divergence from a teacher on sampled tokens, as a loss, (B, T).
-
-    ``sg[min(r, 2) (log pi - log pi_T)] log pi``, with ``r = pi / pi_old`` and no gradient through
-    ``sg``: over tokens that ``pi_old`` sampled, its gradient is expected to be that of ``KL(pi ||
-    pi_T)`` in each state, but for the bound. It is SDPO (arXiv 2601.20802) on sampled tokens, as
-    TRL's ``SDPOTrainer`` has it, and the importance-weighted reverse KL of Skill-SD (2604.10674).
-
-    Args:
-        logprobs: Log-probabilities in the policy that learns, (B, T).
-        old_logprobs: In the one that sampled, (B, T).
-        teacher: In the teacher, which knows more, (B, T).
-    """
-    ratio = (logprobs - old_logprobs).exp().clamp(max=MAX_DISTILLATION_RATIO)
-    return (ratio * (logprobs - teacher)).detach() * logprobs
-
-
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip_range: float
 ) -> torch.Tensor:
     """Return the clipped squared error of each value, shape (B, T).
 
     ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``, as in OpenAI's PPO: a value
-    gains nothing from moving further than `clip_range` from where it was.
+    gains nothing from moving further than `clip_range` from its old value.
     """
     clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
     return 0.5 * torch.max((values - targets) ** 2, (clipped - targets) ** 2)

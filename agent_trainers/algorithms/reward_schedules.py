@@ -1,4 +1,4 @@
-"""How much a reward term counts over the run: constant, linear, cosine, or until a rate is met."""
+"""Schedules of reward terms: constant, linear, cosine, or adaptive to a logged metric."""
 
 import json
 import math
@@ -16,7 +16,7 @@ class _Schedule(BaseModel):
 
 
 class Constant(_Schedule):
-    """The same factor all the time."""
+    """A constant factor."""
 
     kind: Literal["constant"]
 
@@ -66,13 +66,13 @@ def parse_schedules(value: str | Mapping[str, Any] | None) -> dict[str, Schedule
 def reward_factors(
     schedules: Mapping[str, Schedule], progress: float, log: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Return what each scheduled reward term is multiplied with now.
+    """Return the current factor of each scheduled reward term.
 
     Args:
         schedules: See `parse_schedules`.
-        progress: Share of the run that is over, 0 to 1.
-        log: What the trainer has logged so far. It is part of every checkpoint, so a resumed run
-            knows which targets were met.
+        progress: Completed share of the run, 0 to 1.
+        log: The trainer's log so far. Checkpoints hold it, so a resumed run knows which targets
+            were met.
     """
     return {name: _factor(schedule, progress, log) for name, schedule in schedules.items()}
 

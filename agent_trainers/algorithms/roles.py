@@ -1,9 +1,8 @@
-"""Credit by role: each role of an episode is compared with the same role of its group's others.
+"""Credit by role: each role of an episode is compared with the same role in its group.
 
-What one role does differs from what another does, so their returns have nothing to be compared by.
-Here an episode is taken apart into one for each role. A reward that the whole earned counts for
-every role, at its last step before: so the return of a role's step is what the episode earned from
-there on. A reward of one role's own counts for that role alone.
+An episode is split into one part for each role. A shared reward counts for every role, at its last
+step before the reward, so the return of a role's step is that of the episode from there on. A
+reward with an owner counts for that role alone.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -17,19 +16,19 @@ from agent_trainers.algorithms.episodes import Array, Episode
 
 
 class EpisodeOfRoles(Episode, Protocol):
-    """What has to be known of an episode with roles."""
+    """Fields of an episode with roles."""
 
     @property
     def roles(self) -> Sequence[str]:
-        """Who acted in each step, shape (S,); ``""`` where there are no roles."""
+        """Role of each step, shape (S,); ``""`` without roles."""
 
     @property
     def reward_owners(self) -> Sequence[str | None]:
-        """Whose the reward of each step is, shape (S,); None: everybody's."""
+        """Role that the reward of each step belongs to, shape (S,); None for all of them."""
 
     @property
     def frozen_roles(self) -> frozenset[str]:
-        """Roles that learn nothing, and are compared with nobody."""
+        """Roles that are not trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +56,10 @@ def estimate_by_role(
 
     Returns:
         For each episode float32 of shape (S,), 0 in the steps of frozen roles; shape (0,) where it
-        could not be scored. Where no episode has roles, what `estimate` returns.
+        is not scorable. The result of `estimate` where no episode has roles.
 
     Raises:
-        ConfigurationError: If `estimate` gives something else than one number per step.
+        ConfigurationError: If `estimate` does not return one number per step.
     """
     if not any(any(episode.roles) for episode in episodes):
         return list(estimate(episodes))
@@ -75,16 +74,16 @@ def estimate_by_role(
             continue
         if len(values) != len(part.steps):
             raise ConfigurationError(
-                "Roles are compared step by step, but the advantage estimator gave "
-                f"{len(values)} numbers for {len(part.steps)} steps. Use one that gives an "
-                "advantage per step, such as grpo_step."
+                f"The advantage estimator returned {len(values)} numbers for the {len(part.steps)} "
+                "steps of a role. With roles use one that returns an advantage per step, such as "
+                "grpo_step."
             )
         advantages[i][list(part.steps)] = values
     return advantages
 
 
 def take_apart(episode: EpisodeOfRoles) -> list[RoleEpisode]:
-    """Return one episode for each role that learns."""
+    """Split an episode into one part for each trained role."""
     parts = []
     for role in dict.fromkeys(episode.roles):
         if role in episode.frozen_roles:
@@ -94,7 +93,7 @@ def take_apart(episode: EpisodeOfRoles) -> list[RoleEpisode]:
         for t, (reward, owner) in enumerate(
             zip(episode.rewards, episode.reward_owners, strict=True)
         ):
-            before = sum(step <= t for step in steps)  # what came first was none of its doing
+            before = sum(step <= t for step in steps)  # earlier rewards are not its own
             if before and owner in (None, role):
                 rewards[before - 1] += reward
         parts.append(

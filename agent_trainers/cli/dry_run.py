@@ -34,8 +34,8 @@ from agent_trainers.monitoring.trajectory_samples import (
     state_change,
     trained_samples,
 )
+from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 PAGE: Final = "dry_run.html"
 NUM_SAMPLES: Final = 8

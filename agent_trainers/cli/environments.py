@@ -24,7 +24,7 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.rollout.answers import read_reset
+from agent_trainers.rollout.environments import read_reset
 
 NUM_STATES: Final = 4
 """Number of resets that `look_at` takes."""

@@ -16,7 +16,7 @@ from agent_trainers.checkpointing.checkpoints import flush
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import FirstLook
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.episode import template_tools
+from agent_trainers.rollout.environments import template_tools
 
 EMBEDDED: Final = "embedded policy"
 """Name of the default model in results."""

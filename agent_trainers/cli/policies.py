@@ -156,7 +156,7 @@ def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterato
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
     if options.base_url is None:
         from agent_trainers.policies.local import local_policy
-        from agent_trainers.trainers.machine import fast_precision
+        from agent_trainers.trainers.config import fast_precision
 
         model = _model_path(options) if venue is None else venue.model
         # the embedded policy always runs in the type it was saved in

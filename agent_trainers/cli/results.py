@@ -6,7 +6,6 @@ import json
 import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from agent_trainers.cli.output_folder import RESULTS_FILE
 from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
+    Mark,
     TrajectorySample,
     choose,
     save_samples,
@@ -101,7 +101,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             label=f"training, step {step}",
             optimiser_step=step,
             new_logprobs=trainer.current_logprobs(),
-            find_marks=trainer.watch.marks,
+            find_marks=self._marks,
         )
         self._batches.append(samples)
         if trainer.accelerator.is_main_process:
@@ -118,7 +118,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
                     label=f"{label}, {t.env}" if t.env else label,
                     trajectory=t,
                     optimiser_step=self._trainer.state.global_step,
-                    marks=self._trainer.watch.marks(t),
+                    marks=self._marks(t),
                 )
                 for t in (trajectories[i] for i in self._choose(trajectories))
             ]
@@ -126,15 +126,17 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
 
     def _choose(self, trajectories: Sequence[Trajectory]) -> list[int]:
         """Return the indices of the samples: first one for each active alarm."""
-        watch = self._trainer.watch
-        alarms = {alarm.sign for alarm in watch.active}
+        alarms = {sign for each in self._trainer.extensions for sign in each.active_alarms()}
         shown: dict[str, int] = {}
         for i, trajectory in enumerate(trajectories if alarms else ()):
-            for mark in watch.marks(trajectory):
+            for mark in self._marks(trajectory):
                 if mark.sign in alarms:
                     shown.setdefault(mark.sign, i)
         chosen = [*shown.values(), *choose(trajectories, SAMPLES_PER_BATCH)]
         return list(dict.fromkeys(chosen))[:SAMPLES_PER_BATCH]
+
+    def _marks(self, trajectory: Trajectory) -> list[Mark]:
+        return [mark for each in self._trainer.extensions for mark in each.marks(trajectory)]
 
     def write_page(self) -> None:
         """Write ``trajectories.html``."""
@@ -172,7 +174,7 @@ def describe_run(
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
-        "hacking_alarms": [asdict(alarm) for alarm in trainer.watch.alarms],
+        **{name: v for each in trainer.extensions for name, v in each.results().items()},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions(),
     }
@@ -310,7 +312,7 @@ def print_results(results: Mapping[str, Any], folder: Path) -> None:
     )
     console = Console()
     console.print(table)
-    for alarm in results["hacking_alarms"]:
+    for alarm in results.get("hacking_alarms", ()):
         steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
         console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)
     for name, what in _FILES.items():

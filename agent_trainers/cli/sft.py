@@ -31,12 +31,11 @@ from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.conversations import read_conversations
-from agent_trainers.rollout.demonstrations import play_reference, retell
-from agent_trainers.rollout.episode import template_tools
+from agent_trainers.rollout.demonstrations import play_reference, read_conversations, retell
+from agent_trainers.rollout.environments import template_tools
 from agent_trainers.tiny_policy import TINY_POLICY
-from agent_trainers.trainers.machine import fast_precision
-from agent_trainers.trainers.supervised import WarmStartConfig, supervised_dataset
+from agent_trainers.trainers.config import fast_precision
+from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"

@@ -56,9 +56,9 @@ from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.policies.worker_threads import keep_to_one_thread
 from agent_trainers.tiny_policy import TINY_POLICY
+from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from agent_trainers.trainers.presets import trainer_class
+from agent_trainers.trainers.ppo import trainer_class
 
 LOGGERS: Final = {
     "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,

@@ -13,9 +13,13 @@ from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
 from agent_trainers.cli.task_sources import DEFAULT_ENV, OF_PROGRAMS, ProgramArguments
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_config, find_recipe
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from agent_trainers.trainers.machine import fast_precision
-from agent_trainers.trainers.presets import PRESETS, config_class, has_critic
+from agent_trainers.trainers.config import (
+    PRESETS,
+    StepGRPOConfig,
+    config_class,
+    fast_precision,
+    has_critic,
+)
 
 PROGRAM: Final = "agent-r1-train"
 SHOWN: Final = (

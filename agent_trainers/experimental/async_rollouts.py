@@ -24,7 +24,9 @@ from agent_trainers.algorithms.episodes import Array
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:

@@ -3,13 +3,12 @@
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from agent_trainers.algorithms.roles import take_apart
-from agent_trainers.experimental.hack_watch.hack_signs import farmed_terms, find_marks
 from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -48,10 +47,6 @@ class EpisodeSummary:
     """Seconds that the steps with a call took; empty where nobody measured."""
     num_tokens: int
     """Tokens of the last state and action: the length of the episode."""
-    signs: Mapping[str, int] = field(default_factory=dict)
-    """How often it shows each sign of reward hacking."""
-    farmed_terms: tuple[str, ...] = ()
-    """Reward terms that paid in most of its steps."""
     timings: dict[str, float]
     """Seconds by kind of work."""
     start: int = 0
@@ -117,8 +112,6 @@ def summarise(
         tool_errors=Counter(call["error"] for call in calls if call.get("error")),
         tool_seconds=[trajectory.step_seconds[t] for t in with_calls if t < num_timed],
         num_tokens=len(last.prompt_ids) + len(last.completion_ids) if last else 0,
-        signs=Counter(mark.sign for mark in find_marks(trajectory)),
-        farmed_terms=tuple(farmed_terms(trajectory)),
         timings=dict(trajectory.timings),
         start=trajectory.start,
         roles=tuple(t.role for t in trajectory.transitions),

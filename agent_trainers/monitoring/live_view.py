@@ -352,7 +352,7 @@ def show_progress(trainer: Any, title: str) -> LiveView | PlainProgress:
 
 
 def _alarms(trainer: Any) -> list[str]:
-    return [alarm.text for alarm in trainer.watch.active]
+    return [text for each in trainer.extensions for text in each.active_alarms().values()]
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:

@@ -15,10 +15,20 @@ import numpy.typing as npt
 from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
-from agent_trainers.experimental.diagnose.diagnosis import Diagnosis
-from agent_trainers.experimental.hack_watch.hack_signs import Mark, find_marks
 from agent_trainers.monitoring.batch_record import BatchRecord, StepTokens, step_tokens
 from agent_trainers.trajectory import Trajectory, Transition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A remark on a trajectory, such as a sign of reward hacking."""
+
+    sign: str
+    """Its name."""
+    step: int | None
+    """The step, from 0; None for the whole episode."""
+    seen: str
+    """The observation, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +47,7 @@ class TrajectorySample:
     """Its training rows; none where nothing was trained on it."""
     marks: Sequence[Mark] = ()
     """Signs of reward hacking in it."""
-    diagnosis: Diagnosis | None = None
+    diagnosis: Any = None
     """Which step lost it, where that was looked into."""
 
 
@@ -74,7 +84,7 @@ def trained_samples(
     label: str,
     optimiser_step: int,
     new_logprobs: npt.NDArray[Any] | None = None,
-    find_marks: Callable[[Trajectory], Sequence[Mark]] = find_marks,
+    find_marks: Callable[[Trajectory], Sequence[Mark]] = lambda _: (),
 ) -> list[TrajectorySample]:
     """Return the trajectories of a training batch that have the numbers `chosen`, as samples.
 

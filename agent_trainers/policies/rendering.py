@@ -282,7 +282,7 @@ class ChatRenderer:
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ends a user's message with "
                 "plain text, so there is no telling where a skill belongs. Use a template that "
-                "ends it with a control token, as <|im_end|>, or leave skill_weight out."
+                "ends it with a control token, as <|im_end|>, or leave SkillDistillation out."
             )
         return id
 

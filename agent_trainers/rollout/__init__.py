@@ -1,1 +1,1 @@
-"""Playing episodes: the collector, one episode, evaluation."""
+"""Rollouts: many episodes against one policy, evaluation, and demonstrations."""

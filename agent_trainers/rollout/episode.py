@@ -1,28 +1,24 @@
-"""One episode under way: what is to be played, and what was played so far."""
+"""One episode of a rollout: its specification, and its transitions so far."""
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import gymnasium as gym
 import numpy as np
 
 from agent_envs.core.async_bridge import resolve
-from agent_trainers.experimental.branching.saved_states import can_be_saved, save_environment
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
-from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.answers import read_reset, read_step
+from agent_trainers.rollout.environments import TextEnv, read_reset, read_step, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
-TextEnv = gym.Env[str, str]
 MAX_ACTION_CHARS: Final = 2_000
-"""Of an action at which an environment failed, in the error that is kept."""
-_KNOWN_WRAPPERS: Final = ("gymnasium.", "agent_envs.")
+"""Length to which an error message cuts the action at which the environment failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
-    """What to play."""
+    """Specification of an episode."""
 
     task: int | None
     """The task's index; None lets the environment draw one by `seed`."""
@@ -31,71 +27,81 @@ class EpisodeSpec:
     group_id: str
     """Episodes with the same id are compared with each other."""
     rng: np.random.Generator
-    """The policy's draws; another generator for each member of a group."""
+    """Generator of the policy; a different one for each member of a group."""
     env: str = ""
-    """The name of the environment, where several are played."""
+    """The name of the environment, where there are several."""
+
+
+class StateCache(Protocol):
+    """Snapshots of environments, by which branches return to a state without a replay."""
+
+    def save(
+        self, env: TextEnv, spec: EpisodeSpec, actions: Sequence[str], info: dict[str, Any]
+    ) -> None:
+        """Save the state that `actions` led to."""
+
+    def restore(self, env: TextEnv, trajectory: Trajectory, step: int) -> dict[str, Any] | None:
+        """Restore the state before `step` and return its info; None if it is not saved."""
+
+    def clear(self) -> None:
+        """Drop all states."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """An episode under way."""
+    """A running episode."""
 
     number: int
-    """Its place among the episodes of one `collect`."""
+    """Index of its spec in the call of `collect`."""
     spec: EpisodeSpec
     env: TextEnv = field(init=False, repr=False)
-    """Where it is played; given to it when it begins."""
-    keeps_states: bool = False
-    """Whether its states are saved on the way."""
+    """Its environment, from the start of the episode."""
+    states: StateCache | None = None
+    """Where its states are saved; None where they are not."""
     info: dict[str, Any] = field(default_factory=dict)
+    """``info`` of the current state."""
     transitions: list[Transition] = field(default_factory=list)
     stop_reason: StopReason | None = None
     error: str | None = None
     final_prompt_ids: list[int] = field(default_factory=list)
     generation: Generation | None = None
-    """The action that is being carried out."""
+    """The action that the environment executes."""
     usage: Usage = field(default_factory=Usage)
-    """What all its actions took."""
     generate_seconds: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
-    """How long the environment took: the reset, then each step."""
+    """Seconds of the reset, then of each step."""
     started: float = 0.0
     num_first_calls: int = 1
-    """How many resets and steps it takes to begin: so often the time limit of one."""
+    """Resets and steps of its first call, which multiply the time limit of a step."""
     start: int = 0
-    """Its first step that is played here."""
-    saved: bytes | None = None
-    """The environment as it is now, where it is saved."""
+    """Its first own step; earlier ones are those of the episode it branched off."""
 
     def reset(self, timeout: float | None = None) -> Any:
-        """Begin; called where it may take its time.
-
-        What has to be awaited is cancelled after `timeout` seconds.
-        """
-        task = self.spec.task
-        options = None if task is None else {"task": task}
+        """Reset the environment; an async reset is cancelled after `timeout` seconds."""
+        options = None if self.spec.task is None else {"task": self.spec.task}
         answer = resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
-        self._save()
+        self._save_state([], answer, is_over=False)
         return answer
 
     def step(self, timeout: float | None = None) -> Any:
-        """Carry the action out; called where it may take its time, as `reset`."""
+        """Execute the action; an async step is cancelled after `timeout` seconds."""
         assert self.generation is not None
         answer = resolve(self.env.step(self.generation.text), timeout)
-        self._save()
+        actions = [*(t.action for t in self.transitions), self.generation.text]
+        self._save_state(actions, answer)
         return answer
 
-    def _save(self) -> None:
-        """Save the environment as it is now, if it is wanted and can be."""
-        self.saved = None
-        if self.keeps_states and can_be_saved(self.env):
-            try:
-                self.saved = save_environment(self.env)
-            except Exception:  # noqa: BLE001 - foreign code; the state is reached by replay then
-                self.keeps_states = False
+    def _save_state(self, actions: list[str], answer: Any, *, is_over: bool | None = None) -> None:
+        if self.states is None:
+            return
+        try:
+            if not (answer[2] or answer[3] if is_over is None else is_over):
+                self.states.save(self.env, self.spec, actions, answer[-1])
+        except Exception:  # noqa: BLE001 - foreign code; branches replay the actions instead
+            self.states = None
 
     def request(self) -> GenerationRequest:
-        """Ask for an action in the present state."""
+        """Return the request for an action in the current state."""
         return GenerationRequest(
             episode_id=self.number,
             messages=self.info["messages"],
@@ -105,11 +111,11 @@ class Episode:
         )
 
     def begin(self, answer: Any) -> None:
-        """Note the first state; a TypeError says why `answer` is none."""
+        """Record the result of `reset`; raise TypeError if it is malformed."""
         self.info = read_reset(answer)
 
     def advance(self, answer: Any) -> None:
-        """Note what the environment said to the action; a TypeError says why it is no state."""
+        """Record the result of `step`; raise TypeError if it is malformed."""
         generation = self.generation
         assert generation is not None
         reward, terminated, truncated, info = read_step(answer)
@@ -124,7 +130,7 @@ class Episode:
                 reward=reward,
                 reward_terms=info.get("reward_terms", {}),
                 terminated=terminated,
-                # Gymnasium's turn limit also claims an answer in the last turn: nothing was cut off
+                # Gymnasium's turn limit also truncates an answer in the last turn.
                 truncated=(truncated or is_cut) and not terminated,
                 info={k: v for k, v in info.items() if k not in ("messages", "tools")},
             )
@@ -132,23 +138,23 @@ class Episode:
         self.info = info
         if terminated:
             self.stop(StopReason.ANSWERED)
-        elif is_cut:  # a turn that was cut off leaves no state to go on from
+        elif is_cut:  # a truncated turn leaves no state to continue from
             self.stop(StopReason.TOKEN_LIMIT)
         elif truncated:
             self.stop(StopReason.TURN_LIMIT)
 
     def overflow(self) -> None:
-        """End because the state does not fit the policy; what was played counts."""
-        self.cut_off(StopReason.CONTEXT_OVERFLOW)
+        """Truncate the episode because its state does not fit the policy; its steps count."""
+        self.truncate(StopReason.CONTEXT_OVERFLOW)
 
-    def cut_off(self, reason: StopReason) -> None:
-        """End here although the task is not over; what was played counts."""
+    def truncate(self, reason: StopReason) -> None:
+        """End the episode although the task is not over; its steps count."""
         self.stop(reason)
         if self.transitions:
             self.transitions[-1] = replace(self.transitions[-1], truncated=True)
 
     def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
-        """End because of an error; it is kept, and the action that the environment failed at."""
+        """End with an error, and record it with the action at which the environment failed."""
         text = "".join(traceback.format_exception(error))
         if reason is None:
             is_timeout = isinstance(error, TimeoutError)
@@ -158,11 +164,11 @@ class Episode:
         self.stop(reason, text)
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
-        """End."""
+        """End the episode."""
         self.stop_reason, self.error = reason, error
 
     def trajectory(self) -> Trajectory:
-        """Return what was played."""
+        """Return the finished episode."""
         assert self.stop_reason is not None
         return Trajectory(
             task_id=str(self.info.get("task_id", self.spec.task)),
@@ -183,38 +189,3 @@ class Episode:
             seed=self.spec.seed,
             start=self.start,
         )
-
-
-def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the tools that the chat template is to describe; None where the state does."""
-    tools: list[dict[str, Any]] = info.get("tools") or []
-    return tools if info.get("is_native_format", True) else None
-
-
-def lend_tokenizer(policy: Policy, env: TextEnv, info: dict[str, Any]) -> None:
-    """Let the context policy of an environment count in the policy's own tokens."""
-    inner = env.unwrapped
-    if hasattr(inner, "set_token_counter"):
-        tools = template_tools(info)
-        inner.set_token_counter(lambda messages: policy.count_tokens(messages, tools))
-
-
-def is_immediate(env: TextEnv) -> bool:
-    """Return whether an environment only computes, so that it needs no thread and no deadline.
-
-    It says so itself, but cannot speak for a wrapper around it that waits for something; a wrapper
-    that only computes says so with an attribute ``is_immediate`` of its class.
-    """
-    try:
-        return _says_immediate(env)
-    except Exception:  # noqa: BLE001 - foreign code; a thread and a deadline are never wrong
-        return False
-
-
-def _says_immediate(env: TextEnv) -> bool:
-    while isinstance(env, gym.Wrapper):
-        only_computes = vars(type(env)).get("is_immediate", False)
-        if not (only_computes or type(env).__module__.startswith(_KNOWN_WRAPPERS)):
-            return False
-        env = env.env
-    return bool(getattr(env, "is_immediate", False))

@@ -1,41 +1,45 @@
-"""Measure a policy: play tasks, count successes."""
+"""Evaluation of a policy: success rates, pass@k and majority votes."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k
+from agent_envs.scoring.answers import normalize_answer
 from agent_trainers.policies import Policy, Usage
-from agent_trainers.rollout.collector import Collector, EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Collector, Rollout
+from agent_trainers.rollout.environments import MakeEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How a policy did."""
+    """Results of a policy."""
 
     trajectories: list[Trajectory]
-    """Every episode, with what it asked of the model; those of the same task stand together."""
+    """Every episode; those of the same task are adjacent."""
     metrics: dict[str, float]
-    """Means over the episodes that could be scored; ``success`` among them."""
+    """Means over the scorable episodes, ``success`` among them."""
     pass_at_k: dict[int, float]
     """For each k, the chance that one of k samples of a task succeeds, over all tasks."""
     num_failed: int
-    """Episodes that could not be scored."""
+    """Episodes that are not scorable."""
     usage: Usage
-    """What all episodes together asked of the model."""
+    """Model calls and tokens of all episodes."""
 
     @property
     def success_of_all(self) -> float:
-        """The share of all episodes that succeeded; one that could not be scored did not."""
+        """Share of all episodes that succeeded; an unscorable one counts as a failure."""
         return sum(t.success for t in self.trajectories) / max(1, len(self.trajectories))
 
 
 def plan_samples(tasks: Sequence[int], samples_per_task: int, seed: int) -> list[EpisodeSpec]:
-    """Say what to play: so many episodes of each task, those of a task next to each other."""
+    """Return the specs of `samples_per_task` episodes of each task, those of a task adjacent."""
     return [
         EpisodeSpec(
             task=task, seed=task, group_id=str(task), rng=np.random.default_rng([seed, task, k])
@@ -46,7 +50,7 @@ def plan_samples(tasks: Sequence[int], samples_per_task: int, seed: int) -> list
 
 
 def evaluate_policy(
-    make_env: Callable[[], TextEnv],
+    make_env: MakeEnv,
     policy: Policy,
     tasks: Sequence[int],
     *,
@@ -54,7 +58,7 @@ def evaluate_policy(
     ks: Sequence[int] = (1,),
     seed: int = 0,
 ) -> Evaluation:
-    """Play every task `samples_per_task` times in environments; see `evaluate`."""
+    """Evaluate `policy` in environments made by `make_env`; see `evaluate`."""
     rollout = Rollout(make_env, policy)
     return evaluate(rollout, tasks, samples_per_task=samples_per_task, ks=ks, seed=seed)
 
@@ -67,24 +71,24 @@ def evaluate(
     ks: Sequence[int] = (1,),
     seed: int = 0,
 ) -> Evaluation:
-    """Play every task `samples_per_task` times; `seed` is that of every draw. Closes `rollout`.
+    """Run every task `samples_per_task` times with draws by `seed`, and close `rollout`.
 
-    `ks` are the k of pass@k, each at most `samples_per_task`; tasks with fewer episodes that could
-    be scored are left out.
+    `ks` are the k of pass@k, each at most `samples_per_task`; tasks with fewer scorable episodes
+    are left out.
     """
     specs = plan_samples(tasks, samples_per_task, seed)
-    solved = played = 0
+    num_solved = num_ended = 0
     with (
         contextlib.closing(rollout),
         tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
     ):
 
         def show(trajectory: Trajectory) -> None:
-            nonlocal solved, played
-            solved += trajectory.success
-            played += 1  # a bar that is off counts nothing
+            nonlocal num_solved, num_ended
+            num_solved += trajectory.success
+            num_ended += 1  # a disabled bar counts nothing
             bar.update()
-            bar.set_postfix(success=f"{solved / played:.2f}")
+            bar.set_postfix(success=f"{num_solved / num_ended:.2f}")
 
         trajectories = rollout.collect(specs, show)
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
@@ -98,7 +102,7 @@ def evaluate(
 
 
 def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each number, over the records that have it."""
+    """Return the mean of each metric over the records that have it."""
     names = dict.fromkeys(name for record in records for name in record)
     return {name: float(np.mean([r[name] for r in records if name in r])) for name in names}
 
@@ -109,3 +113,26 @@ def _pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
         outcomes.setdefault(trajectory.group_id, []).append(trajectory.success)
     values = [pass_at_k(len(o), sum(o), k) for o in outcomes.values() if len(o) >= k]
     return float(np.mean(values)) if values else float("nan")
+
+
+def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
+    """Return the index of the first attempt with the most frequent answers.
+
+    An attempt that ended in an error is returned before all others: the vote is incomplete then.
+    """
+    for k, attempt in enumerate(attempts):
+        if attempt.error is not None:
+            return k
+    answers = [_answers(attempt) for attempt in attempts]
+    votes = Counter(answer for answer in answers if answer)
+    if not votes:
+        return 0
+    # most_common keeps the order of the first vote where counts are equal
+    (winner, _), *_ = votes.most_common(1)
+    return answers.index(winner)
+
+
+def _answers(trajectory: Trajectory) -> tuple[str, ...]:
+    """Return the normalised answers of an episode."""
+    actions = (step.info.get("action", {}) for step in trajectory.transitions)
+    return tuple(normalize_answer(a["answer"]) for a in actions if a.get("kind") == "answer")

@@ -1,1 +1,1 @@
-"""tasks."""
+"""Tasks of a run: environments and which task comes next."""

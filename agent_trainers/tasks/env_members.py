@@ -1,21 +1,18 @@
-"""Several environments in one run: how each is written down, and the name it is reported under."""
+"""Entries of a list of environments, and the name that each is reported under."""
 
 import json
-import math
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import gymnasium as gym
+from pydantic import Field, TypeAdapter, ValidationError
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 
-NAME: Final = re.compile(r"[A-Za-z0-9_][\w.,=+-]{0,79}", re.ASCII)
-"""What an environment may be called: part of a metric's name, ``env/<name>/success``."""
 _EXAMPLE: Final = (
     "[{id: AgentR1/SyntheticMultiHop-v0, weight: 2, kwargs: {hops: [1, 2]}}, "
     "{id: AgentR1/SyntheticTable-v0}]"
@@ -25,20 +22,20 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvMember:
-    """One of several environments that are trained in, or measured in, together."""
+    """One of several environments that a run trains in, or evaluates in."""
 
     id: str | Callable[[], Any]
     """A Gymnasium id, or a function that makes an environment."""
     name: str = ""
-    """What it is reported under; `name_members` makes one where none is given."""
+    """Its name in metrics, ``env/<name>/success``; `name_members` derives one by default."""
     weight: float = 1.0
-    """Its share of the groups that are played, as against the others'; more than 0."""
+    """Its share of the groups, relative to the others'; more than 0."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     eval_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Those that differ where it is measured."""
+    """Those that differ in evaluation."""
     tasks: Sequence[int] | None = None
-    """Indices of the tasks that are played; None for all of them."""
+    """Indices of its tasks; None for all of them."""
 
     def make_env(self) -> Any:
         """Make one environment."""
@@ -46,13 +43,32 @@ class EnvMember:
         return make(**self.kwargs)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as a settings file holds it, without what was not given."""
+        """Return its entry in a settings file, without empty optional fields."""
         record = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         optional = ("eval_kwargs", "tasks")
         return {k: v for k, v in record.items() if v or k not in optional}
 
 
 Member = str | Callable[[], Any] | Mapping[str, Any] | EnvMember
+_FORMS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {
+    "name": (
+        TypeAdapter(Annotated[str, Field(pattern=r"\A([A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,79})?\z")]),
+        "letters, digits and . , = + - _ (at most 80)",
+    ),
+    "weight": (
+        TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]),
+        "a number above 0; leave out an environment that is not to be trained in",
+    ),
+    "kwargs": (TypeAdapter(dict[str, Any]), "arguments by name, such as {hops: 2}"),
+    "eval_kwargs": (TypeAdapter(dict[str, Any]), "arguments by name, such as {hops: 2}"),
+    "tasks": (
+        TypeAdapter(
+            Annotated[list[Annotated[int, Field(ge=0, strict=True)]] | None, Field(min_length=1)]
+        ),
+        "indices of tasks, such as [0, 1, 2]",
+    ),
+}
+"""Type of each field, and its description in errors."""
 
 
 def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[EnvMember]:
@@ -60,8 +76,8 @@ def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[
 
     Args:
         values: The list; an entry may be JSON text, as on a command line.
-        option: What it is called in errors: ``envs``.
-        is_weighted: Whether entries may have a weight.
+        option: Its name in errors: ``envs``.
+        is_weighted: Whether entries may have a weight and `eval_kwargs`.
 
     Raises:
         ConfigurationError: If an entry is wrong; names it and the field.
@@ -75,13 +91,13 @@ def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[
     for i, (member, value) in enumerate(zip(members, values, strict=True), start=1):
         if not is_weighted and member.weight != 1.0:
             raise ConfigurationError(
-                f"{option}, entry {i}: weight does nothing where each environment is measured by "
-                f"itself. Leave it out: {value!r}"
+                f"{option}, entry {i}: weight does nothing, because each environment is evaluated "
+                f"separately. Leave it out: {value!r}"
             )
         if not is_weighted and member.eval_kwargs:
             raise ConfigurationError(
-                f"{option}, entry {i}: it is only measured, so its arguments are its kwargs. "
-                f"Write kwargs instead of eval_kwargs: {value!r}"
+                f"{option}, entry {i}: the environment is only evaluated. Write kwargs instead of "
+                f"eval_kwargs: {value!r}"
             )
     return members
 
@@ -89,24 +105,23 @@ def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[
 def name_members(
     trained: Sequence[EnvMember], variants: Sequence[EnvMember] = ()
 ) -> tuple[list[EnvMember], list[EnvMember]]:
-    """Give every environment of a run a name of its own.
+    """Give every environment of a run a unique name.
 
-    A name that is not given is the id without its namespace; where that is not enough, with the
-    arguments in which the environment differs from those of the same id: ``Name-v0,hops=3``. A
-    variant that is played just as an environment of `trained` is measured anyway is left out,
-    unless it names its tasks.
+    A derived name is the id without its namespace, followed where necessary by the arguments in
+    which environments of that id differ: ``Name-v0,hops=3``. A variant that equals an environment
+    of `trained` is left out, unless it lists tasks or has a name.
 
     Raises:
         ConfigurationError: If two have the same name, or are the same and have none.
     """
     named = _with_names(trained, [member for member in trained if not member.name])
-    measured = [(m.id, {**m.kwargs, **m.eval_kwargs}) for m in trained]
+    evaluated = [(m.id, {**m.kwargs, **m.eval_kwargs}) for m in trained]
     others = [
         variant
         for variant in variants
         if variant.name
         or variant.tasks is not None
-        or (variant.id, dict(variant.kwargs)) not in measured
+        or (variant.id, dict(variant.kwargs)) not in evaluated
     ]
     return named, _with_names(others, [*trained, *others], taken=named)
 
@@ -120,16 +135,16 @@ def _with_names(
         name = member.name or _derived(member, [m for m in relatives if m.id == member.id])
         if any(name == other.name for other in [*taken, *named]):
             raise ConfigurationError(
-                f"Two environments of the run would be reported as {name!r}. Give each a name of "
-                f"its own: {{id: {member.id}, name: ..., kwargs: ...}}; or, if they are the same, "
-                "write it once, with the sum of their weights."
+                f"Two environments of the run have the name {name!r}. Name them: "
+                f"{{id: {member.id}, name: ..., kwargs: ...}}; or, if they are the same, write one "
+                "entry with the sum of their weights."
             )
         named.append(replace(member, name=name))
     return named
 
 
 def _derived(member: EnvMember, relatives: Sequence[EnvMember]) -> str:
-    """Return a name made of the id and of the arguments in which it differs from `relatives`."""
+    """Return a name of the id and the arguments in which it differs from `relatives`."""
     word = member.id if isinstance(member.id, str) else getattr(member.id, "__name__", "env")
     name = _clean(re.split("[:/]", word)[-1]) or "env"
     for key in dict.fromkeys(key for relative in relatives for key in relative.kwargs):
@@ -151,18 +166,25 @@ def _clean(text: str) -> str:
 
 
 def _read(value: Any, place: str) -> EnvMember:
-    if isinstance(value, EnvMember):
-        member = value
-    elif isinstance(value, str) and not value.lstrip().startswith("{"):
-        member = EnvMember(id=value)
-    elif isinstance(value, str):
+    if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            member = _from_mapping(json.loads(value), place)
+            value = json.loads(value)
         except json.JSONDecodeError as error:
             raise ConfigurationError(f"{place} is not valid JSON ({error}): {value}") from None
+    if isinstance(value, EnvMember):
+        member = value
     elif isinstance(value, Mapping):
-        member = _from_mapping(value, place)
-    elif callable(value):
+        for key in value:
+            known = dict.fromkeys(entry.name for entry in fields(EnvMember))
+            lookup(known, key, kind=f"field of an environment ({place})")
+        if "id" not in value:
+            raise ConfigurationError(
+                f"{place}: 'id' is missing (found: {', '.join(value) or 'nothing'}). Such as "
+                f"{_EXAMPLE}"
+            )
+        # a key without a value is None in YAML
+        member = EnvMember(**{key: item for key, item in value.items() if item is not None})
+    elif isinstance(value, str) or callable(value):
         member = EnvMember(id=value)
     else:
         raise ConfigurationError(
@@ -172,52 +194,18 @@ def _read(value: Any, place: str) -> EnvMember:
     return member
 
 
-def _from_mapping(value: Mapping[str, Any], place: str) -> EnvMember:
-    known: Collection[str] = [entry.name for entry in fields(EnvMember)]
-    for key in value:
-        lookup(dict.fromkeys(known), key, kind=f"field of an environment ({place})")
-    if "id" not in value:
-        raise ConfigurationError(
-            f"{place}: 'id' is missing (found: {', '.join(value) or 'nothing'}). Such as {_EXAMPLE}"
-        )
-    # a key without a value is None in YAML
-    return EnvMember(**{key: item for key, item in value.items() if item is not None})
-
-
 def _check(member: EnvMember, place: str) -> None:
     if not callable(member.id) and not (isinstance(member.id, str) and member.id):
         raise ConfigurationError(
             f"{place}: id must be a Gymnasium id such as AgentR1/GSM8K-v0, not {member.id!r}."
         )
-    weight = member.weight
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not (is_number and math.isfinite(weight) and weight > 0):
-        raise ConfigurationError(
-            f"{place}: weight must be a number above 0, not {weight!r}. Leave out an environment "
-            "that is not to be played."
-        )
-    for key in ("kwargs", "eval_kwargs"):
-        kwargs = getattr(member, key)
-        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-            raise ConfigurationError(
-                f"{place}: {key} must be arguments by name, such as {{hops: 2}}, not {kwargs!r}."
-            )
-    if member.name != "" and not (isinstance(member.name, str) and NAME.fullmatch(member.name)):
-        raise ConfigurationError(
-            f"{place}: name must be letters, digits and . , = + - _ (at most 80), not "
-            f"{member.name!r}."
-        )
-    _check_tasks(member.tasks, place)
-
-
-def _check_tasks(tasks: Any, place: str) -> None:
-    if tasks is None:
-        return
-    is_list = isinstance(tasks, Sequence) and not isinstance(tasks, str) and len(tasks) > 0
-    if not is_list or not all(type(task) is int and task >= 0 for task in tasks):
-        raise ConfigurationError(
-            f"{place}: tasks must be indices of tasks, such as [0, 1, 2], not {tasks!r}."
-        )
-    # one that came twice could be trained on and held out
-    if twice := [task for task, count in Counter(tasks).items() if count > 1]:
-        raise ConfigurationError(f"{place}: tasks names task {twice[0]} more than once.")
+    for name, (type_, form) in _FORMS.items():
+        value = getattr(member, name)
+        try:
+            type_.validate_python(list(value) if isinstance(value, range | tuple) else value)
+        except ValidationError:
+            raise ConfigurationError(f"{place}: {name} must be {form}, not {value!r}.") from None
+    tasks = list(member.tasks or ())
+    if len(set(tasks)) < len(tasks):  # a duplicate could be trained on and held out
+        twice = next(task for task in tasks if tasks.count(task) > 1)
+        raise ConfigurationError(f"{place}: tasks lists task {twice} more than once.")

@@ -30,7 +30,7 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.recipes import MODEL_RECIPE, RECIPES
 from agent_trainers.rollout.demonstrations import Demonstration, play_reference
-from agent_trainers.rollout.episode import TextEnv
+from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.evaluation import evaluate, evaluate_policy
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, Transition

@@ -1,1 +1,1 @@
-"""The trainers: everything that knows TRL, and nothing else does."""
+"""Trainers on top of TRL; the only package besides the commands that imports it."""

@@ -1,4 +1,4 @@
-"""From trajectories to a batch that can be trained: rows, tensors, weights, credit; in one pass."""
+"""Batch builder: from trajectories to rows, tensors, loss weights and credit, in one pass."""
 
 import dataclasses
 import functools
@@ -13,49 +13,47 @@ from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.episodes import Array, apart
 from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
+from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
-from agent_trainers.experimental.skills.skill_teacher import SkillTeacher
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
-from agent_trainers.trainers.distributed import ProcessGroup
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.config import StepGRPOConfig
+from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trainers.scorer import Scorer
 from agent_trainers.trajectory import Trajectory
 
 
 class Credit(NamedTuple):
-    """What is learned from a batch."""
+    """Advantages of a batch."""
 
     advantages: Sequence[Array]
     """Of all processes' episodes: one per step, (S,), or one per token, (N,)."""
     tensors: Mapping[str, torch.Tensor] = {}
-    """What a critic learns, (B, T)."""
+    """Targets of a critic, (B, T)."""
     metrics: Mapping[str, float] = {}
-    """What is to be logged of it."""
 
 
 AssignCredit = Callable[[BatchRecord, Sequence[EpisodeSummary], int], Credit]
-"""Assigns credit to this process's batch, given all processes' episodes, and where its own begin in
-them; collective."""
+"""Assigns credit, given this process's batch, all processes' episodes, and the index of this
+process's first one; collective."""
 
 
 class BuiltBatch(NamedTuple):
-    """A batch, ready to be trained."""
+    """A batch ready for training."""
 
     record: BatchRecord
     """This process's share."""
     episodes: Sequence[EpisodeSummary]
     """All processes' episodes."""
     credit: Credit
-    """Theirs."""
 
 
 class BatchBuilder:
-    """Builds batches; every process builds its share at the same time."""
+    """Builds batches; all processes build their shares at the same time."""
 
     assign_credit: AssignCredit
-    """An estimator that compares episodes, unless a critic takes its place."""
+    """An advantage estimator by default; a critic replaces it."""
 
     def __init__(
         self,
@@ -63,22 +61,22 @@ class BatchBuilder:
         processes: ProcessGroup,
         scorer: Scorer,
         pad_token_id: int,
-        teacher: SkillTeacher | None = None,
+        extensions: Sequence[Extension] = (),
     ) -> None:
-        """Build by the settings in `args`, with log-probabilities from `scorer` and `teacher`."""
+        """Build by the settings in `args`, with log-probabilities from `scorer`."""
         self._args, self._processes, self._scorer = args, processes, scorer
-        self._pad_token_id, self._teacher = pad_token_id, teacher
+        self._pad_token_id, self._extensions = pad_token_id, extensions
         self.assign_credit = self._compare
 
     def build(
         self, policy: Any, trajectories: Sequence[Trajectory], reward_factors: Mapping[str, float]
     ) -> BuiltBatch:
-        """Build a batch of what this process played.
+        """Build a batch of this process's trajectories.
 
         Args:
-            policy: The model that is going to learn from it, or is only evaluated.
-            trajectories: What was played.
-            reward_factors: What reward terms are multiplied with now.
+            policy: The model that is trained or evaluated.
+            trajectories: The episodes.
+            reward_factors: Current factor of each scheduled reward term.
         """
         rows = self._make_rows(trajectories)
         tensors = self._collate(rows, is_training=policy.training)
@@ -86,8 +84,8 @@ class BatchBuilder:
         weights = pad_like(loss_weights(rows, self._args.loss_denominator), tokens)
         tensors["loss_weights"] = self._processes.normalise(weights)
         tensors |= self._scorer.fixed_logprobs(policy, tensors)
-        if self._teacher is not None and policy.training:
-            tensors |= self._teacher.teach(policy, trajectories, rows, tensors)
+        for extension in self._extensions if policy.training else ():
+            tensors |= extension.batch_tensors(policy, trajectories, rows, tensors)
 
         own = [summarise(trajectory, reward_factors) for trajectory in trajectories]
         credited = self._with_kl_in_reward(rows, tensors, own)
@@ -105,10 +103,7 @@ class BatchBuilder:
         return BuiltBatch(record, [episode for episode, _ in everyone], credit)
 
     def _compare(self, _: BatchRecord, episodes: Sequence[EpisodeSummary], __: int) -> Credit:
-        """Estimate over all processes: groups may be spread, and statistics are the batch's.
-
-        Each environment by itself: what one pays says nothing of what another does.
-        """
+        """Estimate over all processes, each environment separately."""
         settings = self._args.estimator_settings
         compare = functools.partial(estimate, self._args.advantage_estimator, **settings)
         by_role = functools.partial(estimate_by_role, compare)
@@ -117,8 +112,8 @@ class BatchBuilder:
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []
         for i, trajectory in enumerate(trajectories):
-            is_measure = trajectory.start > 0 and not self._args.trains_branches
-            if not trajectory.is_scorable or is_measure:
+            is_trained = all(extension.is_trained(trajectory) for extension in self._extensions)
+            if not (trajectory.is_scorable and is_trained):
                 continue
             own = make_rows(
                 trajectory,
@@ -137,7 +132,7 @@ class BatchBuilder:
         return rows
 
     def _collate(self, rows: list[Row], *, is_training: bool) -> dict[str, torch.Tensor]:
-        """Pad this process's rows, and add padding rows up to the number all processes hold."""
+        """Pad this process's rows, and add padding rows up to the common number of rows."""
         num_splits = self._args.steps_per_generation if is_training else 1
         num_rows = num_rows_per_process(self._processes.all_gather(len(rows)), num_splits)
         padding = [padding_row(self._pad_token_id)] * (num_rows - len(rows))
@@ -150,7 +145,7 @@ class BatchBuilder:
         tensors: Mapping[str, torch.Tensor],
         episodes: Sequence[EpisodeSummary],
     ) -> Sequence[EpisodeSummary]:
-        """Take beta times the divergence from the reference off each step's reward, if asked to.
+        """Subtract beta times the divergence from the reference from the rewards, if so set.
 
         Per step ``sum_j log pi_old - log pi_ref`` over its sampled tokens (Ouyang et al., 2022,
         arXiv 2203.02155, eq. 2).

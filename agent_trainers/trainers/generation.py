@@ -1,6 +1,6 @@
-"""Sampling with the model that is being trained, by whatever the trainer generates with.
+"""Sampling with the trained model: vLLM through TRL, or transformers.
 
-vLLM, colocated or as a server, through TRL; transformers in slots, in waves, or with its own
+transformers generates in slots where model and settings allow it, else batch by batch, or with its
 continuous batching.
 """
 
@@ -13,46 +13,42 @@ import numpy as np
 from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.local import MakeStream, TokenPolicy, context_length
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.policies.streams import GenerationStream
-from agent_trainers.trainers.distributed import ProcessGroup
-from agent_trainers.trainers.dropout import without_dropout
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.config import StepGRPOConfig
+from agent_trainers.trainers.scorer import without_dropout
 
 TokensAndLogprobs = tuple[Sequence[Sequence[int]], Sequence[Sequence[float]]]
 
 
 @dataclass(kw_only=True)
-class TrainerSampler:
-    """Samples for a trainer."""
+class TrainerGenerator:
+    """Generates for a trainer."""
 
     args: StepGRPOConfig
-    """Settings."""
     processes: ProcessGroup
-    """All processes."""
     model: Any
-    """The model, unwrapped: says what it can do."""
+    """The unwrapped model."""
     tokenizer: Any
-    """Its tokenizer."""
     eos_token_ids: Sequence[int]
     """Tokens that end a turn."""
     is_sharded: bool
-    """Whether weights are gathered in each pass, so that processes must pass in step."""
+    """Whether weights are gathered in each pass, so that all processes must pass together."""
     continuous_batching: Any
     """Settings of transformers' continuous batching; None where it is not used."""
     lend_model: Callable[[], AbstractContextManager[Any]]
-    """Lends the model as TRL generates with it."""
+    """Context manager that yields the model for generation."""
     generate_with_vllm: Callable[[list[list[int]]], TokensAndLogprobs]
     """Samples one completion per prompt with vLLM."""
     settings: SamplingSettings = field(init=False)
-    """How tokens are drawn."""
 
     def __post_init__(self) -> None:
-        """Read from the settings how tokens are drawn."""
+        """Derive the sampling settings."""
         args = self.args
         self.settings = SamplingSettings(
             max_new_tokens=args.max_completion_length,
@@ -72,11 +68,11 @@ class TrainerSampler:
 
     @property
     def max_drift(self) -> float | None:
-        """Largest drift of log-probabilities that is accepted; None where they are not alike."""
+        """Largest accepted drift of log-probabilities; None where it is not comparable."""
         return None if self.settings.is_truncated else self.args.max_logprob_drift
 
     def make_policy(self, tools: Schemas) -> TokenPolicy:
-        """Make the policy that plays; `tools` are what the chat template has to describe.
+        """Make the policy of rollouts; `tools` are those that the chat template describes.
 
         Raises:
             ConfigurationError: If the model has no room, or does not see its tools.
@@ -106,9 +102,10 @@ class TrainerSampler:
         )
 
     def _stream_maker(self) -> MakeStream | None:
-        """Choose how transformers generates; None for waves."""
+        """Return the stream of transformers' generation; None to generate batch by batch."""
         if not self.args.use_transformers_continuous_batching:
-            return self._open_slots if self._has_slots() else None
+            has_slots = not self.is_collective and can_serve(self.model, self.settings)
+            return self._open_slots if has_slots else None
         if self.is_collective or self.settings.min_p or self.args.repetition_penalty != 1.0:
             raise ConfigurationError(
                 "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
@@ -120,19 +117,6 @@ class TrainerSampler:
         lend, config = self.lend_model, self.continuous_batching
         return ContinuousBatchingStream(lend, prompt, finish, self.settings, config=config)
 
-    def _has_slots(self) -> bool:
-        wanted = self.args.transformers_generation
-        if wanted == "waves":
-            return False
-        is_served = not self.is_collective and can_serve(self.model, self.settings)
-        if wanted == "slots" and not is_served:
-            raise ConfigurationError(
-                "transformers_generation='slots' needs a model with full attention (sdpa or eager) "
-                "and rotary positions, no repetition penalty, and neither vLLM nor sharded "
-                "weights. Use 'auto' or 'waves'."
-            )
-        return is_served
-
     def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
         return SlotStream(self.lend_model, prompt, finish, self.settings, max_slots=2**31)
 
@@ -141,9 +125,9 @@ class TrainerSampler:
     ) -> list[Completion]:
         """Sample one completion per prompt with TRL's backend."""
         if not prompts and not self._shares_vllm:
-            # Generation may be collective: a process without episodes keeps the others company.
-            company = self._complete([[self.settings.pad_token_id]], [np.random.default_rng(0)])
-            return company[:0]
+            # Generation may be collective, so a process without episodes takes part, too.
+            unused = self._complete([[self.settings.pad_token_id]], [np.random.default_rng(0)])
+            return unused[:0]
         if self.args.use_vllm:
             return self._complete_with_vllm(prompts)
         with self.lend_model() as model:
@@ -158,9 +142,9 @@ class TrainerSampler:
     def _complete_with_vllm(self, prompts: list[list[int]]) -> list[Completion]:
         """Sample one completion per prompt.
 
-        Where processes share an engine, TRL gives each the part of the answers that it would have
-        if all brought as many prompts. Ours bring as many as they have episodes left, so they
-        exchange them for equal shares first, and the answers back after.
+        Where processes share an engine, TRL assumes that all have the same number of prompts. Ours
+        have as many as episodes left, so they exchange prompts for equal shares first, and the
+        completions afterwards.
         """
         processes = self.processes
         if self._shares_vllm:
@@ -181,8 +165,8 @@ class TrainerSampler:
         return completions
 
 
-def sampler_of(trainer: Any) -> TrainerSampler:
-    """Return what samples for a ``GRPOTrainer``."""
+def make_generator(trainer: Any) -> TrainerGenerator:
+    """Return the generator of a ``GRPOTrainer``."""
 
     @contextmanager
     def lend_model() -> Iterator[Any]:
@@ -204,7 +188,7 @@ def sampler_of(trainer: Any) -> TrainerSampler:
         token_ids, logprobs = trainer._generate_single_turn(prompts, None, {}, num_generations=1)
         return token_ids, logprobs
 
-    return TrainerSampler(
+    return TrainerGenerator(
         args=trainer.args,
         processes=trainer.processes,
         model=trainer.accelerator.unwrap_model(trainer.model),
@@ -218,10 +202,7 @@ def sampler_of(trainer: Any) -> TrainerSampler:
 
 
 def equal_shares(items: Sequence[Any], num_shares: int) -> list[list[Any]]:
-    """Cut `items` into as many shares of one size; the first item fills the last ones up.
-
-    Empty shares only where there are no items at all.
-    """
+    """Split `items` into shares of one size, repeating the first item to fill the last ones."""
     size = -(-len(items) // num_shares)
     filled = [*items, *[items[0] for _ in range(size * num_shares - len(items))]]
     return [filled[i * size : (i + 1) * size] for i in range(num_shares)]

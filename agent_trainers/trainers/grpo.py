@@ -1,9 +1,9 @@
 """`StepGRPOTrainer`: GRPO on environment steps, on top of ``trl.GRPOTrainer``.
 
-A batch goes one way: `EpisodePlayer` plays trajectories, `BatchBuilder` makes tensors of them with
-the help of `Scorer`, the loss is taken of those here, and `TrainingLog` reports. TRL keeps doing
-models, PEFT, vLLM, reference models, optimisation, logging and callbacks; five of its methods are
-overridden, and ``tests/agent_trainers/trainers/test_trl_contract.py`` watches what that relies on.
+The path of a batch: `TrainerRollouts` collects trajectories, `BatchBuilder` makes tensors of them
+with the help of `Scorer`, `PolicyObjective` is the loss, and `TrainingLog` reports. TRL provides
+models, PEFT, vLLM, reference models, optimisation, logging and callbacks; its overridden methods
+are in one place below, and each states what it relies on.
 """
 
 import logging
@@ -17,12 +17,12 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
+from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.reward_schedules import reward_factors
+from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
-from agent_trainers.experimental.hack_watch.hack_watch import HackWatch
-from agent_trainers.experimental.skills.skill_teacher import SkillTeacher
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.faults import FaultWatch
@@ -30,50 +30,41 @@ from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.monitoring.step_clock import StepClock
-from agent_trainers.policies.local import context_length
-from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.tasks.curriculum import CurriculumDraws
 from agent_trainers.tasks.env_members import Member
-from agent_trainers.tasks.task_draws import TaskDraws
-from agent_trainers.trainers.batch_builder import BatchBuilder
-from agent_trainers.trainers.distributed import ProcessGroup, without_sync
-from agent_trainers.trainers.dropout import disable_attention_dropout, drops_out
-from agent_trainers.trainers.dynamic_sampling import ResultFollower
-from agent_trainers.trainers.env_mixture import (
+from agent_trainers.tasks.samplers import TaskSampler, make_sampler
+from agent_trainers.tasks.sources import (
     EnvMixture,
     Played,
-    measured_rows,
-    measured_source,
+    TaskSource,
+    evaluation_rows,
+    evaluation_source,
     task_source,
-    training_draws,
+    training_pools,
     training_rows,
     with_levels,
 )
-from agent_trainers.trainers.episode_plan import (
-    EpisodePlayer,
-    TaskSource,
-    check_schedules,
-    environment_reward,
-)
-from agent_trainers.trainers.generation import sampler_of
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.batch_builder import BatchBuilder
+from agent_trainers.trainers.config import StepGRPOConfig
+from agent_trainers.trainers.extensions import Extension, make_extensions
+from agent_trainers.trainers.generation import make_generator
 from agent_trainers.trainers.objective import PolicyObjective
 from agent_trainers.trainers.resumable import ResumableTrainer
-from agent_trainers.trainers.scorer import Scorer
+from agent_trainers.trainers.rollouts import TrainerRollouts
+from agent_trainers.trainers.scorer import Scorer, disable_attention_dropout, drops_out
 from agent_trainers.trainers.training_log import TrainingLog
 from agent_trainers.trajectory import Trajectory
 
 _TRL_LOGGER: Final = logging.getLogger("trl.trainer.grpo_trainer")
 
 
-def _is_true_here(record: logging.LogRecord) -> bool:
-    """Keep back TRL's advice on GSPO: what a loss is a mean over, `loss_denominator` says here."""
+def _applies_here(record: logging.LogRecord) -> bool:
+    """Drop TRL's advice on GSPO: here `loss_denominator` selects the mean of the loss."""
     return "set `loss_type='grpo'`" not in record.getMessage()
 
 
-def _names(source: TaskSource | None) -> Sequence[str]:
-    """Return the names of the environments of a source; none where it is one alone."""
-    return source.names if isinstance(source, EnvMixture) else ()
+def _environment_reward(**_: Any) -> list[float]:
+    """Placeholder of TRL's reward function; never called, since the environment gives rewards."""
+    raise RuntimeError("TRL called the reward function although the environment gives rewards.")
 
 
 class StepGRPOTrainer(ResumableTrainer):
@@ -96,23 +87,22 @@ class StepGRPOTrainer(ResumableTrainer):
         quantization_config: Any = None,
         peft_config: Any = None,
     ) -> None:
-        """Set up TRL's trainer, the environments and the rollout.
+        """Set up TRL's trainer, the environments and the rollouts.
 
         Args:
             model: A causal language model, or its name or path.
-            env: A Gymnasium id, or a function that makes an environment; called once for each
-                episode that runs at the same time. Or `ProgramTasks`: a program and its tasks. Or a
-                list of environments that are trained in together, each an id or ``{"id": ...,
-                "weight": ..., "kwargs": ..., "name": ..., "tasks": ...}``; see `EnvMember`.
+            env: A Gymnasium id, or a function that makes an environment, called once per concurrent
+                episode. Or `ProgramTasks`: a program and its tasks. Or a list of environments,
+                each an id or ``{"id": ..., "weight": ..., "kwargs": ..., "name": ..., "tasks":
+                ...}``; see `EnvMember`.
             args: Settings.
             train_dataset: Rows with a column ``task``, the index of a task of `env`. All tasks of
-                `env` if not given; of an endless family, as many as ``max_steps`` needs.
-            eval_dataset: The same for evaluation; of several environments with a column ``env``,
-                too, the name of the environment.
-            eval_env: Where to evaluate, if not in `env`.
-            eval_envs: Environments that are evaluated as well and never trained in, as in a list of
-                `env`: what was learned is to be of use there, too.
-            processing_class: The tokenizer; the model's own if not given.
+                `env` by default; of an endless family, as many as ``max_steps`` needs.
+            eval_dataset: The same for evaluation; with several environments also a column ``env``,
+                the name of the environment.
+            eval_env: The environment of evaluations, if it is not `env`.
+            eval_envs: Further environments that are only evaluated, in the form of `env`.
+            processing_class: The tokenizer; by default the model's.
             callbacks: As in TRL.
             optimizers: As in TRL.
             quantization_config: As in TRL.
@@ -122,21 +112,30 @@ class StepGRPOTrainer(ResumableTrainer):
             ConfigurationError: If something is not supported; the message names it.
         """
         args = args or StepGRPOConfig("step-grpo")
+        extensions = make_extensions(args.extensions, args.advantage_estimator)
         played, train_dataset = with_levels(env, train_dataset, args.parsed_curriculum)
         if played is not env and eval_env is None:
             eval_env = env
         source = task_source(played)
-        eval_source = measured_source(played, eval_env, eval_envs)
-        draws = training_draws(source, train_dataset, args)
-        train_dataset = training_rows(source, train_dataset, args)
-        eval_dataset = measured_rows(eval_source or source, eval_dataset)
-        _TRL_LOGGER.addFilter(_is_true_here)
+        eval_source = evaluation_source(played, eval_env, eval_envs)
+        rows = training_rows(
+            source,
+            train_dataset,
+            seed=args.seed,
+            num_groups=args.num_train_groups,
+            min_rows=args.generation_batch_size // args.num_generations,
+        )
+        sampler: TaskSampler | None = None
+        if isinstance(source, EnvMixture) or args.curriculum or args.max_extra_groups:
+            pools = training_pools(source, train_dataset)
+            sampler = make_sampler(args.parsed_curriculum, pools, args.seed)
+        _TRL_LOGGER.addFilter(_applies_here)
         super().__init__(
             model=model,
-            reward_funcs=[environment_reward],
+            reward_funcs=[_environment_reward],
             args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            train_dataset=rows,
+            eval_dataset=evaluation_rows(eval_source or source, eval_dataset),
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
@@ -147,67 +146,65 @@ class StepGRPOTrainer(ResumableTrainer):
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
         if args.disable_dropout:
             disable_attention_dropout(self.model)
-        check_schedules(args, source)
-        self._compose(source, eval_source, draws)
+        for name in args.schedules if source.reward_terms is not None else ():
+            lookup(source.reward_terms or {}, name, kind="scheduled reward term")
+        self._compose(source, eval_source, sampler)
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
+        """This process's episodes: the last batch in ``"train"``, and in ``"eval"`` those of the
+        evaluations at the last optimiser step that had any."""
         self._last_evaluated_step: int | None = None
         show_in_notebook(self)
         self._trained_beside: tuple[torch.nn.Module, ...] = ()
-        """Models that are trained beside the policy."""
+        """Models that are trained in addition to the policy."""
+        for extension in extensions:
+            extension.attach(self)
 
     def _compose(
-        self, source: TaskSource, eval_source: TaskSource | None, draws: TaskDraws | None
+        self, source: TaskSource, eval_source: TaskSource | None, sampler: TaskSampler | None
     ) -> None:
-        """Make the objects that play, score, build and report."""
+        """Make the parts of the trainer."""
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.accelerator)
-        self.sampler = sampler_of(self)
+        self.generator = make_generator(self)
+        self.extensions: list[Extension] = []
+        self.keeping_state = {} if sampler is None else {"draws": sampler}
         settings: dict[str, Any] = {
-            "policy": self.sampler.make_policy(source.tools),
+            "policy": self.generator.make_policy(source.tools),
             "step_timeout": self.args.step_timeout,
             "episode_timeout": self.args.episode_timeout,
             "group_quorum": self.args.group_quorum,
-            "is_any_active": self.processes.any if self.sampler.is_collective else None,
+            "is_any_active": self.processes.any if self.generator.is_collective else None,
         }
         train = source.make_rollout(**settings)
         evaluate = train if eval_source is None else eval_source.make_rollout(**settings)
-        self.player = EpisodePlayer(
+        names = [s.names if isinstance(s, EnvMixture) else [] for s in (source, eval_source)]
+        self.rollouts = TrainerRollouts(
             self.args,
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
             {"train": train, "eval": evaluate},
-            draws=draws,
-            env_names=[*dict.fromkeys([*_names(source), *_names(eval_source)])],
+            sampler=sampler,
+            env_names=[*dict.fromkeys([*names[0], *names[1]])],
+            extensions=self.extensions,
         )
-        self.follower: ResultFollower | None = None
-        if self.args.max_extra_groups or isinstance(draws, CurriculumDraws):
-            budget = self.args.max_extra_groups
-            self.follower = ResultFollower(self.player, self.processes, budget)
         self.scorer = Scorer(
             args=self.args,
             processes=self.processes,
             accelerator=self.accelerator,
             means=self.means,
-            is_sharded=self.sampler.is_sharded,
+            is_sharded=self.generator.is_sharded,
             reference=self.ref_model,
             drops_out=drops_out(self.model),
             balances_experts=self.aux_loss_enabled,
         )
-        self.objective = PolicyObjective(self.args, self.means, drops_out=self.scorer.drops_out)
-        pad_token_id = self._tokenizer.pad_token_id
-        teacher = None
-        if self.args.skill_weight > 0.0:
-            teacher = SkillTeacher(
-                source=self.args.skills,
-                is_reference=self.args.skill_teacher == "reference",
-                scorer=self.scorer,
-                renderer=ChatRenderer(self._tokenizer, self.args.chat_template_kwargs or {}),
-                max_tokens=context_length(self.sampler.model),
-            )
-        self.builder = BatchBuilder(self.args, self.processes, self.scorer, pad_token_id, teacher)
-        self.watch = HackWatch()
-        self.keeping_state = {"watch": self.watch, **({} if draws is None else {"draws": draws})}
+        self.objective = PolicyObjective(
+            self.args, self.means, drops_out=self.scorer.drops_out, extensions=self.extensions
+        )
+        self.builder = BatchBuilder(
+            self.args, self.processes, self.scorer, self._tokenizer.pad_token_id, self.extensions
+        )
+        evaluated = eval_source or source
         self.training_log = TrainingLog(
             means=self.means,
             processes=self.processes,
@@ -215,66 +212,62 @@ class StepGRPOTrainer(ResumableTrainer):
             texts=self._logs if self.log_completions else None,
             outcome_terms=source.outcome_terms,
             faults=FaultWatch(self.args.max_fault_share),
-            watch=self.watch,
-            env_names=_names(source),
+            extensions=self.extensions,
+            env_names=names[0],
             evaluated=EvaluatedEnvironments(
-                measured.names, measured.variants, self.num_generations_eval
+                evaluated.names, evaluated.variants, self.num_generations_eval
             )
-            if isinstance(measured := eval_source or source, EnvMixture)
+            if isinstance(evaluated, EnvMixture)
             else None,
-            max_drift=self.sampler.max_drift,
+            max_drift=self.generator.max_drift,
         )
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)
 
     def forget_trajectories(self, mode: str) -> None:
-        """Drop what `trajectories` holds.
-
-        It holds this process's episodes: the last batch in ``"train"``, and in ``"eval"`` all of
-        the evaluations at the last optimiser step that had any.
-        """
+        """Drop the recorded trajectories of a mode."""
         self.trajectories[mode] = []
         if mode == "eval":
             self._last_evaluated_step = self.state.global_step
 
     def current_logprobs(self) -> npt.NDArray[np.float32]:
-        """Return log-probabilities of the last batch under the policy as it is now, (B, T).
+        """Return log-probabilities of the last batch under the current policy, (B, T).
 
         Collective where the model is sharded: every process must call it.
         """
         assert self.last_batch is not None
-        logprobs = self.scorer.look(self.model, self.last_batch.tensors)
+        logprobs = self.scorer.evaluate_logprobs(self.model, self.last_batch.tensors)
         values: npt.NDArray[np.float32] = logprobs.cpu().numpy()
         return values
 
-    # What is overridden
+    # Overrides of TRL and transformers
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """Train, and close the environments. Relies on: called once per run."""
         try:
             return super().train(*arguments, **options)
         finally:
-            self.player.close()
+            self.rollouts.close()
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluate; close the environments unless training goes on with them."""
+        """Evaluate, and close the environments unless training continues with them."""
         forward = self.model.forward
         try:
             return super().evaluate(*arguments, **options)
         finally:
             if not self.is_in_train:
-                self.player.close()
+                self.rollouts.close()
                 self._forget_preparation(forward)
 
     def _forget_preparation(self, forward: Callable[..., Any]) -> None:
-        """Let training wrap a model that was evaluated before, for several processes.
+        """Let training wrap a model that several processes evaluated before.
 
-        `forward` is the model's own, without the precision that Accelerate put around it.
+        `forward` is the model's own, without Accelerate's mixed precision.
 
-        Relies on: `Trainer.evaluate` has Accelerate prepare a model that was not trained yet,
-        without the wrapper that averages gradients, and Accelerate leaves a model that it has
-        prepared once as it is. Each process would train by itself.
+        Relies on: `Trainer.evaluate` prepares an untrained model without the wrapper that averages
+        gradients, and Accelerate does not prepare a model twice. Without this each process would
+        train separately.
         """
         model, prepared = self.model, self.accelerator._models
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # wrapped in evaluation, too
@@ -285,16 +278,16 @@ class StepGRPOTrainer(ResumableTrainer):
             prepared.remove(model)
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep task and environment. Relies on: TRL's own are the columns that a row may have."""
+        """Keep task and environment. Relies on: TRL drops all other columns."""
         self._signature_columns = ["task", "env"]
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Add up the gradient of TRL's micro-batch in smaller ones, so that memory stays flat.
+        """Accumulate the gradient over smaller micro-batches, so that memory stays flat.
 
-        Relies on: the `Trainer`'s own method takes the gradient of what `_prepare_inputs` returns,
-        once; TRL's does that too and counts micro-batches and their time.
+        Relies on: the `Trainer`'s method takes the gradient of the result of `_prepare_inputs`
+        once; TRL's does the same and counts micro-batches and their time.
         """
         model.train()
         batch = self._prepare_inputs(inputs)
@@ -312,13 +305,13 @@ class StepGRPOTrainer(ResumableTrainer):
         return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Let a micro-batch of ours pass. Relies on: TRL plays, splits and buffers all else."""
+        """Pass our micro-batches through. Relies on: TRL generates, splits and buffers all else."""
         if isinstance(generation_batch, MicroBatch):
             return generation_batch
         return super()._prepare_inputs(generation_batch)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Play the episodes of `inputs` and return their rows.
+        """Collect the episodes of `inputs` and return their rows.
 
         Relies on: called with this process's share of a generation batch, one dict per episode,
         members of a group next to each other over all processes; the tensors it returns are
@@ -332,11 +325,7 @@ class StepGRPOTrainer(ResumableTrainer):
             progress = self.state.global_step / max(1, self.state.max_steps)
             factors = reward_factors(self.args.schedules, progress, self.state.log_history)
         with self.clock.measure("rollout"):
-            if mode == "train" and self.follower is not None:
-                trajectories, followed, seconds = self.follower.play(inputs, step, factors)
-            else:
-                trajectories, followed = self.player.play(inputs, mode, step, factors), {}
-                seconds = sum(t.timings["generate_seconds"] for t in trajectories)
+            trajectories, metrics, seconds = self.rollouts.collect(inputs, mode, step, factors)
         self.clock.note_generation(seconds)
         with self.clock.measure("score"):
             batch = self.builder.build(self.model, trajectories, factors)
@@ -348,18 +337,15 @@ class StepGRPOTrainer(ResumableTrainer):
             self.trajectories[mode] += trajectories
             num_tokens_seen = self.state.num_input_tokens_seen
             self.training_log.add_batch(mode, step[0] + 1, batch, factors, num_tokens_seen)
-            for name, value in followed.items():
+            for name, value in metrics.items():
                 self._metrics[mode][name].append(value)
-            if mode == "train" and self.player.branches is not None:
-                replayed = self.player.branches.replayed_steps
-                self._metrics[mode]["branches/replayed_steps"].append(replayed)
         return dict(batch.record.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch in training, of a whole batch in evaluation.
 
-        TRL's own knows a ratio per token or per row, and a mean over tokens or rows; ours also
-        knows steps and trajectories. Where both know a setting they agree, and a test says so.
+        TRL has ratios per token or row, and means over tokens or rows; ours adds steps and
+        trajectories. A test compares the settings that both have.
         Relies on: called for what `_prepare_inputs` returned, in training and in evaluation; the
         gradients of an accumulation window and of all processes are summed and divided by the
         number of processes.
@@ -373,7 +359,7 @@ class StepGRPOTrainer(ResumableTrainer):
         self.training_log.write_means("train" if is_training else "eval")
         return loss
 
-    # The loss
+    # Loss
 
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
         """Return the loss of a micro-batch."""
@@ -381,7 +367,7 @@ class StepGRPOTrainer(ResumableTrainer):
         return self._policy_loss(micro_batch, scores)
 
     def _policy_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
-        """Return the policy's loss, and that of a mixture's routers, of a micro-batch."""
+        """Return the loss of the policy and of a mixture's routers of a micro-batch."""
         loss = self._reduce_loss(self.objective(micro_batch, scores), micro_batch["loss_weights"])
         if scores.routing is not None:
             weights = micro_batch["router_weights"]
@@ -394,8 +380,8 @@ class StepGRPOTrainer(ResumableTrainer):
     def _reduce_loss(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum a loss per token so that an optimiser step gets its mean over the whole batch.
 
-        The weights of a generation batch sum to 1 over all processes; the gradients of processes
-        are averaged, and a generation batch may be spread over several optimiser steps.
+        The weights of a generation batch sum to 1 over all processes. The gradients of processes
+        are averaged, and a generation batch may last several optimiser steps.
         """
         factor = float(self.accelerator.num_processes)
         if self.model.training:

@@ -1,11 +1,11 @@
-"""What the policy learns from a token: policy gradient, by any policy loss, a teacher, and KL."""
+"""Objective of the policy: policy loss, losses of extensions, and KL divergence, per token."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
 from agent_trainers.algorithms.losses import (
-    distillation_loss,
     evaluate_policy_loss,
     find_policy_loss,
     importance_log_ratio,
@@ -14,31 +14,40 @@ from agent_trainers.algorithms.losses import (
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.running_means import RunningMeans
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from agent_trainers.trainers.scorer import note_drift
+from agent_trainers.trainers.config import StepGRPOConfig
+from agent_trainers.trainers.extensions import Extension
+from agent_trainers.trainers.scorer import record_drift
 
 MAX_KL_RATIO: Final = 3.0
-"""Bound of the importance ratio that the divergence is multiplied with: TRL's of such ratios."""
+"""Bound of the importance ratio that weighs the divergence, as in TRL."""
 
 
 class PolicyObjective:
     """The loss of each token of a micro-batch."""
 
-    def __init__(self, args: StepGRPOConfig, means: RunningMeans, *, drops_out: bool) -> None:
-        """Follow the settings in `args`; note in `means` what the loss sees.
+    def __init__(
+        self,
+        args: StepGRPOConfig,
+        means: RunningMeans,
+        *,
+        drops_out: bool,
+        extensions: Sequence[Extension] = (),
+    ) -> None:
+        """Follow the settings in `args`, and report to `means`.
 
-        `drops_out` says that log-probabilities differ from those sampled by dropout alone.
+        With `drops_out`, log-probabilities differ from the sampled ones by dropout alone.
         """
         self._args, self._means, self._drops_out = args, means, drops_out
         self._epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
         self._policy_loss = find_policy_loss(args.loss_type)
+        self._extensions = extensions
 
     def __call__(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
-        """Return the loss of each token, not yet weighed, (B, T).
+        """Return the unweighted loss of each token, (B, T).
 
         Args:
             micro_batch: Rows of a batch with their credit.
-            scores: Of the rows that differ, under the policy that learns.
+            scores: Scores of its distinct rows under the trained policy.
         """
         mask, actions = micro_batch["tool_mask"], micro_batch["action_mask"]
         logprobs = micro_batch.expand(scores.logprobs)
@@ -46,7 +55,7 @@ class PolicyObjective:
         if old is None:  # the weights are still those that sampled
             old = logprobs.detach()
             if not self._drops_out:
-                note_drift(self._means, old, micro_batch)
+                record_drift(self._means, old, micro_batch)
         log_ratio = importance_log_ratio(
             logprobs - old,
             mask,
@@ -64,12 +73,8 @@ class PolicyObjective:
             delta=self._args.delta,
         )
         loss = policy.loss
-        if (teacher := micro_batch.get("teacher_per_token_logps")) is not None:
-            is_taught, share = micro_batch["skill_mask"], self._args.skill_weight
-            distilled = distillation_loss(logprobs, old, teacher) * is_taught
-            loss = (1 - share) * loss + share * distilled
-            self._means.add_mean("skill/kl", logprobs - teacher, is_taught)
-            self._means.add_mean("skill/share", is_taught, actions)
+        for extension in self._extensions:
+            loss = extension.token_loss(loss, micro_batch, logprobs, old)
         if (correction := micro_batch.get("importance_sampling_ratio")) is not None:
             loss = loss * correction
             self._means.add_mean("sampling/importance_sampling_ratio/mean", correction, mask)
@@ -78,7 +83,7 @@ class PolicyObjective:
             self._means.add_mean("kl", divergence, actions)
             if self._args.kl_placement == "loss":
                 if self._args.use_bias_correction_kl:
-                    # The token's own ratio: that of a step or an episode is no weight of a token.
+                    # the token's own ratio, whatever importance_sampling_level is
                     divergence = divergence * (logprobs - old).exp().clamp(max=MAX_KL_RATIO)
                 loss = loss + self._args.beta * divergence * actions
         if scores.entropies is not None:

@@ -1,19 +1,22 @@
-"""`StepPPOTrainer`: PPO on environment steps: `StepGRPOTrainer` with a critic.
+"""`StepPPOTrainer`: PPO on environment steps, `StepGRPOTrainer` with a critic.
 
-The critic stays outside the policy's module tree, so that what is saved, sent to vLLM or wrapped by
-PEFT is the policy alone. It shares the optimiser, as a group of its own.
+The critic is not part of the policy's module tree, so it is neither sent to vLLM nor wrapped by
+PEFT. It shares the optimiser, as a separate group. The value of a completion token is that of the
+state before it, read at the position that also gives the token's log-probability.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerCallback
+from transformers import AutoConfig, AutoModel, TrainerCallback
 
+from agent_envs.data.files import atomic_path
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate, estimator_options
 from agent_trainers.algorithms.episodes import Array, apart, whiten
@@ -27,22 +30,17 @@ from agent_trainers.batching.per_token import (
     value_masks,
 )
 from agent_trainers.batching.rows import state_row
+from agent_trainers.batching.shared_prefix import align
 from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.trainers.batch_builder import Credit
-from agent_trainers.trainers.critic import (
-    CRITIC_FILE,
-    CriticModel,
-    ValueHead,
-    before_tokens,
-    body_states,
-    save_critic,
-)
-from agent_trainers.trainers.dropout import without_dropout
+from agent_trainers.trainers.config import StepPPOConfig, has_critic
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
-from agent_trainers.trainers.scorer import body_of
+from agent_trainers.trainers.scorer import body_of, without_dropout
 from agent_trainers.trajectory import Trajectory
+
+CRITIC_FILE: Final = "critic.safetensors"
+"""Weights of a critic: those of a `ValueHead`, or of a `CriticModel`."""
 
 
 class StepPPOTrainer(StepGRPOTrainer):
@@ -53,7 +51,7 @@ class StepPPOTrainer(StepGRPOTrainer):
     def __init__(
         self, model: Any, env: Any, args: StepPPOConfig | None = None, **rest: Any
     ) -> None:
-        """Set up `StepGRPOTrainer`, which says what the arguments are, and the critic.
+        """Set up `StepGRPOTrainer`, which documents the arguments, and the critic.
 
         Raises:
             ConfigurationError: If something is not supported; the message names it.
@@ -61,13 +59,13 @@ class StepPPOTrainer(StepGRPOTrainer):
         super().__init__(model, env, args or StepPPOConfig("step-ppo"), **rest)
         if self.optimizer is not None:
             raise ConfigurationError(
-                "optimizers= is not supported with a critic, whose weights it would not train: "
-                "choose with optim= and critic_learning_rate=."
+                "optimizers= is not supported: it would not train the critic. Use optim= and "
+                "critic_learning_rate=."
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ConfigurationError(
-                "FSDP and DeepSpeed are not supported with a critic: they shard one model. Use "
-                "plain data parallelism, or an algorithm without a critic."
+                "FSDP and DeepSpeed are not supported with a critic, because they shard one model. "
+                "Use plain data parallelism, or an algorithm without a critic."
             )
         critic: nn.Module
         if self.args.critic_model is None:
@@ -82,7 +80,7 @@ class StepPPOTrainer(StepGRPOTrainer):
     @torch.no_grad()
     def values(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the value before each completion token of rows, (B, T)."""
-        # unwrapped: processes may have different numbers of rows to ask about
+        # unwrapped: processes may have different numbers of rows
         critic = self.accelerator.unwrap_model(self.critic)
 
         def values_of(micro_batch: MicroBatch) -> torch.Tensor:
@@ -129,7 +127,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         )
 
     def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return the value of each trajectory's last state; 0 where it was not truncated."""
+        """Return the value of each trajectory's last state; 0 where it is not truncated."""
         values = [0.0] * len(trajectories)
         cut = [i for i, t in enumerate(trajectories) if t.is_scorable and t.is_truncated]
         if cut and self.args.bootstrap_truncated:
@@ -158,10 +156,9 @@ class StepPPOTrainer(StepGRPOTrainer):
     def explained_variance(
         self, old_values: torch.Tensor, value_targets: torch.Tensor, value_weights: torch.Tensor
     ) -> dict[str, float]:
-        """Return how much of the targets' variance the values explain, and the targets' mean.
+        """Return the explained variance of the targets and their mean; NaN without variance.
 
-        1 is all of it, 0 none, NaN where nothing varies. All (B, T); weights sum to 1 over all
-        processes.
+        All arguments are (B, T); weights sum to 1 over all processes.
         """
         errors = value_targets - old_values
         sums = [
@@ -172,10 +169,10 @@ class StepPPOTrainer(StepGRPOTrainer):
         explained = 1.0 - unexplained / variance if variance > 1e-12 else float("nan")
         return {"critic/explained_variance": explained, "critic/value_target": mean}
 
-    # What is overridden
+    # Overrides
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Give the critic's weights to the optimiser. Relies on: called once, before training."""
+        """Add the critic's weights to the optimiser. Relies on: called once, before training."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         optimizer.add_param_group(
             {
@@ -187,17 +184,17 @@ class StepPPOTrainer(StepGRPOTrainer):
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Clip the critic's gradient by itself.
+        """Clip the critic's gradient separately.
 
-        Relies on: called before each optimiser step; what it does first takes fp16's scale off the
-        gradients of all that the optimiser holds.
+        Relies on: called before each optimiser step, and first unscales all fp16 gradients of the
+        optimiser.
         """
         norm = super()._clip_grad_norm(model)
         nn.utils.clip_grad_norm_(self.critic.parameters(), self.args.max_grad_norm)
         return norm
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save the critic beside the policy. Relies on: called wherever the policy is saved."""
+        """Save the critic next to the policy. Relies on: called wherever the policy is saved."""
         super()._save(output_dir, state_dict)
         critic = self.accelerator.unwrap_model(self.critic)
         save_critic(critic, Path(output_dir or self.args.output_dir))
@@ -208,16 +205,16 @@ class StepPPOTrainer(StepGRPOTrainer):
         path = Path(resume_from_checkpoint) / CRITIC_FILE
         if not path.exists():
             raise ConfigurationError(
-                f"{path} does not exist: the checkpoint is not one of a run with a critic."
+                f"{path} does not exist: the checkpoint belongs to a run without a critic."
             )
         self.accelerator.unwrap_model(self.critic).load_state_dict(load_file(path))
 
-    # The loss
+    # Loss
 
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
         """Return policy loss and value loss of a micro-batch."""
         is_warming_up = self.state.global_step < self.args.critic_warmup_steps
-        caught: list[torch.Tensor] = []  # TRL's head hands no hidden states back
+        caught: list[torch.Tensor] = []  # TRL's head does not return hidden states
         with self._body().register_forward_hook(
             lambda _, __, output: caught.append(output.last_hidden_state)
         ):
@@ -250,20 +247,94 @@ class StepPPOTrainer(StepGRPOTrainer):
 
 
 class _ClearGradients(TrainerCallback):  # type: ignore[misc] # transformers is untyped
-    """Clears gradients that the trainer does not: it knows those of its own model."""
+    """Clears the critic's gradients; the trainer clears those of its own model."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Clear those of `model`."""
         self._model = model
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Clear them after a step, also one that fp16's scaler left out."""
+        """Clear them after a step, also one that the fp16 scaler skipped."""
         self._model.zero_grad()
 
 
 def _aligned(steps: Sequence[Array], length: int) -> Array:
-    """Return the values that belong to `length` advantages: one per token, or one per step."""
+    """Return the values of `length` advantages: one per token, or one per step."""
     tokens = np.concatenate(steps) if length else np.zeros(0, np.float32)
     if len(tokens) == length:
         return tokens
     return np.array([step[0] for step in steps], np.float32)
+
+
+class ValueHead(nn.Module):
+    """A linear map from hidden states to values, which start at 0."""
+
+    def __init__(self, hidden_size: int) -> None:
+        """Accept hidden states of this size."""
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map (B, T, H) to (B, T), float32."""
+        values: torch.Tensor = self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
+        return values.float()
+
+
+class CriticModel(nn.Module):
+    """A separate transformer with a value head."""
+
+    def __init__(self, name: str) -> None:
+        """Load the body of a model on the hub, or in a folder.
+
+        From a folder with a critic it loads that: the head with its own body, or with the model of
+        the folder. Otherwise all values start at 0.
+
+        Raises:
+            ConfigurationError: If it cannot be loaded.
+        """
+        super().__init__()
+        path = Path(name) / CRITIC_FILE
+        try:
+            weights = load_file(path) if path.exists() else {}
+            has_body = any(key.startswith("body.") for key in weights)
+            self.body = (
+                AutoModel.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+                if has_body
+                else AutoModel.from_pretrained(name, dtype=torch.float32)
+            )
+            self.head = ValueHead(self.body.config.get_text_config().hidden_size)
+            if weights:
+                (self if has_body else self.head).load_state_dict(weights)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise ConfigurationError(
+                f"critic_model={name}: could not be loaded ({error}). Pass a name on the hub, or a "
+                "folder of save_pretrained or of a trained critic."
+            ) from error
+
+    def forward(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the value before each completion token of rows, (B, T)."""
+        return before_tokens(self.head(body_states(self.body, rows)), rows)
+
+
+def save_critic(critic: nn.Module, folder: Path) -> None:
+    """Write a critic's weights to a folder, atomically."""
+    with atomic_path(folder / CRITIC_FILE) as path:
+        save_file({name: v.contiguous() for name, v in critic.state_dict().items()}, path)
+
+
+def body_states(body: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the last hidden states of rows flush left, (B, N, H)."""
+    output = body(input_ids=align(rows).input_ids, use_cache=False)
+    states: torch.Tensor = output.last_hidden_state
+    return states
+
+
+def before_tokens(values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the values before completion tokens, (B, T), of values at all positions, (B, N)."""
+    return values.gather(1, align(rows).before)
+
+
+def trainer_class(algorithm: str) -> type[StepGRPOTrainer]:
+    """Return the class of a preset's trainer."""
+    return StepPPOTrainer if has_critic(algorithm) else StepGRPOTrainer

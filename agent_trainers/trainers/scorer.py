@@ -1,7 +1,7 @@
-"""Log-probabilities of completion tokens: of the policy that trains, that sampled, that refers.
+"""Scorer: log-probabilities of completion tokens under the policy and the reference.
 
-Rows that are equal go through the model once, and rows that begin with the same prompt share its
-forward pass where that saves enough.
+Equal rows go through the model once, and rows with the same prompt share its forward pass where
+that saves enough. Dropout is on in the training pass, as in TRL, and off in all others.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +14,7 @@ from accelerate.utils import is_peft_model
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
+from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.micro_batch import (
     MicroBatch,
     select_rows,
@@ -28,9 +29,7 @@ from agent_trainers.batching.shared_prefix import (
     forward_shared,
 )
 from agent_trainers.monitoring.running_means import RunningMeans
-from agent_trainers.trainers.distributed import ProcessGroup
-from agent_trainers.trainers.dropout import without_dropout
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.config import StepGRPOConfig
 
 Batch = Mapping[str, torch.Tensor]
 DRIFT: Final = "sampling/sampling_logp_difference/mean"
@@ -42,19 +41,15 @@ class Scorer:
     """Computes log-probabilities of batches, however large, one micro-batch at a time."""
 
     args: StepGRPOConfig
-    """Settings."""
     processes: ProcessGroup
-    """All processes."""
     accelerator: Any
-    """Accelerate's."""
     means: RunningMeans
-    """Where drift is noted."""
     is_sharded: bool
-    """Whether weights are gathered in each pass, so that processes must pass in step."""
+    """Whether weights are gathered in each pass, so that all processes must pass together."""
     reference: Any
-    """The reference model, if it is one of its own."""
+    """The reference model, if it is a separate one."""
     drops_out: bool
-    """Whether the pass that trains drops out, so that its log-probabilities show no drift."""
+    """Whether the training pass has dropout, so that its log-probabilities show no drift."""
     balances_experts: bool
     """Whether the routers of a mixture of experts add a loss."""
 
@@ -68,7 +63,7 @@ class Scorer:
             else args.per_device_eval_batch_size,
             max_tokens=args.max_tokens_per_micro_batch,
         )
-        if self.is_sharded:  # processes must pass through the model together: some without rows
+        if self.is_sharded:  # processes must pass together, some without rows
             parts = [*[[]] * (max(self.processes.all_gather(len(parts))) - len(parts)), *parts]
         for rows in parts:
             yield select_rows(batch, rows)
@@ -76,10 +71,10 @@ class Scorer:
     def score(
         self, model: Any, micro_batch: MicroBatch, *, with_routing: bool = False
     ) -> TokenScores:
-        """Score the rows of a micro-batch that differ, (U, T), with a gradient.
+        """Score the distinct rows of a micro-batch, (U, T), with a gradient.
 
-        `model` is the policy or the reference, wrapped or not; `with_routing` asks for what its
-        routers say, where they add a loss.
+        `model` is the policy or the reference, wrapped or not; `with_routing` adds the routing of
+        a mixture of experts with a router loss.
         """
         with self.accelerator.autocast():
             if not (with_routing and self.balances_experts):
@@ -102,7 +97,7 @@ class Scorer:
     def by_micro_batch(
         self, batch: Batch, function: Callable[[MicroBatch], torch.Tensor], *, is_training: bool
     ) -> torch.Tensor:
-        """Return what `function` gives for each completion token, (B, T)."""
+        """Apply `function` to micro-batches; return its value of each completion token, (B, T)."""
         values = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         for micro_batch in self.micro_batches(batch, is_training=is_training):
             part = function(micro_batch).float()
@@ -111,21 +106,21 @@ class Scorer:
         return values
 
     def fixed_logprobs(self, policy: Any, batch: Batch) -> dict[str, torch.Tensor]:
-        """Return what the loss compares the policy with while it learns from a batch.
+        """Return the log-probabilities that stay fixed while the policy trains on a batch.
 
-        Nothing is dropped out: a mask of its own would make probabilities differ at equal weights.
+        They are computed without dropout, which would make them differ at equal weights.
 
         Returns:
-            ``old_per_token_logps`` where the policy that trains is not the one that sampled,
-            ``importance_sampling_ratio`` where its probabilities differ, ``ref_per_token_logps``
-            where there is a reference; each (B, T). Of a mixture of experts ``router_weights``,
-            those of tokens in the routers' loss, (B, T), and in every row ``expert_load``, (B, 1,
-            E): see `agent_trainers.batching.mixture`.
+            ``old_per_token_logps`` where the weights may differ from those that sampled,
+            ``importance_sampling_ratio`` for another inference engine, ``ref_per_token_logps``
+            with a reference; each (B, T). For a mixture of experts ``router_weights`` of tokens
+            in the router loss, (B, T), and in every row ``expert_load``, (B, 1, E): see
+            `agent_trainers.batching.mixture`.
         """
         args, fixed, is_training = self.args, {}, policy.training
         is_other_engine = args.use_vllm or args.use_transformers_continuous_batching
         needs_correction = is_other_engine and args.vllm_importance_sampling_correction
-        # whether some steps on a batch begin with other weights than those that sampled it
+        # whether some optimiser steps on a batch start with newer weights than sampled it
         generate_every = args.steps_per_generation * args.num_iterations
         is_trained_again = args.gradient_accumulation_steps % generate_every != 0
         with (
@@ -134,7 +129,7 @@ class Scorer:
         ):
             if needs_correction or is_trained_again or self.drops_out:
                 old = self.logprobs(policy, batch, is_training=is_training)
-                note_drift(self.means, old, batch)
+                record_drift(self.means, old, batch)
                 if needs_correction or is_trained_again:
                     fixed["old_per_token_logps"] = old
                 if needs_correction:
@@ -153,10 +148,12 @@ class Scorer:
                 fixed["expert_load"] = load.repeat(len(weights), 1, 1)
         return fixed
 
-    def look(self, policy: Any, batch: Batch, *, at_reference: bool = False) -> torch.Tensor:
-        """Return log-probabilities under the policy as it is now, (B, T), and change nothing.
+    def evaluate_logprobs(
+        self, policy: Any, batch: Batch, *, at_reference: bool = False
+    ) -> torch.Tensor:
+        """Return log-probabilities under the current policy, (B, T), without side effects.
 
-        Under the reference if `at_reference`; there is one where ``beta`` is not 0.
+        With `at_reference` under the reference, which exists where ``beta`` is not 0.
         """
         is_training = policy.training
         with (
@@ -190,7 +187,7 @@ class Scorer:
     def _importance_ratio(self, old: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return training over sampling probability of each token, shape (B, T), as TRL does.
 
-        1 where a token is not trained or vLLM gave no log-probability.
+        1 where a token is not trained or has no log-probability from vLLM.
         """
         difference = old - batch["sampling_per_token_logps"]
         ratio = torch.exp(torch.nan_to_num(difference * batch["tool_mask"], nan=0.0))
@@ -205,16 +202,16 @@ class Scorer:
         if self.reference is not None:
             yield self.reference
             return
-        # TRL keeps no reference model beside an adapter: switched off (or, for an adapter that is
-        # trained further, its copy "ref") the model is the reference.
+        # With an adapter TRL has no reference model: the reference is the model with its adapter
+        # off, or with the copy "ref" of an adapter that is trained further.
         model = self.accelerator.unwrap_model(policy)
         assert is_peft_model(model)
         with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
             yield policy
 
 
-def note_drift(means: RunningMeans, logprobs: torch.Tensor, batch: Batch) -> None:
-    """Note how far log-probabilities (B, T) are from those noted when tokens were sampled."""
+def record_drift(means: RunningMeans, logprobs: torch.Tensor, batch: Batch) -> None:
+    """Report how far log-probabilities (B, T) are from those recorded at sampling."""
     sampled = batch["sampling_per_token_logps"]
     mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
     difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
@@ -227,3 +224,33 @@ def body_of(model: Any) -> Any:
     if is_peft_model(model):
         model = model.get_base_model()
     return model.base_model
+
+
+@contextmanager
+def without_dropout(*models: Any) -> Iterator[None]:
+    """Switch dropout off, as in inference."""
+    was_training = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, was_training, strict=True):
+            model.train(training)
+
+
+def drops_out(model: Any) -> bool:
+    """Return whether a model has dropout in training."""
+    return any(
+        module.p > 0
+        if isinstance(module, torch.nn.Dropout)
+        else getattr(module, "attention_dropout", 0.0) > 0
+        for module in model.modules()
+    )
+
+
+def disable_attention_dropout(model: Any) -> None:
+    """Switch off attention dropout, which TRL's ``disable_dropout`` leaves on."""
+    for module in model.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0

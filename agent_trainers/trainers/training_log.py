@@ -1,4 +1,4 @@
-"""What a training run reports: where TRL's ``log`` finds it, and what is too far off to go on."""
+"""Training log: metrics of batches and steps in TRL's ``log``, and checks that end a run."""
 
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.micro_batch import MicroBatch
-from agent_trainers.experimental.hack_watch.hack_watch import HackWatch, counters, tally
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
 from agent_trainers.monitoring.running_means import RunningMeans
 from agent_trainers.trainers.batch_builder import BuiltBatch
-from agent_trainers.trainers.distributed import ProcessGroup
+from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trainers.scorer import DRIFT
 from agent_trainers.trajectory import Trajectory
 
@@ -24,25 +24,22 @@ class TrainingLog:
     """Collects the metrics of batches and of the steps taken on them."""
 
     means: RunningMeans
-    """Where the loss and the scorer note what they see."""
+    """Means of the loss and the scorer."""
     processes: ProcessGroup
-    """All processes."""
     metrics: Mapping[str, MutableMapping[str, list[float]]]
     """TRL's lists of values, by mode and name."""
     texts: Mapping[str, Any] | None
-    """TRL's queues of what completions were; None if they are not logged."""
+    """TRL's queues of completions; None if they are not logged."""
     outcome_terms: frozenset[str]
     """Reward terms that are outcomes."""
     faults: FaultWatch
-    """What ends a run in which most episodes fail."""
-    watch: HackWatch
-    """What looks for reward hacking."""
+    extensions: Sequence[Extension]
     env_names: Sequence[str]
-    """The environments that are trained in, where they are several."""
+    """Environments of training, where there are several."""
     evaluated: EvaluatedEnvironments | None
-    """Those that are evaluated, where they are several."""
+    """Environments of evaluation, where there are several."""
     max_drift: float | None
-    """Largest mean difference of log-probabilities that is accepted, in nats per token."""
+    """Largest accepted mean difference of log-probabilities, in nats per token."""
 
     def add_batch(
         self,
@@ -52,9 +49,9 @@ class TrainingLog:
         factors: Mapping[str, float],
         num_tokens_seen: float,
     ) -> None:
-        """Log the statistics of a whole batch, and the factors of its reward terms; collective.
+        """Log the statistics of a batch and the factors of its reward terms; collective.
 
-        `step` is the optimiser step that the batch is played for.
+        `step` is the optimiser step of the batch.
 
         Raises:
             RolloutError: If most episodes fail.
@@ -68,10 +65,8 @@ class TrainingLog:
         if mode == "train":
             metrics |= env_metrics(batch.episodes, advantages, self.env_names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
-        if mode == "train":
-            metrics |= self.watch.add(step, batch.episodes)
-        else:
-            metrics |= counters([tally(batch.episodes)])
+        for extension in self.extensions:
+            metrics |= extension.metrics(mode, step, batch)
         faults = self.processes.all_gather_objects([count_faults(trajectories)])
         metrics |= {f"faults/{name}": sum(counts[name] for counts in faults) for name in faults[0]}
         for name, value in {**metrics, **batch.credit.metrics}.items():
@@ -88,10 +83,7 @@ class TrainingLog:
         self.faults.check(mode, num_episodes, self.processes.all_gather_objects(failed))
 
     def add_work(self, micro_batches: Sequence[MicroBatch], seconds: float, staleness: int) -> None:
-        """Note what share of what went through the model was of use, how fast it went, and its age.
-
-        `staleness` is that age: optimiser steps since it was sampled.
-        """
+        """Record padding, throughput and `staleness`, optimiser steps since sampling."""
         rows = [micro_batch.forwarded for micro_batch in micro_batches]
         forwarded = sum(r["prompt_ids"].numel() + r["completion_ids"].numel() for r in rows)
         real = sum(int(r["prompt_mask"].sum() + r["completion_mask"].sum()) for r in rows)
@@ -102,7 +94,7 @@ class TrainingLog:
         self.means.add("sampling/staleness", staleness)
 
     def write_means(self, mode: str) -> None:
-        """Log what was noted since the last call; collective.
+        """Log the means since the last call; collective.
 
         Raises:
             ConfigurationError: If log-probabilities drift too far.
@@ -113,15 +105,15 @@ class TrainingLog:
         if self.max_drift is None or (drift := means.get(DRIFT, 0.0)) <= self.max_drift:
             return
         raise ConfigurationError(
-            f"The log-probabilities of the sampled tokens are off by {drift:.3g} nats per token "
-            f"when they are computed anew (max_logprob_drift: {self.max_drift:g}). Policy and "
+            f"The trainer's log-probabilities of the sampled tokens differ by {drift:.3g} nats per "
+            f"token from those at sampling (max_logprob_drift: {self.max_drift:g}). Policy and "
             "trainer do not see the same tokens or weights: compare the chat template, the "
             "tokenizer and the precision of both, and whether the server has the newest weights. "
             "To train nonetheless, raise max_logprob_drift."
         )
 
     def _add_evaluated(self, evaluated: EvaluatedEnvironments, batch: BuiltBatch) -> None:
-        """Log the statistics of all that was evaluated so far, not a mean over batches."""
+        """Log the statistics of the whole evaluation so far, not a mean over batches."""
         own = self.metrics["eval"]
         if not own:  # TRL has logged the last evaluation
             evaluated.clear()
@@ -130,9 +122,9 @@ class TrainingLog:
 
     def _add_texts(self, texts: Mapping[str, Any], batch: BuiltBatch) -> None:
         own = [_as_conversation(t) for t in batch.record.trajectories]
-        played = self.processes.all_gather_objects(own)
-        texts["prompt"].extend(prompt for prompt, _ in played)
-        texts["completion"].extend(completion for _, completion in played)
+        pairs = self.processes.all_gather_objects(own)
+        texts["prompt"].extend(prompt for prompt, _ in pairs)
+        texts["completion"].extend(completion for _, completion in pairs)
         texts["advantages"].extend(
             float(np.mean(a)) if len(a) else 0.0 for a in batch.credit.advantages
         )
@@ -142,7 +134,7 @@ class TrainingLog:
 
 
 def _as_conversation(trajectory: Trajectory) -> tuple[list[Any], list[Any]]:
-    """Return a trajectory as TRL's completion log wants it: prompt and completion messages."""
+    """Return prompt and completion messages for TRL's completion log."""
     if not trajectory.transitions:
         return [], []
     first, last = trajectory.transitions[0], trajectory.transitions[-1]

@@ -20,9 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.episodes import discount
 from agent_trainers.experimental.branching.branch_estimators import allocate_branches
-from agent_trainers.experimental.branching.branches import RecordedState
 from agent_trainers.experimental.branching.saved_states import key_before
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.branches import RecordedState
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory, Transition
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
@@ -147,7 +148,7 @@ class Measurement:
             counts = allocate_branches(
                 known,
                 budget * number / BRANCH_ROUNDS - self._costs["branch_steps"],
-                replays=[self._rollout.replays(each) for each in known],
+                replays=[self._rollout.states.replays(each) for each in known],
             )
             states = [(t, step) for t, ks in zip(known, counts, strict=True)
                       for step in np.flatnonzero(ks).tolist()]  # fmt: skip

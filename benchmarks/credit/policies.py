@@ -23,10 +23,12 @@ from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli.environments import count_tasks, environment_maker
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.policies.local import TokenPolicy, local_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from benchmarks.credit.measure import FittedCritic, Measurement
@@ -112,7 +114,7 @@ def measure_batch(
     make_env = environment_maker(environment.env, environment.kwargs)
     tasks = _draw_tasks(make_env, 2 * options.num_tasks, seed)
     others, measured = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
-    rollout = Rollout(make_env, policy, keeps_states=True)
+    rollout = Rollout(make_env, policy, states=StateStore())
     try:
         collected = rollout.collect(_specs(others, options.group_size, seed, 0))
         critic = FittedCritic(model, 0, [t for t in collected if t.is_scorable])

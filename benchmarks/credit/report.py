@@ -11,8 +11,7 @@ import numpy as np
 
 from agent_envs.data.files import write_json, write_text
 from agent_leaderboard.report.visible_text import markdown_table
-from agent_trainers.algorithms.advantages import uses_branches
-from benchmarks.credit.scores import Row, Score, Scores, estimates_of, reliability, score
+from benchmarks.credit.scores import BRANCHING, Row, Score, Scores, estimates_of, reliability, score
 from benchmarks.credit.true_advantages import CreditBatch
 
 NOT_RUN: Final = "not run"
@@ -101,7 +100,7 @@ def _environment_table(
     lines = []
     for row in rows:
         found = scores[row.name]
-        seen = with_branches / steps if uses_branches(row.estimator) else 1.0
+        seen = with_branches / steps if row.estimator in BRANCHING else 1.0
         success = _success(trained.get(row.estimator, {})) if row.is_trained else ""
         shown = [_shown(found.correlation), _shown(found.sign)] if found else [NOT_RUN] * 2
         lines.append([row.name, *shown, f"{seen:.2f}", success])

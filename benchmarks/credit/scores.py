@@ -19,8 +19,8 @@ from agent_trainers.algorithms.advantages import (
     estimate,
     find_estimator,
     needs_values,
-    uses_branches,
 )
+from agent_trainers.experimental.branching import tree, uses_branches, vine
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
 ALGORITHMS: Final[Mapping[str, str]] = {
@@ -31,6 +31,8 @@ ALGORITHMS: Final[Mapping[str, str]] = {
     "gae_bilevel": "bilevel_ppo",
 }
 """Algorithm that trains with an estimator, where the name differs."""
+BRANCHING: Final = {"vine": vine, "tree": tree}
+"""Experimental estimators by the names of their rows."""
 NUM_RESAMPLES: Final = 1000
 MIN_Z: Final = 2.0
 """Signs are compared where the truth is at least this many standard errors from 0."""
@@ -80,7 +82,7 @@ class _Sums:
 
 def all_estimators(custom: Sequence[str] = ()) -> list[str]:
     """Return the names of the package's estimators, then import paths of others."""
-    return [*ADVANTAGE_ESTIMATORS, *custom]
+    return [*ADVANTAGE_ESTIMATORS, *BRANCHING, *custom]
 
 
 def rows_of(estimators: Sequence[str]) -> list[Row]:
@@ -91,8 +93,7 @@ def rows_of(estimators: Sequence[str]) -> list[Row]:
     """
     rows = []
     for name in estimators:
-        find_estimator(name)
-        if not needs_values(name):
+        if name in BRANCHING or not needs_values(find_estimator(name)):
             rows.append(Row(name, name))
             continue
         rows += [Row(f"{name}, {critic}", name, critic) for critic in ("no critic", "critic")]
@@ -110,7 +111,8 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
     Raises:
         ConfigurationError: If the estimator returns neither one number per step nor per token.
     """
-    episodes = batch.episodes if uses_branches(row.estimator) else batch.measured
+    estimator = BRANCHING.get(row.estimator, row.estimator)
+    episodes = batch.episodes if uses_branches(estimator) else batch.measured
     options = dict(row.options)
     if row.critic == "critic":
         if not all(episode.values for episode in batch.measured):
@@ -118,7 +120,7 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
         options["values"] = [episode.values for episode in episodes]
     elif row.critic:
         options["values"] = [[[0.0] * length for length in e.lengths] for e in episodes]
-    advantages = estimate(row.estimator, episodes, **options)
+    advantages = estimate(estimator, episodes, **options)
     return [
         _per_step(row, values, episode)
         for values, episode in zip(advantages, episodes, strict=True)

@@ -31,7 +31,7 @@ from agent_envs.retrieval import Corpus, Retriever, build_retriever
 from agent_envs.tools.search import format_hits
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.recipes import RECIPES
-from agent_trainers.rollout.episode import TextEnv
+from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import END, PAD, START, fast_tokenizer, make_model
 from benchmarks.embedded_policy.induction import initialise_induction_heads

@@ -16,7 +16,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.monitoring.metrics_log import METRICS_FILE, read_metrics
 from agent_trainers.small_models import SMALL_MODELS, prepare
-from agent_trainers.trainers.presets import has_critic
+from agent_trainers.trainers.config import has_critic
 from agent_trainers.trajectory import Trajectory, load_trajectories
 from benchmarks.grid import CommandFailedError, Grid, Result, read_json
 from benchmarks.papers_real.questions import TEST_SETS, TRAIN_ENV, QuestionArguments

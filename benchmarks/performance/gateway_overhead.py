@@ -33,8 +33,8 @@ from agent_trainers.cli.models import fit_environment
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.models import find_model, load_tokenizer
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collector import EpisodeSpec
-from agent_trainers.rollout.episode import template_tools
+from agent_trainers.rollout.environments import template_tools
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.interleaved import compare, measure_interleaved
 from benchmarks.performance.models import ENVIRONMENT

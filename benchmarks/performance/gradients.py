@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
-from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 from benchmarks.performance.interleaved import compare, measure_interleaved, train_interleaved
 from benchmarks.performance.models import (
@@ -128,10 +128,11 @@ def _measure_merging(settings: Settings, model_name: str, num_steps: int) -> dic
         trainers = {
             name: _make_trainer(
                 settings, load_model(model_name, settings.device), folder, batches,
-                merge_steps=name == "merged", max_steps=settings.rounds + 1,
+                max_steps=settings.rounds + 1,
             )
             for name in ("merged", "rows")
         }  # fmt: skip
+        trainers["rows"].args.merge_steps = False
         steps = train_interleaved(trainers, settings.rounds)
     seconds = {name: [step.gradient_seconds for step in timed] for name, timed in steps.items()}
     merged_tokens = [sum(_row_lengths(one)[-1] for one in batch) for batch in batches[1:]]
@@ -167,7 +168,7 @@ def _make_trainer(
     trainer = StepGRPOTrainer(
         model=model, env=ENVIRONMENT, args=config, processing_class=load_tokenizer()
     )
-    trainer.player.rollouts["train"] = RecordedRollout(batches)
+    trainer.rollouts.collectors["train"] = RecordedRollout(batches)
     return trainer
 
 

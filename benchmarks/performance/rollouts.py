@@ -29,7 +29,8 @@ from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
 from agent_envs.retrieval import Hit
 from agent_envs.tools.search import make_search_tool
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from benchmarks.performance.interleaved import compare, measure_interleaved, spread
 from benchmarks.performance.models import SEED, Settings, load_model, load_tokenizer
 

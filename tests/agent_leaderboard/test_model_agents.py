@@ -11,8 +11,8 @@ from agent_leaderboard.agents.agent import AGENTS, build_agent
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies import Usage
 from agent_trainers.policies.streams import WaveStream
-from agent_trainers.rollout.collector import EpisodeSpec
-from agent_trainers.rollout.voting import choose_by_majority
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.evaluation import choose_by_majority
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 from tests.agent_trainers.chat_server import chat_server, refuses, says
 from tests.agent_trainers.vllm_engine import install_vllm

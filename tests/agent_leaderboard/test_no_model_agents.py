@@ -10,7 +10,7 @@ from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import build_agent
 from agent_leaderboard.agents.extractive import extract_answer
 from agent_leaderboard.agents.heuristics import constant_program, next_action
-from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.rollout.episode import EpisodeSpec
 
 HITS = (
     "[1] Red Harbor\nRed Harbor is a 1961 film. It was directed by Ada Holm on 3 May 1960.\n"

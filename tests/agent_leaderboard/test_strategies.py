@@ -7,7 +7,8 @@ import pytest
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk, short_answer
 from agent_trainers.policies import ScriptedPolicy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 
 HERMES = TOOL_FORMATS["hermes"]
 

@@ -29,7 +29,7 @@ def model(tiny_policy):
 @pytest.fixture
 def make_config(tmp_path):
     """Settings of a short run on CPU."""
-    from agent_trainers.trainers.grpo_config import StepGRPOConfig
+    from agent_trainers.trainers.config import StepGRPOConfig
 
     def make(_kind=StepGRPOConfig, **changes):
         settings = {
@@ -63,4 +63,6 @@ def played(make_trainer):
     """
     trainer = make_trainer()
     trainer.model.train()
-    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    return trainer.rollouts.collect(
+        [{"task": i // 4} for i in range(8)], "train", (0, 0)
+    ).trajectories

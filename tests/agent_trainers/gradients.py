@@ -2,6 +2,8 @@
 
 import torch
 
+from agent_trainers.trainers.rollouts import CollectedBatch
+
 TOLERANCE = 1000 * torch.finfo(torch.float32).eps
 """Rounding of float32 sums of a few thousand terms, relative to the largest term."""
 
@@ -12,9 +14,15 @@ def assert_close(found, expected):
     assert difference <= TOLERANCE * scale, f"{difference:.3g} of {scale:.3g}"
 
 
+def collect(trainer, num_episodes=8):
+    """Trajectories of a training batch: groups of four of the first tasks."""
+    rows = [{"task": i // 4} for i in range(num_episodes)]
+    return trainer.rollouts.collect(rows, "train", (0, 0)).trajectories
+
+
 def micro_batches(trainer, trajectories, **changes):
     """The micro-batches of one optimiser step, with `changes` to the trainer's settings."""
-    trainer.player.play = lambda *_: list(trajectories)
+    trainer.rollouts.collect = lambda *_: CollectedBatch(list(trajectories), {}, 0.0)
     for name, value in changes.items():
         setattr(trainer.args, name, value)
     trainer._step, trainer._buffered_inputs = 0, None

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from agent_envs.errors import ConfigurationError, DataError, UnknownNameError
-from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS, BRANCHING
+from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.recipes import find_turn_length
 from benchmarks.credit import __main__ as credit
 from benchmarks.credit.policies import SaveStages, algorithm_options
 from benchmarks.credit.report import NOT_RUN
-from benchmarks.credit.scores import Row, all_estimators, estimates_of, rows_of
+from benchmarks.credit.scores import BRANCHING, Row, all_estimators, estimates_of, rows_of
 from benchmarks.credit.true_advantages import (
     CreditBatch,
     CreditEpisode,
@@ -44,7 +44,7 @@ BATCH = batch_of(episode(), episode(rewards=[0.0, 0.0], anchors=["x", "z"]))
 
 def test_every_estimator_of_the_package_is_scored():
     rows = rows_of(all_estimators())
-    assert {row.estimator for row in rows} == set(ADVANTAGE_ESTIMATORS)
+    assert {row.estimator for row in rows} == {*ADVANTAGE_ESTIMATORS, *BRANCHING}
     for row in rows:
         estimates = estimates_of(row, BATCH)
         assert [len(e) for e in estimates] == [2, 2], row.name

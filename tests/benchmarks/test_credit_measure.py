@@ -6,7 +6,8 @@ import agent_envs  # noqa: F401
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.errors import RolloutError
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from benchmarks.credit.measure import Measurement
 
 # V = 1/4 at first, 1/2 after heads, 0 after tails

@@ -13,7 +13,7 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.rollout.episode import template_tools
+from agent_trainers.rollout.environments import template_tools
 from benchmarks import held_out
 from benchmarks.learning_run import MULTI_HOP
 from benchmarks.performance import gradients, retrieval, time_to_success, training

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_envs import ENVIRONMENTS
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
+from agent_trainers.trainers.config import StepGRPOConfig
 
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?P<src>[^\s\">]+)|"

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent_trainers.algorithms.episodes import Array, Episode, Floats, groups, returns_to_go
+from agent_trainers.algorithms.advantages import Estimator, find_estimator
+from agent_trainers.algorithms.episodes import (
+    Array,
+    Episode,
+    Floats,
+    above,
+    groups,
+    is_rounding,
+    returns_to_go,
+)
 from agent_trainers.algorithms.group_estimators import STD_EPSILON, Scale
 
 Visit = tuple[int, int]
@@ -46,6 +55,14 @@ def tree(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "gro
 
 vine.uses_branches = tree.uses_branches = True  # type: ignore[attr-defined]
 tree.trains_branches = True  # type: ignore[attr-defined]
+vine.extension = tree.extension = (  # type: ignore[attr-defined]
+    "agent_trainers.experimental.branching:Branching"
+)
+
+
+def uses_branches(estimator: str | Estimator) -> bool:
+    """Return whether an estimator reads branches: whether it has an attribute ``uses_branches``."""
+    return bool(getattr(find_estimator(estimator), "uses_branches", False))
 
 
 def start_of(episode: Episode) -> int:
@@ -137,7 +154,9 @@ def _candidates(
             variance = (prior + squares) / len(values)
             left = float(np.mean([len(episodes[i].rewards) - t for i, t in visits]))
             again = float(np.mean([t * replays[i] for i, t in places]))
-            found.append(_Candidate(places, len(values), _unless_noise(variance), left + again))
+            is_constant = is_rounding(variance**0.5, 0.0, epsilon=1e-6)
+            variance = 0.0 if is_constant else variance
+            found.append(_Candidate(places, len(values), variance, left + again))
     return found
 
 
@@ -214,8 +233,7 @@ def _compare(
         others = [backed_up[j][u] for j, u in visits[episode.anchors[t]] if j != i]
         if others:
             baseline = float(np.mean(others))
-            above = backed_up[i][t] - baseline
-            advantages[t] = above if abs(above) > 1e-9 * max(1.0, abs(baseline)) else 0.0
+            advantages[t] = above(backed_up[i][t], baseline)
         elif t > start_of(episode):
             advantages[t] = advantages[t - 1]
 
@@ -227,7 +245,3 @@ def _root_mean_square(
     own = [advantages[i][start_of(episodes[i]) :] for i in members]
     squares = [float(np.mean(values**2)) for values in own if len(values)]
     return float(np.sqrt(np.mean(squares))) if squares else 0.0
-
-
-def _unless_noise(variance: float) -> float:
-    return variance if variance > 1e-12 else 0.0

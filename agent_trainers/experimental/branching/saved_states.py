@@ -1,7 +1,7 @@
-"""States of environments, kept so that episodes can go on from them.
+"""Snapshots of environments, by which branches return to states without a replay.
 
-By the contract a state follows from environment, task, seed and actions, so these are what it is
-found by; with them what it shows, for environments that keep no such contract.
+A state is identified by environment, task, seed and actions, and by its messages in case an
+environment is not deterministic.
 """
 
 import hashlib
@@ -9,23 +9,20 @@ import json
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from agent_envs.core.async_bridge import resolve
 from agent_envs.core.messages import Message
-from agent_envs.errors import SnapshotError
 from agent_envs.wrappers.awaited import Awaited
 from agent_envs.wrappers.potential_shaping import PotentialShaping
-from agent_trainers.rollout.answers import read_step
-from agent_trainers.trajectory import Trajectory, Transition
+from agent_trainers.rollout.episode import Episode, EpisodeSpec
+from agent_trainers.trajectory import Trajectory
 
 MAX_STATE_BYTES: Final = 2**28
-"""So much is kept at most; what was used longest ago goes first, and is reached by replay then."""
+"""Default bound of a store; dropped states are reached by replay."""
 _WRAPPER_STATE: Final[Mapping[type, tuple[str, ...]]] = {
     OrderEnforcing: ("_has_reset",),
     TimeLimit: ("_elapsed_steps",),
@@ -33,79 +30,116 @@ _WRAPPER_STATE: Final[Mapping[type, tuple[str, ...]]] = {
     Awaited: (),
     PotentialShaping: (),
 }
-"""What steps change in a wrapper. A snapshot is of the environment alone, so where another wrapper
-is around it, a state is reached by replay."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedState:
-    """Where an environment was, and what it showed there."""
-
-    environment: bytes
-    """The snapshot, and the counts of its wrappers; pickled."""
-    info: dict[str, Any]
-    """What `reset` or `step` returned there."""
+"""Attributes of a wrapper that steps change. A state under any other wrapper is reached by replay:
+a snapshot holds the inner environment alone."""
 
 
 class StateStore:
-    """Saved states by what led to them; those used longest ago are dropped for new ones.
+    """Snapshots by the actions that led to them; drops those used longest ago. Thread-safe.
 
-    Threads may share it.
+    Implements `agent_trainers.rollout.episode.StateCache`.
     """
 
     def __init__(self, max_bytes: int = MAX_STATE_BYTES) -> None:
         """Keep at most `max_bytes` of snapshots."""
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._states: OrderedDict[str, SavedState] = OrderedDict()
+        self._states: OrderedDict[str, tuple[bytes, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __contains__(self, key: str) -> bool:
-        """Return whether the state is kept."""
-        return key in self._states
-
-    def put(self, key: str, state: SavedState) -> None:
-        """Keep a state."""
+    def save(
+        self,
+        env: gym.Env[Any, Any],
+        spec: EpisodeSpec,
+        actions: Sequence[str],
+        info: dict[str, Any],
+    ) -> None:
+        """Save the state that `actions` led to, if a snapshot can hold it."""
+        if not can_be_saved(env):
+            return
+        key, saved = _key(spec, actions, info["messages"]), save_environment(env)
         with self._lock:
             if (replaced := self._states.pop(key, None)) is not None:
-                self._num_bytes -= len(replaced.environment)
-            self._states[key] = state
-            self._num_bytes += len(state.environment)
+                self._num_bytes -= len(replaced[0])
+            self._states[key] = saved, info
+            self._num_bytes += len(saved)
             while self._num_bytes > self._max_bytes:
                 _, dropped = self._states.popitem(last=False)
-                self._num_bytes -= len(dropped.environment)
+                self._num_bytes -= len(dropped[0])
 
-    def get(self, key: str) -> SavedState | None:
-        """Return a state that is kept; None where there is none."""
+    def restore(
+        self, env: gym.Env[Any, Any], trajectory: Trajectory, step: int
+    ) -> dict[str, Any] | None:
+        """Restore the state before `step` and return its info; None if it is not saved."""
+        key = key_before(trajectory, step)
         with self._lock:
-            if key in self._states:
-                self._states.move_to_end(key)
-            return self._states.get(key)
+            if key not in self._states:
+                return None
+            self._states.move_to_end(key)
+            saved, info = self._states[key]
+        restore_environment(env, saved)
+        return info
+
+    def replays(self, trajectory: Trajectory) -> bool:
+        """Return whether branches of an episode have to replay its steps.
+
+        Its second state decides: it is dropped before all later ones.
+        """
+        step = trajectory.start + 1
+        is_there = step < len(trajectory.transitions)
+        return is_there and key_before(trajectory, step) not in self._states
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all states."""
         with self._lock:
             self._states.clear()
             self._num_bytes = 0
 
 
-def state_key(
-    env: str,
-    task: int | None,
-    seed: int | None,
-    actions: Sequence[str],
-    messages: Sequence[Message],
-) -> str:
-    """Return what a state is found by: where and how it is reached, and what it shows."""
-    text = _text([env, task, seed, list(actions), list(messages)])
-    return hashlib.sha256(text.encode()).hexdigest()
+class LastState:
+    """Snapshot of the newest state of one episode; a `StateCache` that restores nothing itself."""
+
+    def __init__(self) -> None:
+        """Start without a snapshot."""
+        self.saved: bytes | None = None
+
+    def save(
+        self,
+        env: gym.Env[Any, Any],
+        spec: EpisodeSpec,
+        actions: Sequence[str],
+        info: dict[str, Any],
+    ) -> None:
+        """Save the state."""
+        self.saved = None
+        if can_be_saved(env):
+            self.saved = save_environment(env)
+
+    def restore(
+        self, env: gym.Env[Any, Any], trajectory: Trajectory, step: int
+    ) -> dict[str, Any] | None:
+        """Return None."""
+
+    def clear(self) -> None:
+        """Drop the snapshot."""
+        self.saved = None
+
+
+def saved_state(episode: Episode) -> bytes | None:
+    """Return the snapshot of an episode's `LastState`; None without one."""
+    return episode.states.saved if isinstance(episode.states, LastState) else None
 
 
 def key_before(trajectory: Trajectory, step: int) -> str:
     """Return the key of the state before a step."""
     actions = [transition.action for transition in trajectory.transitions[:step]]
-    messages = trajectory.transitions[step].messages
-    return state_key(trajectory.env, trajectory.task, trajectory.seed, actions, messages)
+    return _key(trajectory, actions, trajectory.transitions[step].messages)
+
+
+def _key(start: Any, actions: Sequence[str], messages: Sequence[Message]) -> str:
+    """Return the key of a state: its start, the actions that led there and its messages."""
+    parts = [start.env, start.task, start.seed, list(actions), list(messages)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 
 
 def can_be_saved(env: gym.Env[Any, Any]) -> bool:
@@ -130,60 +164,6 @@ def restore_environment(env: gym.Env[Any, Any], saved: bytes) -> None:
     for wrapper, values in zip(_wrappers(env), counts, strict=True):
         for name, value in values.items():
             setattr(wrapper, name, value)
-
-
-def replay(
-    env: gym.Env[Any, Any],
-    info: dict[str, Any],
-    recorded: Sequence[Transition],
-    goal: Sequence[Message],
-    *,
-    task: int | None,
-    timeout: float | None,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Take recorded steps again; yield each state's number and what is shown there.
-
-    Args:
-        env: An environment that has just been reset.
-        info: What `reset` said.
-        recorded: The steps.
-        goal: What is shown after the last.
-        task: The index of the task, to be named.
-        timeout: After so many seconds what has to be awaited is cancelled.
-
-    Raises:
-        SnapshotError: If something else comes of it than was recorded; says what, at which step.
-    """
-    for t, transition in enumerate(recorded):
-        _expect_same(env, task, t, "shows", info["messages"], transition.messages)
-        yield t, info
-        answer = read_step(resolve(env.step(transition.action), timeout))
-        _expect_same(env, task, t, "gives the reward", answer.reward, transition.reward)
-        is_over = answer.terminated or answer.truncated
-        _expect_same(env, task, t, "says whether it is over", is_over, False)
-        info = answer.info
-    _expect_same(env, task, len(recorded), "shows", info["messages"], goal)
-    yield len(recorded), info
-
-
-def _expect_same(
-    env: gym.Env[Any, Any], task: int | None, step: int, what: str, found: Any, recorded: Any
-) -> None:
-    """Refuse a replay that comes to something else than was recorded."""
-    if _text(found) == _text(recorded):
-        return
-    no_snapshot = "" if can_be_saved(env) else " and offers no snapshot() and restore()"
-    raise SnapshotError(
-        f"{type(env.unwrapped).__name__} cannot be branched: with the same task ({task}), seed and "
-        f"actions it {what} something else at step {step}{no_snapshot}. It shows or gives "
-        f"{_text(found)[-300:]}; recorded was {_text(recorded)[-300:]}. Make it as it was made "
-        "then, and deterministic, or let it offer snapshots and let the rollout keep them "
-        "(keeps_states=True)."
-    )
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _wrappers(env: gym.Env[Any, Any]) -> list[gym.Wrapper[Any, Any, Any, Any]]:

@@ -17,7 +17,7 @@ from agent_envs.scoring import drop_interval, wilson_interval
 from agent_trainers.policies.generation import Usage
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.episode import TextEnv
+from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_TASKS_SEARCHED: Final = 20_000

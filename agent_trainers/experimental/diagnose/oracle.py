@@ -13,8 +13,7 @@ from agent_trainers.experimental.diagnose.diagnosis import (
     conclude,
     give_up,
 )
-from agent_trainers.rollout.collector import TextEnv
-from agent_trainers.rollout.episode import is_immediate
+from agent_trainers.rollout.environments import TextEnv, is_immediate
 from agent_trainers.trajectory import Trajectory
 
 MAX_PLANS: Final = 32

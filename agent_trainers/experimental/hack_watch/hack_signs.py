@@ -7,11 +7,11 @@ what counts is how often a run shows it, and how that moves: see `hack_watch`.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from agent_envs.core.messages import Message
 from agent_envs.formats.turn_reading import END_OF_THOUGHT, without_thoughts
+from agent_trainers.monitoring.trajectory_samples import Mark
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 REPEATED_CALLS: Final = "repeated_calls"
@@ -71,18 +71,6 @@ _SAYS_NOTHING: Final = re.compile(
     r"|thought process|let(?:'|\u2019)?s (?:think|solve|work)[^.\n]{0,60}step by step)\W*",
     re.I,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A sign where it was seen."""
-
-    sign: str
-    """Its name."""
-    step: int | None
-    """The step, from 0; None for the episode as a whole."""
-    seen: str
-    """What was seen, for people."""
 
 
 def find_marks(trajectory: Trajectory) -> list[Mark]:

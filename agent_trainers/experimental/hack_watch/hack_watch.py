@@ -1,12 +1,13 @@
-"""Watch a run for reward hacking: how often signs are seen, against the run's own start.
+"""`HackWatch`: signs of reward hacking during training, compared with the start of the run.
 
-`tally` counts what a batch shows; `HackWatch` compares the newest batches with the first ones and
-says what it saw and what to do. Counters are logged as ``hacking/<sign>``, alarms as
-``hacking/alarms`` and ``hacking/alarm/<sign>``.
+``--extensions agent_trainers.experimental.hack_watch:HackWatch`` logs counters as
+``hacking/<sign>`` and alarms as ``hacking/alarms`` and ``hacking/alarm/<sign>``, shows alarms in
+the live view, marks trajectories of the run's pages, and adds ``hacking_alarms`` to results.json.
 """
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -19,10 +20,12 @@ from agent_trainers.experimental.hack_watch.hack_signs import (
     JUDGE_ADDRESSED,
     JUDGE_KILLED,
     REPEATED_CALLS,
-    Mark,
+    farmed_terms,
     find_marks,
 )
-from agent_trainers.monitoring.episode_statistics import EpisodeSummary
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
+from agent_trainers.monitoring.trajectory_samples import Mark
+from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trajectory import Trajectory
 
 PREFIX: Final = "hacking"
@@ -143,7 +146,32 @@ class Alarm:
     """What was seen then, and what to do."""
 
 
-def tally(episodes: Sequence[EpisodeSummary], earlier: Sequence[Tally] = ()) -> Tally:
+class WatchedEpisode:
+    """The summary of an episode with its signs; has all fields of `EpisodeSummary`."""
+
+    def __init__(
+        self, summary: EpisodeSummary, signs: Mapping[str, int], farmed_terms: Sequence[str]
+    ) -> None:
+        """Add signs and the terms that paid in most steps to a summary."""
+        self._summary, self.signs, self.farmed_terms = summary, signs, farmed_terms
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of the summary."""
+        return getattr(self._summary, name)
+
+
+def watched(trajectory: Trajectory) -> WatchedEpisode:
+    """Return the summary of a trajectory with its signs."""
+    return WatchedEpisode(summarise(trajectory), *signs_of(trajectory))
+
+
+def signs_of(trajectory: Trajectory) -> tuple[Mapping[str, int], Sequence[str]]:
+    """Return how often a trajectory shows each sign, and its farmed reward terms."""
+    signs = Counter(mark.sign for mark in find_marks(trajectory))
+    return dict(signs), tuple(farmed_terms(trajectory))
+
+
+def tally(episodes: Sequence[WatchedEpisode], earlier: Sequence[Tally] = ()) -> Tally:
     """Count what the episodes of a batch show.
 
     Whether a failure is paid like a success is known by the successes of the batch and of
@@ -189,7 +217,7 @@ def tally(episodes: Sequence[EpisodeSummary], earlier: Sequence[Tally] = ()) -> 
     return counts
 
 
-def _is_farming(episode: EpisodeSummary, known: Sequence[Tally]) -> bool:
+def _is_farming(episode: WatchedEpisode, known: Sequence[Tally]) -> bool:
     """Return whether a failure earned by a term, step by step, more than a success does."""
     for name in episode.farmed_terms:
         worth = mean(known, f"solved/{name}")
@@ -218,7 +246,7 @@ class _Course:
         self.start: list[Tally] = []
         self.recent: list[Tally] = []
 
-    def add(self, episodes: Sequence[EpisodeSummary]) -> Tally:
+    def add(self, episodes: Sequence[WatchedEpisode]) -> Tally:
         """Take in what was played of it in a batch; return what it shows."""
         counts = tally(episodes, self.recent)
         if len(self.start) < NUM_BATCHES:
@@ -271,7 +299,7 @@ class _Course:
         return has_risen and self._rise_of_success() <= -_FALL
 
 
-class HackWatch:
+class HackWatch(Extension):
     """Compares the newest batches of a run with its first ones, each environment with itself."""
 
     def __init__(self) -> None:
@@ -290,7 +318,23 @@ class HackWatch:
         """The alarms that the newest batches give."""
         return [self._alarms[key] for key in self._active]
 
-    def add(self, step: int, episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
+        """Return the counters of a batch, and the alarms of a training batch."""
+        own = [signs_of(trajectory) for trajectory in batch.record.trajectories]
+        gathered = self.trainer.processes.all_gather_objects(own)
+        pairs = zip(batch.episodes, gathered, strict=True)
+        episodes = [WatchedEpisode(summary, *signs) for summary, signs in pairs]
+        return self.add(step, episodes) if mode == "train" else counters([tally(episodes)])
+
+    def active_alarms(self) -> Mapping[str, str]:
+        """Return the active alarms."""
+        return {alarm.sign: alarm.text for alarm in self.active}
+
+    def results(self) -> Mapping[str, Any]:
+        """Return every alarm of the run."""
+        return {"hacking_alarms": [asdict(alarm) for alarm in self.alarms]}
+
+    def add(self, step: int, episodes: Sequence[WatchedEpisode]) -> dict[str, float]:
         """Take in the batch of an optimiser step; return what is to be logged of it."""
         tallies = []
         for env in dict.fromkeys(episode.env for episode in episodes):

@@ -17,13 +17,22 @@ from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.replay import replay
 from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import RolloutError
-from agent_trainers.experimental.branching.saved_states import restore_environment
+from agent_trainers.experimental.branching.saved_states import (
+    LastState,
+    restore_environment,
+    saved_state,
+)
 from agent_trainers.experimental.values.process_value import Reading
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
-from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
-from agent_trainers.rollout.env_pool import EnvPool
-from agent_trainers.rollout.episode import Episode, is_immediate, lend_tokenizer, template_tools
+from agent_trainers.rollout.environments import (
+    EnvPool,
+    TextEnv,
+    is_immediate,
+    lend_tokenizer,
+    template_tools,
+)
+from agent_trainers.rollout.episode import Episode, EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_CONCURRENCY: Final = 16
@@ -141,7 +150,7 @@ class Search:
 
     def step_cost(self, node: Node) -> int:
         """Return the environment steps of one step from a state: with a replay if not saved."""
-        return 1 if node.episode.saved is not None else 1 + node.depth
+        return 1 if saved_state(node.episode) is not None else 1 + node.depth
 
     def next_cost(self, node: Node) -> int:
         """Return `step_cost`, or 1 if the environment is in the state already."""
@@ -150,7 +159,7 @@ class Search:
     def steps_to_end(self, node: Node) -> int:
         """Return the most steps to the end of an episode; 0 without a turn limit."""
         depths = range(node.depth, self._turn_limit or 0)
-        return len(depths) if node.episode.saved is not None else sum(depths) + len(depths)
+        return len(depths) if saved_state(node.episode) is not None else sum(depths) + len(depths)
 
     def propose(
         self, nodes: Iterable[Node], count: int, *, score: bool = False
@@ -233,8 +242,8 @@ class Search:
         """Bring the environment into a state, by snapshot or by replay, which counts."""
         if self._position is episode:
             return
-        if episode.saved is not None:
-            restore_environment(self.env, episode.saved)
+        if (saved := saved_state(episode)) is not None:
+            restore_environment(self.env, saved)
             return
         steps = replay(
             self.env,
@@ -249,7 +258,7 @@ class Search:
             lend_tokenizer(self._policy, self.env, step.info)
 
     def _new_episode(self, start: Episode) -> Episode:
-        episode = Episode(start.number, start.spec, keeps_states=True)
+        episode = Episode(start.number, start.spec, states=LastState())
         episode.env, episode.info = self.env, start.info
         episode.transitions = list(start.transitions)
         return episode

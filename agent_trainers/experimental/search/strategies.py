@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent_trainers.experimental.search.search import Node, Plan, Search, Steps
-from agent_trainers.rollout.voting import choose_by_majority
+from agent_trainers.rollout.evaluation import choose_by_majority
 
 NOTHING: Final = ""
 FRESH_EPISODES: Final = "fresh episodes"

@@ -1,17 +1,20 @@
-"""The teacher of self-distillation: the policy itself, in the same states, with a skill in them.
+"""`SkillDistillation`: self-distillation from a teacher that reads a skill.
 
-Its weights are the policy's own at the time, or those of the reference.
-
-Rows, tokens and masks stay those of the policy; only the prompt of a row is another, so the teacher
-is a second pass over the same completions, without a gradient and without dropout.
+``--extensions '{"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}}'`` adds it
+to a run. The teacher has the weights of the policy at the start of a batch, or those of the
+reference. Rows, tokens and masks are those of the policy; only the prompt differs, so the teacher
+is a second pass over the same completions, without gradient and dropout.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.collate import pad_rows
+from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.rows import Row
 from agent_trainers.experimental.skills.skills import (
     GROUP,
@@ -20,59 +23,84 @@ from agent_trainers.experimental.skills.skills import (
     skill_finder,
     tell_success,
 )
+from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.trainers.scorer import Scorer
+from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trajectory import Trajectory
 
+MAX_DISTILLATION_RATIO: Final = 2.0
+"""Bound of the importance ratio that weighs the teacher, as in TRL's SDPO."""
 
-class SkillTeacher:
-    """Says how likely the sampled tokens are to a policy that knows a skill."""
 
-    def __init__(
-        self,
-        *,
-        source: str,
-        is_reference: bool,
-        scorer: Scorer,
-        renderer: ChatRenderer,
-        max_tokens: int,
-    ) -> None:
-        """Teach skills from a file, or of each group's successes.
+class SkillDistillation(Extension):
+    """Mixes the policy loss with the divergence from a policy that knows a skill."""
+
+    def __init__(self, weight: float, skills: str = GROUP, teacher: str = "policy") -> None:
+        """Set the share of the distillation loss, and where skills come from.
 
         Args:
-            source: `GROUP`, or the path of a file of skills.
-            is_reference: Whether its weights are the reference's, not the policy's own.
-            scorer: Computes log-probabilities.
-            renderer: Of the tokenizer and template that the policy acts with.
-            max_tokens: What the model attends to: longer rows are not taught.
+            weight: Share of the distillation loss, in (0, 1].
+            skills: `GROUP`: the best other success of the group; or the path of a file of rows
+                with ``skill`` and ``task_id``.
+            teacher: Weights of the teacher: those of the ``policy`` at the start of a batch, or of
+                the ``reference`` that beta keeps.
 
         Raises:
-            ConfigurationError: If the template does not tell where a message ends.
-            DataError: If the file is none of skills.
+            ConfigurationError: If `weight` is out of range.
+            DataError: If the file holds no skills.
         """
-        self._scorer, self._renderer, self._max_tokens = scorer, renderer, max_tokens
-        self._is_reference = is_reference
-        self._skill_of_task = None if source == GROUP else skill_finder(source)
-        renderer.end_of_state([])  # refuses what it cannot read before anything is played
+        if not 0 < weight <= 1:
+            raise ConfigurationError(f"weight must be in (0, 1], not {weight}.")
+        lookup(dict.fromkeys(("policy", "reference")), teacher, kind="teacher")
+        self._weight, self._is_reference = weight, teacher == "reference"
+        self._skill_of_task = None if skills == GROUP else skill_finder(skills)
 
-    def teach(
+    def attach(self, trainer: Any) -> None:
+        """Take part in the run of `trainer`.
+
+        Raises:
+            ConfigurationError: If the reference is missing, or the chat template does not mark the
+                end of a message.
+        """
+        if self._is_reference and trainer.args.beta == 0.0:
+            raise ConfigurationError(
+                "teacher='reference' needs a reference, and with beta=0 there is none: set beta, "
+                "however small, or use teacher='policy'."
+            )
+        super().attach(trainer)
+        self._scorer = trainer.scorer
+        self._max_tokens = context_length(trainer.generator.model)
+        template = trainer.args.chat_template_kwargs or {}
+        self._renderer = ChatRenderer(trainer.generator.tokenizer, template)
+        self._renderer.end_of_state([])  # raises for unsupported templates
+
+    def token_loss(
+        self,
+        loss: torch.Tensor,
+        micro_batch: MicroBatch,
+        logprobs: torch.Tensor,
+        old_logprobs: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the weighted mean of both losses, (B, T)."""
+        teacher = micro_batch.get("teacher_per_token_logps")
+        if teacher is None:  # evaluation
+            return loss
+        is_taught, means = micro_batch["skill_mask"], self.trainer.means
+        distilled = distillation_loss(logprobs, old_logprobs, teacher) * is_taught
+        means.add_mean("skill/kl", logprobs - teacher, is_taught)
+        means.add_mean("skill/share", is_taught, micro_batch["action_mask"])
+        return (1 - self._weight) * loss + self._weight * distilled
+
+    def batch_tensors(
         self,
         policy: Any,
         trajectories: Sequence[Trajectory],
         rows: Sequence[Row],
         tensors: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Return what the teacher says of a batch; collective.
+        """Return ``teacher_per_token_logps`` and ``skill_mask``, each (B, T); collective.
 
-        Args:
-            policy: The model that learns.
-            trajectories: This process's episodes.
-            rows: Their rows.
-            tensors: The batch: these rows, then padding rows.
-
-        Returns:
-            ``teacher_per_token_logps``, and ``skill_mask``, 1 where a sampled token is trained and
-            has a teacher; each (B, T).
+        The mask is 1 where a sampled token is trained and has a teacher.
         """
         skills = self._skills(trajectories)
         prompts = {
@@ -86,17 +114,17 @@ class SkillTeacher:
         }
         if not prompts and not self._scorer.is_sharded:
             return taught
-        chosen = list(prompts) or [0]  # a row that only keeps other processes company
+        chosen = list(prompts) or [0]  # sharded models need all processes
         batch = {name: tensor[chosen] for name, tensor in tensors.items()}
         if prompts:
             batch |= _padded(list(prompts.values()), tensors["prompt_ids"])
-        logprobs = self._scorer.look(policy, batch, at_reference=self._is_reference)
+        logprobs = self._scorer.evaluate_logprobs(policy, batch, at_reference=self._is_reference)
         taught["teacher_per_token_logps"][chosen] = logprobs
         taught["skill_mask"][list(prompts)] = tensors["action_mask"][list(prompts)]
         return taught
 
     def _skills(self, trajectories: Sequence[Trajectory]) -> list[str | None]:
-        """Return the skill of each episode, where there is one; collective."""
+        """Return the skill of each episode, if any; collective."""
         if self._skill_of_task is not None:
             return [self._skill_of_task(trajectory.task_id) for trajectory in trajectories]
         processes = self._scorer.processes
@@ -106,10 +134,10 @@ class SkillTeacher:
         return [best_other(everyone, t.group_id, first + i) for i, t in enumerate(trajectories)]
 
     def _prompt_ids(self, row: Row, trajectory: Trajectory, skill: str | None) -> list[int] | None:
-        """Return a row's prompt with a skill in it; None where none belongs, or it does not fit.
+        """Return a row's prompt with the skill; None without a skill, or if it does not fit.
 
-        The skill stands at the end of the first state's last message: before all that the policy
-        did, so it is the same however steps are merged into rows.
+        The skill is at the end of the first state's last message, before all actions, so it does
+        not depend on how steps are merged into rows.
         """
         first = trajectory.transitions[0].prompt_ids
         place = self._renderer.end_of_state(first)
@@ -119,6 +147,25 @@ class SkillTeacher:
         if len(row.prompt_ids) + len(note) + len(row.completion_ids) > self._max_tokens:
             return None
         return [*row.prompt_ids[:place], *note, *row.prompt_ids[place:]]
+
+
+def distillation_loss(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, teacher: torch.Tensor
+) -> torch.Tensor:
+    """Return the reverse KL divergence from a teacher on sampled tokens, as a loss, (B, T).
+
+    ``sg[min(r, 2) (log pi - log pi_T)] log pi``, with ``r = pi / pi_old`` and no gradient through
+    ``sg``: over tokens that ``pi_old`` sampled, its gradient is expected to be that of ``KL(pi ||
+    pi_T)`` in each state, but for the bound. It is SDPO (arXiv 2601.20802) on sampled tokens, as
+    TRL's ``SDPOTrainer`` has it, and the importance-weighted reverse KL of Skill-SD (2604.10674).
+
+    Args:
+        logprobs: Log-probabilities in the policy that learns, (B, T).
+        old_logprobs: In the one that sampled, (B, T).
+        teacher: In the teacher, which knows more, (B, T).
+    """
+    ratio = (logprobs - old_logprobs).exp().clamp(max=MAX_DISTILLATION_RATIO)
+    return (ratio * (logprobs - teacher)).detach() * logprobs
 
 
 def _padded(prompts: Sequence[Sequence[int]], like: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ from agent_trainers.cli.policies import (
     open_policy,
     open_venue,
 )
-from agent_trainers.experimental.branching.saved_states import can_be_saved
+from agent_trainers.experimental.branching.saved_states import StateStore, can_be_saved
 from agent_trainers.policies import Policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
@@ -138,7 +138,7 @@ def _collect(
         for number, portion in enumerate(portions):
             part = parts / f"{number:06d}.jsonl.gz"
             if not part.exists():
-                rollout = Rollout(venue.make_env, policy, keeps_states=True)
+                rollout = Rollout(venue.make_env, policy, states=StateStore())
                 found = _branch_out(options, rollout, portion)
                 rollout.close()
                 check_played(found)
@@ -170,7 +170,7 @@ def _train(
 
     from agent_trainers.experimental.values import training
     from agent_trainers.experimental.values.reliability import reliability_png
-    from agent_trainers.trainers.critic import CriticModel, save_critic
+    from agent_trainers.trainers.ppo import CriticModel, save_critic
 
     rng = np.random.default_rng(options.seed)
     sets = training.make_sets(episodes, options.target, options.gamma, rng)

@@ -19,8 +19,8 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.episode import template_tools
-from agent_trainers.trainers.critic import CRITIC_FILE, CriticModel
+from agent_trainers.rollout.environments import template_tools
+from agent_trainers.trainers.ppo import CRITIC_FILE, CriticModel
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from agent_trainers.experimental.values.reliability import (
     fit_line,
     reliability,
 )
-from agent_trainers.trainers.critic import CriticModel
+from agent_trainers.trainers.ppo import CriticModel
 from agent_trainers.trajectory import Trajectory
 
 KINDS: Final = ("states", "actions")

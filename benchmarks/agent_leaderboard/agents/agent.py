@@ -16,7 +16,8 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies import Usage
-from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
 

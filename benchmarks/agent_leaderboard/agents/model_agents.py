@@ -32,7 +32,9 @@ from agent_leaderboard.agents.repeated_play import (
 )
 from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk
 from agent_trainers.policies import Policy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
 MakeEnv = Callable[[], TextEnv]

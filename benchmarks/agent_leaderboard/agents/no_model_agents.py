@@ -17,7 +17,9 @@ from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, tool_env
 from agent_leaderboard.agents.heuristics import next_action
 from agent_trainers.policies import GenerationRequest, ScriptedPolicy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 
 ANSWER_CHANCE: Final = 0.25
 """How often a random turn is an answer."""

@@ -28,7 +28,9 @@ from agent_envs.formats.tool_formats import ToolFormat
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
 from agent_leaderboard.agents.repeated_play import total_usage
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 
 CONCURRENCY: Final = "concurrency"
 """The setting that says how many turns may be asked for at once, each in a thread; 1 if not given.

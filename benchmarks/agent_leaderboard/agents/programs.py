@@ -26,7 +26,9 @@ from agent_leaderboard.agents.model_source import ModelSettings, open_policy, re
 from agent_leaderboard.agents.repeated_play import total_usage
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.programs import Outcome, ProgramTasks
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout, TextEnv
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
 _NUMBER: Final = "number"

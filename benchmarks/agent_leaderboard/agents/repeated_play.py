@@ -9,8 +9,8 @@ import numpy as np
 from agent_envs.errors import ServerError
 from agent_leaderboard.agents.agent import PlayedEpisode
 from agent_trainers.policies import GenerationRequest, Policy, PolicyWrapper, Usage
-from agent_trainers.rollout.collector import EpisodeSpec
-from agent_trainers.rollout.voting import choose_by_majority
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.evaluation import choose_by_majority
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_OBSERVATION_CHARS: Final = 1_000

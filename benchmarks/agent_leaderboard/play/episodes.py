@@ -22,7 +22,8 @@ from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, P
 from agent_leaderboard.records.results import LineUsage, ResultLine, TaskEntry
 from agent_leaderboard.records.sealing import Seal, data_seal, episode_place
 from agent_trainers.policies import Usage
-from agent_trainers.rollout.collector import EpisodeSpec, TextEnv
+from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
 OUTAGE_EPISODES: Final = 6

@@ -5,13 +5,11 @@ import torch
 
 from agent_trainers.algorithms.losses import (
     cispo_loss,
-    distillation_loss,
     importance_log_ratio,
     kl_divergence,
     policy_loss,
     value_loss,
 )
-from tests.agent_trainers.gradients import assert_close
 
 # Two steps of 2 and 1 trained tokens, an observation token between them.
 LOG_RATIO = torch.tensor([[0.1, 0.3, 9.0, -0.2]])
@@ -85,41 +83,3 @@ def test_the_value_loss_is_that_of_the_worse_of_value_and_clipped_value():
     # clipped to 0.5 it is 0.5 off; unclipped it is 2 off; inside the range it is 0.7 off
     loss = value_loss(values, old, targets, 0.5)
     assert loss[0].tolist() == pytest.approx([0.125, 2.0, 0.245])
-
-
-def test_distillation_is_trls_sdpo_on_sampled_tokens_with_its_bounded_ratio():
-    from trl.experimental.sdpo.loss_utils import (
-        apply_importance_sampling_clipping,
-        compute_sampled_token_self_distillation_loss,
-    )
-
-    rng = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(2, 5, 7, generator=rng) for _ in range(2))
-    student.requires_grad_()
-    tokens = torch.randint(7, (2, 5), generator=rng)
-
-    def logprobs(logits):
-        return logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
-
-    old = logprobs(student).detach() + torch.randn(2, 5, generator=rng)
-    theirs = compute_sampled_token_self_distillation_loss(
-        student, teacher, tokens, distillation_alpha=1.0
-    )
-    theirs = apply_importance_sampling_clipping(theirs, logprobs(student), old, clip_coeff=2.0)
-    ours = distillation_loss(logprobs(student), old, logprobs(teacher))
-    gradients = [torch.autograd.grad(loss.sum(), student)[0] for loss in (ours, theirs)]
-    assert_close(*gradients)
-    assert_close(ours, theirs)
-
-
-def test_distillation_follows_the_divergence_itself_in_expectation():
-    logits = torch.tensor([0.3, -0.5, 1.1], requires_grad=True)
-    teacher = torch.tensor([1.0, 0.2, -0.7]).log_softmax(-1)
-    policy = logits.log_softmax(-1)
-    (policy.exp() * (policy - teacher)).sum().backward()
-    expected = logits.grad.clone()
-    logits.grad = None
-    old = (logits.detach() + torch.tensor([0.1, -0.1, 0.05])).log_softmax(-1)
-    policy = logits.log_softmax(-1)
-    (old.exp() * distillation_loss(policy, old, teacher)).sum().backward()  # as sampled from old
-    assert_close(logits.grad, expected)

@@ -41,7 +41,7 @@ def collector(tmp_path):
         trainer = SimpleNamespace(
             trajectories={"eval": played},
             state=SimpleNamespace(global_step=3, log_history=[]),
-            watch=HackWatch(),
+            extensions=[HackWatch()],
             last_batch=BatchRecord(trajectories=played, rows=rows, tensors=tensors),
             current_logprobs=lambda: np.full((len(rows), 1), np.log(2.0)),
             accelerator=SimpleNamespace(is_main_process=True),

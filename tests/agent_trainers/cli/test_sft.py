@@ -14,7 +14,7 @@ from agent_trainers.batching.shared_prefix import forward_rows
 from agent_trainers.cli import collect, evaluate, sft
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.trainers.supervised import supervised_dataset
+from agent_trainers.trainers.sft import supervised_dataset
 from agent_trainers.trajectory import load_trajectories
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -30,7 +30,7 @@ def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
 ):
     from trl import SFTTrainer
 
-    from agent_trainers.trainers.supervised import WarmStartConfig
+    from agent_trainers.trainers.sft import WarmStartConfig
 
     dataset, _ = supervised_dataset(told, None)
     config = WarmStartConfig(str(tmp_path), report_to="none", per_device_train_batch_size=6)

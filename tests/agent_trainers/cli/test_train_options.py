@@ -19,9 +19,7 @@ from agent_trainers.cli.task_sources import DEFAULT_ENV, read_source
 from agent_trainers.cli.train_options import TrainArguments, make_parser, parse_arguments
 from agent_trainers.policies.models import load_model
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
-from agent_trainers.trainers.ppo_config import StepPPOConfig
-from agent_trainers.trainers.presets import PRESETS
+from agent_trainers.trainers.config import PRESETS, StepGRPOConfig, StepPPOConfig
 
 TOOLS = "AgentR1/SyntheticTable-v0"
 
@@ -155,17 +153,15 @@ def test_help_shows_our_own_options_with_the_defaults_that_hold(capsys):
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config_file):
     settings = {"learning_rate": "1e-4", "num_generations": 4, "per_device_train_batch_size": 8,
-                "env_kwargs": {"hops": 3}, "merge_steps": False, "report_to": ["none"],
+                "env_kwargs": {"hops": 3}, "loss_mask": False, "report_to": ["none"],
                 "scale_rewards": False, "top_p": None}  # fmt: skip
     options, config = parse_arguments([*config_file(**settings), "--num_generations", "2"])
-    assert (config.learning_rate, config.num_generations, config.merge_steps) == (1e-4, 2, False)
+    assert (config.learning_rate, config.num_generations, config.loss_mask) == (1e-4, 2, False)
     assert (config.report_to, config.scale_rewards) == ([], "none")
     assert json.loads(options.env_kwargs) == {"hops": 3}
     assert (config.max_completion_length, config.max_steps) == (24, 100)  # of the recipe
     assert options.recipe.startswith("recipe default, ")
-    assert (
-        parse_arguments([*config_file(merge_steps=False), "--merge_steps"])[1].merge_steps is True
-    )
+    assert parse_arguments([*config_file(loss_mask=False), "--loss_mask"])[1].loss_mask is True
 
 
 @pytest.mark.parametrize(("arguments", "rate", "recipe"), [

@@ -20,7 +20,8 @@ from agent_trainers.experimental.async_rollouts import EnvironmentRolloutWorker,
 from agent_trainers.policies.completion_server import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving
 
 MAX_NEW_TOKENS = 24

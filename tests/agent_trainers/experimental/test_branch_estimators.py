@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_trainers.algorithms.advantages import BRANCHING, estimate
-from agent_trainers.experimental.branching.branch_estimators import allocate_branches
+from agent_trainers.algorithms.advantages import estimate
+from agent_trainers.experimental.branching import allocate_branches, tree, vine
 
+BRANCHING = (vine, tree)
 RAW = {"scale": "none"}
 
 
@@ -36,33 +37,33 @@ FAMILY = [SOLVED, BRANCH, FAILED]
 def test_a_step_is_worth_what_the_value_of_its_state_changes_by():
     # V(a) = (1 + 0) / 2. At "q": 0 + V(a) against the other's 0, and 0 against 0.5. At "a": 1
     # against the branch's 0. "b" was seen once: its step shares the advantage of the one before.
-    solved, branch, failed = estimate("vine", FAMILY, **RAW)
+    solved, branch, failed = estimate(vine, FAMILY, **RAW)
     assert solved.tolist() == [0.5, 1.0]
     assert failed.tolist() == [-0.5, -0.5]
     assert branch.tolist() == [0.0, 0.0]  # it only measures
 
 
 def test_in_a_tree_branches_learn_from_their_own_steps():
-    solved, branch, failed = estimate("tree", FAMILY, **RAW)
+    solved, branch, failed = estimate(tree, FAMILY, **RAW)
     assert [solved.tolist(), failed.tolist()] == [[0.5, 1.0], [-0.5, -0.5]]
     assert branch.tolist() == [0.0, -1.0]  # the step it shares counts where it was played
 
 
 def test_the_scale_is_that_of_the_steps_that_learn():
     # mean squares: 0.625 and 0.25 without the branch, and 1 with it
-    vine, tree = (estimate(name, FAMILY)[0] for name in ("vine", "tree"))
-    assert vine == pytest.approx(np.array([0.5, 1.0]) / ((0.875 / 2) ** 0.5 + 1e-4))
-    assert tree == pytest.approx(np.array([0.5, 1.0]) / ((1.875 / 3) ** 0.5 + 1e-4))
+    of_vine, of_tree = (estimate(estimator, FAMILY)[0] for estimator in BRANCHING)
+    assert of_vine == pytest.approx(np.array([0.5, 1.0]) / ((0.875 / 2) ** 0.5 + 1e-4))
+    assert of_tree == pytest.approx(np.array([0.5, 1.0]) / ((1.875 / 3) ** 0.5 + 1e-4))
     other = Episode([0.0], ["q"], group_id="other")
     batch = [*FAMILY, other, replace(other, rewards=[4.0])]  # advantages -4 and 4
-    scaled = estimate("vine", batch, scale="batch")[0]
+    scaled = estimate(vine, batch, scale="batch")[0]
     assert scaled == pytest.approx(np.array([0.5, 1.0]) / ((32.875 / 4) ** 0.5 + 1e-4))
 
 
 def test_rewards_on_the_way_and_the_discount_count():
     # V(a) = (2 + 4) / 2 = 3; at "q": 1 + 0.5 * 3 = 2.5 against 0
     first, _, branch = estimate(
-        "vine",
+        vine,
         [
             Episode([1.0, 2.0], ["q", "a"]),
             Episode([0.0], ["q"]),
@@ -78,9 +79,9 @@ def test_rewards_on_the_way_and_the_discount_count():
 def test_equal_states_of_a_group_are_pooled_and_those_of_another_are_not():
     # "a" is met by both: V(a) = 0.5, so neither first step was better; the second ones were
     pooled = [SOLVED, replace(FAILED, anchors=["q", "a"])]
-    assert [a.tolist() for a in estimate("vine", pooled, **RAW)] == [[0.0, 1.0], [0.0, -1.0]]
+    assert [a.tolist() for a in estimate(vine, pooled, **RAW)] == [[0.0, 1.0], [0.0, -1.0]]
     apart = [replace(e, group_id=str(i)) for i, e in enumerate(pooled)]
-    assert [a.tolist() for a in estimate("vine", apart, **RAW)] == [[0.0, 0.0]] * 2
+    assert [a.tolist() for a in estimate(vine, apart, **RAW)] == [[0.0, 0.0]] * 2
 
 
 @pytest.mark.parametrize("name", BRANCHING)
@@ -116,7 +117,7 @@ BATCHES = st.lists(
 )
 
 
-@given(BATCHES, st.sampled_from(list(BRANCHING)), st.randoms(use_true_random=False))
+@given(BATCHES, st.sampled_from(BRANCHING), st.randoms(use_true_random=False))
 def test_the_order_of_episodes_and_branches_does_not_matter(batch, name, random):
     episodes = [
         Episode([float(r) for r, _ in steps], [a for _, a in steps], min(start, len(steps)), g)

@@ -15,13 +15,18 @@ from agent_trainers.monitoring.trajectory_samples import trained_samples
 from agent_trainers.programs.tasks import ProgramTasks
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 
+PACKAGE = "agent_trainers.experimental.branching"
 ID = "AgentR1/SyntheticMultiHop-v0"
 ROWS = [{"task": i // 4} for i in range(8)]
 
 
 @pytest.fixture
 def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(estimator, env=ID, **changes):
+    def make(estimator, env=ID, budget=None, **changes):
+        if estimator in ("vine", "tree"):
+            estimator = f"{PACKAGE}:{estimator}"
+        if budget is not None:
+            changes["extensions"] = json.dumps({f"{PACKAGE}:Branching": {"budget": budget}})
         config = make_config(advantage_estimator=estimator, **changes)
         return StepGRPOTrainer(tiny_policy, env, config, processing_class=tokenizer)
 
@@ -30,7 +35,7 @@ def make_trainer(tiny_policy, tokenizer, make_config):
 
 def played(trainer, step=(0, 0)):
     trainer.model.train()
-    trajectories = trainer.player.play(ROWS, "train", step)
+    trajectories = trainer.rollouts.collect(ROWS, "train", step).trajectories
     return [dataclasses.replace(t, timings={}, step_seconds=[]) for t in trajectories]
 
 
@@ -41,12 +46,12 @@ def num_steps(trajectories):
 @pytest.mark.parametrize("estimator", ["vine", "tree"])
 def test_branches_are_played_within_their_budget_beside_the_same_episodes(make_trainer, estimator):
     plain = played(make_trainer("grpo"))
-    trainer = make_trainer(estimator, branch_budget=2.0)
+    trainer = make_trainer(estimator, budget=2.0)
     with_branches = played(trainer)
     assert [t for t in with_branches if not t.start] == plain
     branches = [t for t in with_branches if t.start]
     assert 0.3 * num_steps(plain) < num_steps(branches) < 3 * num_steps(plain)
-    assert trainer.player.branches.replayed_steps == 0  # from snapshots
+    assert trainer.extensions[0].replayed_steps == 0  # from snapshots
     assert played(trainer) == with_branches  # the same step of the run draws the same again
     assert played(trainer, (1, 0)) != with_branches
     # each branch follows what it shares its first steps with
@@ -54,13 +59,13 @@ def test_branches_are_played_within_their_budget_beside_the_same_episodes(make_t
         if branch.start:
             shared = branch.transitions[: branch.start]
             assert any(t.transitions[: branch.start] == shared for t in with_branches[:i])
-    evaluated = trainer.player.play(ROWS, "eval", (0, 0))
+    evaluated = trainer.rollouts.collect(ROWS, "eval", (0, 0)).trajectories
     assert [t.start for t in evaluated] == [0] * 8
 
 
 @pytest.mark.parametrize("estimator", ["vine", "tree"])
 def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
-    trainer = make_trainer(estimator, max_steps=1, logging_steps=1, branch_budget=1.0)
+    trainer = make_trainer(estimator, max_steps=1, logging_steps=1, budget=1.0)
     trainer.train()
     batch = trainer.last_batch
     trained = {(row.episode, step) for row in batch.rows for step in row.steps}
@@ -83,7 +88,7 @@ def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
 
 @pytest.mark.parametrize("estimator", ["vine", "tree"])
 def test_a_branch_is_shown_with_numbers_only_where_it_was_trained_on(make_trainer, estimator):
-    trainer = make_trainer(estimator, max_steps=1, branch_budget=1.0)
+    trainer = make_trainer(estimator, max_steps=1, budget=1.0)
     trainer.train()
     played = trainer.last_batch.trajectories
     samples = trained_samples(trainer.last_batch, range(len(played)), label="0", optimiser_step=0)
@@ -117,12 +122,12 @@ def learned(episodes):
 
 
 seen.uses_branches = learned.uses_branches = learned.trains_branches = True
+seen.extension = learned.extension = f"{PACKAGE}:Branching"
 
 
 @pytest.mark.parametrize("estimator", [seen, learned])
 def test_an_estimator_of_ones_own_says_itself_that_it_takes_branches(make_trainer, estimator):
     trainer = make_trainer(estimator, max_steps=1)
-    assert trainer.args.branch_steps == 1 / 3
     trainer.train()
     batch = trainer.last_batch
     assert any(t.start for t in batch.trajectories)
@@ -154,11 +159,11 @@ class Moody(Unsaved):
 
 
 def test_steps_that_are_taken_again_count_towards_the_budget(make_trainer):
-    trainer = make_trainer("vine", env=lambda: Unsaved(gym.make(ID)), branch_budget=2.0)
+    trainer = make_trainer("vine", env=lambda: Unsaved(gym.make(ID)), budget=2.0)
     batch = played(trainer)
     own = num_steps([t for t in batch if not t.start])
     branches = num_steps([t for t in batch if t.start])
-    again = trainer.player.branches.replayed_steps
+    again = trainer.extensions[0].replayed_steps
     assert again == sum(t.start for t in batch)
     assert again > 0
     assert own < branches + again < 3 * own  # 2 are foreseen
@@ -170,19 +175,21 @@ def test_an_environment_that_cannot_be_gone_back_to_is_refused_at_once(make_trai
     trainer = make_trainer(
         "tree",
         env=[{"id": ID}, {"id": moody, "name": "moody"}] if is_mixed else moody,
-        branch_budget=3.0,
+        budget=3.0,
     )
     names = ("SyntheticMultiHop-v0", "moody") if is_mixed else ("", "")
     rows = [row | {"env": names[i // 4]} for i, row in enumerate(ROWS)]
     trainer.model.train()
-    with pytest.raises(SnapshotError, match=r"(?s)'tree' goes back.*Or choose another estimator"):
-        trainer.player.play(rows, "train", (0, 0))
+    with pytest.raises(
+        SnapshotError, match=r"(?s):tree' restores states.*Or use another estimator"
+    ):
+        trainer.rollouts.collect(rows, "train", (0, 0))
 
 
 def test_a_curriculum_leaves_branches_to_be_played_and_is_told_of_episodes_alone(make_trainer):
     trainer = make_trainer(
         "tree", env=[{"id": ID, "tasks": list(range(9))}], curriculum="pools", max_steps=1,
-        branch_budget=1.0,
+        budget=1.0,
     )  # fmt: skip
     trainer.train()
     batch = trainer.last_batch.trajectories
@@ -194,21 +201,20 @@ def test_a_curriculum_leaves_branches_to_be_played_and_is_told_of_episodes_alone
 
 
 def test_without_a_budget_there_are_no_branches(make_trainer):
-    trainer = make_trainer("vine", branch_budget=0.0)
-    assert trainer.player.branches is None
+    trainer = make_trainer("vine", budget=0.0)
     assert not any(t.start for t in played(trainer))
 
 
-def test_what_does_not_go_with_branches_is_refused_by_name(make_trainer, make_config):
-    with pytest.raises(ConfigurationError, match=r"branch_budget does nothing with.*'grpo'"):
-        make_config(advantage_estimator="grpo", branch_budget=1.0)
-    with pytest.raises(ConfigurationError, match=r"does nothing with.*'builtins:sum'"):
-        make_config(advantage_estimator="builtins:sum", branch_budget=1.0)
-    with pytest.raises(ConfigurationError, match="branch_budget must be a number, 0 or more"):
-        make_config(advantage_estimator="vine", branch_budget=-1.0)
-    with pytest.raises(ConfigurationError, match=r"kl_placement='reward' does not go with.*'vine'"):
-        make_config(advantage_estimator="vine", kl_placement="reward", beta=0.1)
-    make_config(advantage_estimator="tree", kl_placement="reward", beta=0.1)
-    program = ProgramTasks(lambda session, task: 1.0, [{"question": "?"}] * 8)
-    with pytest.raises(ConfigurationError, match="'vine' goes back to states of an environment"):
-        make_trainer("vine", env=program)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"estimator": "grpo", "budget": 1.0}, "Branching does nothing with .*'grpo'"),
+    ({"estimator": "vine", "budget": -1.0}, "budget must be a number of at least 0"),
+    ({"estimator": "vine", "kl_placement": "reward", "beta": 0.1}, "'reward' does not go"),
+    ({"estimator": "vine", "max_extra_groups": 2}, "compares states, not groups"),
+    ({"estimator": "vine", "env": "program"}, "restores states of an environment"),
+])  # fmt: skip
+def test_settings_that_do_not_go_with_branches_are_refused(make_trainer, changes, message):
+    if changes.get("env"):
+        program = ProgramTasks(lambda session, task: 1.0, [{"question": "?"}] * 8)
+        changes = changes | {"env": program}
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(**changes)

@@ -15,7 +15,8 @@ from agent_trainers.experimental.diagnose.diagnosis import (
 )
 from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 
 
 class Corridor(gym.Env):

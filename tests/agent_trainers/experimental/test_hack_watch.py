@@ -13,12 +13,15 @@ from agent_trainers.experimental.hack_watch.hack_watch import (
     NUM_BATCHES,
     SIGNS,
     HackWatch,
+    WatchedEpisode,
     counters,
     tally,
+    watched,
 )
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = range(4)
@@ -89,7 +92,7 @@ def wrong(turns):
 
 def watch_run(before, after, make_env):
     """Watch a run that begins with one script and goes on with another."""
-    batches = [[summarise(t) for t in play(script, make_env)] for script in (before, after)]
+    batches = [[watched(t) for t in play(script, make_env)] for script in (before, after)]
     watch = HackWatch()
     logs = [watch.add(i + 1, batches[i >= NUM_BATCHES]) for i in range(2 * NUM_BATCHES)]
     return watch, logs
@@ -211,9 +214,13 @@ def test_a_task_that_asks_for_a_verdict_may_have_one():
 
 def test_a_return_that_rises_while_success_falls_is_an_alarm():
     def batch(rewards, success):
-        trajectory = summarise(play(honest, make())[0])
-        return [replace(trajectory, rewards=(reward,), metrics={"success": float(i < success)})
-                for i, reward in enumerate(rewards)]  # fmt: skip
+        summary = summarise(play(honest, make())[0])
+        return [
+            WatchedEpisode(
+                replace(summary, rewards=(reward,), metrics={"success": float(i < success)}), {}, ()
+            )
+            for i, reward in enumerate(rewards)
+        ]
 
     watch = HackWatch()
     for i in range(2 * NUM_BATCHES):
@@ -234,7 +241,7 @@ def test_longer_turns_are_no_alarm_where_success_rises_with_them():
 
 
 def test_what_a_watch_keeps_lets_a_resumed_run_go_on():
-    batches = [[summarise(t) for t in play(script, make())] for script in (honest, nagging)]
+    batches = [[watched(t) for t in play(script, make())] for script in (honest, nagging)]
     unbroken = HackWatch()
     for i in range(7):
         unbroken.add(i, batches[i > 4])
@@ -247,14 +254,14 @@ def test_what_a_watch_keeps_lets_a_resumed_run_go_on():
 
 def test_each_environment_is_compared_with_its_own_start():
     def batch(env, script):
-        return [replace(summarise(t), env=env) for t in play(script, make())]
+        return [watched(replace(t, env=env)) for t in play(script, make())]
 
     short, long = batch("short", honest), batch("long", HACKS["length"][0])
     watch = HackWatch()
     for i in range(2 * NUM_BATCHES):
         watch.add(i, short if i < NUM_BATCHES else [*short, *long])
     assert not watch.alarms  # the turns of one were long from its start
-    grown = [replace(episode, env="short") for episode in long]
+    grown = batch("short", HACKS["length"][0])
     for i in range(NUM_BATCHES):
         watch.add(i, grown)
     assert ("length", "short") in [(alarm.sign, alarm.env) for alarm in watch.alarms]

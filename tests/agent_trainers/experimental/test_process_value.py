@@ -24,9 +24,8 @@ from agent_trainers.experimental.values.training import (
     outcome,
 )
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.trainers.critic import CriticModel, save_critic
-from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.config import StepPPOConfig
+from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"

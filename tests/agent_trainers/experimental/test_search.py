@@ -14,8 +14,7 @@ from agent_trainers.experimental.search.search import Node, SearchRollout, readi
 from agent_trainers.experimental.search.strategies import SEARCHES, SearchSettings
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.generation import Generation
-from agent_trainers.rollout.collector import EpisodeSpec
-from agent_trainers.rollout.episode import Episode
+from agent_trainers.rollout.episode import Episode, EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
 LENGTH = 3

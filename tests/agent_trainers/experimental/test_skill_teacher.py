@@ -12,19 +12,26 @@ from peft import LoraConfig
 from agent_envs import ConfigurationError, DataError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.batching.micro_batch import select_rows
+from agent_trainers.experimental.skills.skill_teacher import distillation_loss
 from agent_trainers.experimental.skills.skills import best_other, tell_success
+from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
 from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
+DISTILLATION = "agent_trainers.experimental.skills:SkillDistillation"
 ID = "AgentR1/SyntheticMultiHop-v0"
 
 
 @pytest.fixture
 def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(env=ID, model=tiny_policy, kind=StepGRPOTrainer, peft_config=None, **changes):
+    def make(
+        env=ID, model=tiny_policy, kind=StepGRPOTrainer, peft_config=None, weight=0, **changes
+    ):
         config = [StepPPOConfig] if kind is StepPPOTrainer else []
+        settings = {name: changes.pop(name) for name in ("skills", "teacher") if name in changes}
+        if weight:
+            changes["extensions"] = json.dumps({DISTILLATION: {"weight": weight, **settings}})
         return kind(
             model, env, make_config(*config, **changes), processing_class=tokenizer,
             peft_config=peft_config,
@@ -92,10 +99,8 @@ def reference_gradient(trainer, tokenizer, scored, shown, weight):
 def test_the_gradient_is_that_of_each_step_by_itself(
     make_trainer, tokenizer, scored, shown, weight, merge_steps
 ):
-    trainer = make_trainer(
-        advantage_estimator="grpo_step", skill_weight=weight, merge_steps=merge_steps
-    )
-    ours = gradient(trainer, micro_batches(trainer, scored))
+    trainer = make_trainer(advantage_estimator="grpo_step", weight=weight)
+    ours = gradient(trainer, micro_batches(trainer, scored, merge_steps=merge_steps))
     expected = reference_gradient(trainer, tokenizer, scored, shown, weight)
     assert expected.abs().max() > 1e-2
     assert_close(ours, expected)
@@ -104,7 +109,7 @@ def test_the_gradient_is_that_of_each_step_by_itself(
 @pytest.mark.parametrize("kind", [StepGRPOTrainer, StepPPOTrainer])
 def test_policy_gradient_and_distillation_mix_in_the_share_asked_for(make_trainer, scored, kind):
     def gradient_at(weight):
-        trainer = make_trainer(kind=kind, skill_weight=weight)
+        trainer = make_trainer(kind=kind, weight=weight)
         return gradient(trainer, micro_batches(trainer, scored))
 
     without, mixed, alone = map(gradient_at, (0.0, 0.25, 1.0))
@@ -115,7 +120,7 @@ def test_policy_gradient_and_distillation_mix_in_the_share_asked_for(make_traine
 def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
     make_trainer, scored
 ):
-    trainer = make_trainer(skill_weight=1.0, num_iterations=2)
+    trainer = make_trainer(weight=1.0, num_iterations=2)
     (batch,) = micro_batches(trainer, scored)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -139,11 +144,11 @@ def whole(trainer, batch):
 def test_the_teacher_is_the_policy_without_dropout_and_without_a_gradient(
     make_trainer, model, scored
 ):
-    still = make_trainer(model=model, skill_weight=0.5)
+    still = make_trainer(model=model, weight=0.5)
     (expected,) = micro_batches(still, scored)
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.3
-    dropping = make_trainer(model=model, skill_weight=0.5)
+    dropping = make_trainer(model=model, weight=0.5)
     assert dropping.scorer.drops_out
     (batch,) = micro_batches(dropping, scored)
     assert torch.equal(batch["teacher_per_token_logps"], expected["teacher_per_token_logps"])
@@ -151,11 +156,22 @@ def test_the_teacher_is_the_policy_without_dropout_and_without_a_gradient(
     assert dropping.model.training
 
 
+def record_batches(scorer):
+    """Batches of which log-probabilities are evaluated from now on."""
+    batches, evaluate = [], scorer.evaluate_logprobs
+    scorer.evaluate_logprobs = lambda policy, batch, **at: (
+        batches.append(batch) or evaluate(policy, batch, **at)
+    )
+    return batches
+
+
 def test_only_the_teacher_reads_skills(make_trainer, tokenizer):
-    plain, taught = make_trainer(), make_trainer(skill_weight=1.0)
+    plain, taught = make_trainer(), make_trainer(weight=1.0)
     read = []
-    look = taught.scorer.look
-    taught.scorer.look = lambda policy, batch, **at: read.append(batch) or look(policy, batch, **at)
+    look = taught.scorer.evaluate_logprobs
+    taught.scorer.evaluate_logprobs = lambda policy, batch, **at: (
+        read.append(batch) or look(policy, batch, **at)
+    )
     episodes = []
     for trainer in (plain, taught):
         trainer.train()
@@ -174,12 +190,8 @@ def test_only_the_teacher_reads_skills(make_trainer, tokenizer):
 
 
 def test_a_skill_stands_in_the_first_state_and_masks_stay(make_trainer, tokenizer, scored, shown):
-    trainer = make_trainer(skill_weight=0.5)
-    read = []
-    look = trainer.scorer.look
-    trainer.scorer.look = lambda policy, batch, **at: (
-        read.append(batch) or look(policy, batch, **at)
-    )
+    trainer = make_trainer(weight=0.5)
+    read = record_batches(trainer.scorer)
     (batch,) = micro_batches(trainer, scored)
     rows = [i for i, row in enumerate(trainer.last_batch.rows) if shown[row.episode] is not None]
     for number, i in enumerate(rows):
@@ -197,7 +209,7 @@ def test_a_skill_stands_in_the_first_state_and_masks_stay(make_trainer, tokenize
 def test_states_that_are_written_anew_keep_their_teacher(make_trainer):
     context = {"name": "window", "turns": 1}
     trainer = make_trainer(
-        env=lambda: gym.make(ID, context=context, hops=2), skill_weight=0.5, max_steps=2
+        env=lambda: gym.make(ID, context=context, hops=2), weight=0.5, max_steps=2
     )
     trainer.train()
     episodes = trainer.trajectories["train"]
@@ -227,7 +239,7 @@ def test_thoughts_are_no_part_of_a_skill(scored):
 def test_a_skill_that_leaves_no_room_for_the_row_is_not_taught(make_trainer, tmp_path, scored):
     path = tmp_path / "skills.jsonl"
     path.write_text(json.dumps({"skill": "search " * 2000}) + "\n")
-    trainer = make_trainer(skill_weight=0.5, skills=str(path))
+    trainer = make_trainer(weight=0.5, skills=str(path))
     (batch,) = micro_batches(trainer, scored)
     assert not batch["skill_mask"].any()
 
@@ -237,8 +249,8 @@ def test_a_task_has_its_own_skill_or_the_one_for_all(make_trainer, tmp_path, sco
     own = scored[0].task_id
     rows = [{"skill": "director", "task_id": own}, {"skill": "award"}, {"skill": "city"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trainer = make_trainer(skill_weight=0.5, skills=str(path))
-    assert trainer.builder._teacher._skills(scored) == ["director"] * 4 + ["award\ncity"] * 4
+    trainer = make_trainer(weight=0.5, skills=str(path))
+    assert trainer.extensions[0]._skills(scored) == ["director"] * 4 + ["award\ncity"] * 4
 
 
 @pytest.mark.parametrize(
@@ -253,32 +265,30 @@ def test_a_file_that_holds_no_skills_is_refused(make_trainer, tmp_path, text, na
     path = tmp_path / "skills.jsonl"
     path.write_text(text)
     with pytest.raises(DataError, match=named):
-        make_trainer(skill_weight=0.5, skills=str(path))
+        make_trainer(weight=0.5, skills=str(path))
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"skill_weight": 1.5}, "skill_weight must be in"),
-        ({"skills": "skills.jsonl"}, "does nothing with skill_weight=0"),
-        ({"skill_teacher": "reference", "beta": 0.1}, "does nothing with skill_weight=0"),
-        ({"skill_teacher": "reference", "skill_weight": 0.5}, "with beta=0 there is none"),
+        ({"weight": 1.5}, "weight must be in"),
+        ({"teacher": "reference", "weight": 0.5}, "with beta=0 there is none"),
     ],
 )
-def test_what_would_do_nothing_is_refused_by_name(make_config, changes, named):
+def test_settings_that_do_nothing_are_refused_by_name(make_trainer, changes, named):
     with pytest.raises(ConfigurationError, match=named):
-        make_config(StepPPOConfig, **changes)
+        make_trainer(**changes)
 
 
 def test_a_template_that_hides_where_a_message_ends_is_refused(make_trainer, tokenizer):
     tokenizer.chat_template = "{{ tools }} {% for m in messages %}{{ m.content }} {% endfor %}"
-    with pytest.raises(ConfigurationError, match="skill_weight"):
-        make_trainer(skill_weight=0.5)
+    with pytest.raises(ConfigurationError, match="SkillDistillation"):
+        make_trainer(weight=0.5)
 
 
 def test_an_adapters_teacher_has_its_adapter_on(make_trainer, scored):
     lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
-    trainer = make_trainer(skill_weight=1.0, peft_config=lora, max_logprob_drift=None, beta=0.1)
+    trainer = make_trainer(weight=1.0, peft_config=lora, max_logprob_drift=None, beta=0.1)
     (batch,) = micro_batches(trainer, scored)
     taught = batch["teacher_per_token_logps"][batch["skill_mask"].bool()]
     with trainer.model.disable_adapter():
@@ -293,7 +303,7 @@ def test_a_reference_as_teacher_stays_where_it_was_while_the_policy_moves(
 ):
     lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear") if is_adapter else None
     trainer = make_trainer(
-        skill_weight=0.5, skill_teacher="reference", beta=0.1, max_logprob_drift=None,
+        weight=0.5, teacher="reference", beta=0.1, max_logprob_drift=None,
         peft_config=lora,
     )  # fmt: skip
     (before,) = micro_batches(trainer, scored)
@@ -305,6 +315,44 @@ def test_a_reference_as_teacher_stays_where_it_was_while_the_policy_moves(
     # rows are shuffled: what the teacher says of each, in order
     said = [b["teacher_per_token_logps"].sum(dim=1).sort().values for b in (before, after)]
     assert torch.equal(*said)
-    trainer.builder._teacher._is_reference = False
+    trainer.extensions[0]._is_reference = False
     (moved,) = micro_batches(trainer, scored)
     assert not torch.equal(moved["teacher_per_token_logps"].sum(dim=1).sort().values, said[0])
+
+
+def test_distillation_is_trls_sdpo_on_sampled_tokens_with_its_bounded_ratio():
+    from trl.experimental.sdpo.loss_utils import (
+        apply_importance_sampling_clipping,
+        compute_sampled_token_self_distillation_loss,
+    )
+
+    rng = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(2, 5, 7, generator=rng) for _ in range(2))
+    student.requires_grad_()
+    tokens = torch.randint(7, (2, 5), generator=rng)
+
+    def logprobs(logits):
+        return logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+
+    old = logprobs(student).detach() + torch.randn(2, 5, generator=rng)
+    theirs = compute_sampled_token_self_distillation_loss(
+        student, teacher, tokens, distillation_alpha=1.0
+    )
+    theirs = apply_importance_sampling_clipping(theirs, logprobs(student), old, clip_coeff=2.0)
+    ours = distillation_loss(logprobs(student), old, logprobs(teacher))
+    gradients = [torch.autograd.grad(loss.sum(), student)[0] for loss in (ours, theirs)]
+    assert_close(*gradients)
+    assert_close(ours, theirs)
+
+
+def test_distillation_follows_the_divergence_itself_in_expectation():
+    logits = torch.tensor([0.3, -0.5, 1.1], requires_grad=True)
+    teacher = torch.tensor([1.0, 0.2, -0.7]).log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    (policy.exp() * (policy - teacher)).sum().backward()
+    expected = logits.grad.clone()
+    logits.grad = None
+    old = (logits.detach() + torch.tensor([0.1, -0.1, 0.05])).log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    (old.exp() * distillation_loss(policy, old, teacher)).sum().backward()  # as sampled from old
+    assert_close(logits.grad, expected)

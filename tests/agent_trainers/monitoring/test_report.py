@@ -5,7 +5,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.experimental.hack_watch.hack_signs import Mark
 from agent_trainers.monitoring.batch_record import StepTokens
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
@@ -13,7 +12,7 @@ from agent_trainers.monitoring.report import (
     plot_learning_curve,
     write_trajectory_page,
 )
-from agent_trainers.monitoring.trajectory_samples import TrajectorySample
+from agent_trainers.monitoring.trajectory_samples import Mark, TrajectorySample
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 HOSTILE = "<script>alert(1)</script>\ud800"

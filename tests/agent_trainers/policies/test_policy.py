@@ -12,7 +12,8 @@ from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedP
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.slots import SlotStream
 from agent_trainers.policies.streams import WaveStream
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
 ID = "AgentR1/SyntheticMultiHop-v0"

@@ -16,7 +16,8 @@ from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import SlotCache, SlotStream, can_serve
 from agent_trainers.policies.streams import WaveStream
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 

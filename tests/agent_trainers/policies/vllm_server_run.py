@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
+from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving, vllm_at_hand
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
@@ -54,13 +54,13 @@ def main(output):
             processing_class=tokenizer,
         )  # fmt: skip
         brought = []
-        complete = trainer.sampler._complete_with_vllm
+        complete = trainer.generator._complete_with_vllm
 
         def noting(prompts):
             brought.append(len(prompts))
             return complete(prompts)
 
-        trainer.sampler._complete_with_vllm = noting
+        trainer.generator._complete_with_vllm = noting
         trainer.train()
         everything = gather_object([brought])
         if is_main:

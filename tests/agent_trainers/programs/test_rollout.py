@@ -13,7 +13,7 @@ import pytest
 from agent_trainers.monitoring.faults import EPISODE_FAULTS
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramTasks
-from agent_trainers.rollout.collector import EpisodeSpec
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
 CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)

@@ -15,7 +15,8 @@ from agent_envs import tool
 from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv as MultiHop
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -269,26 +270,32 @@ class Careless(FaultyEnv):
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        ({"messages": []}, r"info\['messages'\] of {method}\(\) is \[\]; it must be a list"),
+        (
+            {"messages": []},
+            r"info\['messages'\] of {method}\(\) is \[\]; it must be a non-e",
+        ),
         ({"messages": "text"}, r"info\['messages'\] of {method}\(\) is 'text'; it must be"),
         ({"messages": None}, r"info\['messages'\] of {method}\(\) is None; it must be"),
-        ({"messages": [{"role": "user"}]}, r"is \[{{'role': 'user'}}\]; it must be a list"),
+        (
+            {"messages": [{"role": "user"}]},
+            r"is \[{{'role': 'user'}}\]; it must be a non-e",
+        ),
         ({}, r"info\['messages'\] of {method}\(\) is None"),
         (None, r"info of {method}\(\) is None; it must be a dictionary"),
-        (STATE | {"messages": [{"role": "robot", "content": "x"}]}, r"the role .* is 'robot'; it"),
+        (STATE | {"messages": [{"role": "robot", "content": "x"}]}, r"a role .* is 'robot'; it"),
         (
             STATE | {"messages": [{"role": "user", "content": "x", "y": object}]},
-            r"it must be a lis",
+            r"it must be a non-empty lis",
         ),
         (STATE | {"metrics": None}, r"info\['metrics'\] of {method}\(\) is None; it must be a dic"),
-        (STATE | {"metrics": {"success": "yes"}}, r"maps names to finite numbers"),
+        (STATE | {"metrics": {"success": "yes"}}, r"from names to finite numbers"),
         (
             STATE | {"reward_terms": {"x": math.nan}},
             r"info\['reward_terms'\] of {method}\(\) is {{",
         ),
         (STATE | {"tools": "search"}, r"info\['tools'\] of {method}\(\) is 'search'; it must be"),
         (STATE | {"action": [1]}, r"info\['action'\] of {method}\(\) is \[1\]; it must be a dicti"),
-        (STATE | {"task_id": Unprintable()}, r"info\['task_id'\] .* is <?.*Unprintable.*a text"),
+        (STATE | {"task_id": Unprintable()}, r"info\['task_id'\] .* is <?.*Unprintable.*a string"),
         (lambda: None, r"{method}\(\) returned None; it must return \(observation, "),
         (lambda: "ab", r"{method}\(\) returned 'ab'; it must return \(observation, "),
         (hello, r"{method}\(\) returned 'hello'; it must return \(observation, "),
@@ -316,7 +323,7 @@ def test_a_model_goes_on_with_the_episodes_whose_state_can_be_rendered(messages,
 @pytest.mark.parametrize(
     ("place", "value", "sentence"),
     [
-        (0, None, "the observation of step() is None; it must be a text"),
+        (0, None, "the observation of step() is None; it must be a string"),
         (1, None, "the reward of step() is None; it must be a finite number"),
         (1, "1", "the reward of step() is '1'; it must be a finite number"),
         (1, 10**400, "the reward of step() is 1000"),

@@ -6,8 +6,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.conversations import read_conversations
-from agent_trainers.rollout.demonstrations import play_reference, retell
+from agent_trainers.rollout.demonstrations import play_reference, read_conversations, retell
 from tests.agent_trainers.real_models import make_tokenizer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -111,18 +110,21 @@ def test_failures_of_trial_and_error_are_dropped_or_kept(tmp_path, renderer):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "hello"}, r"no conversation in it \(found: text\)"),
-        ({"messages": []}, "'messages' must be a list of messages, not empty"),
+        ({"text": "hello"}, r"holds no conversation \(found: text\)"),
+        ({"messages": []}, "'messages' must be a non-empty list of messages"),
         (
             {"messages": [{"role": "robot", "content": "x"}]},
             "message 1 of 'messages' needs a 'role'",
         ),
-        ({"messages": [{"role": "user", "content": 3}]}, "needs a 'content', a text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "needs a 'content', a string"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no state before it"),
         ({"messages": ASKED, "success": "yes"}, "'success' must be true or false"),
         ({"messages": ASKED, "tools": "search"}, "'tools' must be a list"),
         ({"attempts": {}}, "'attempts' must be a list"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "more than text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "a part that is not text",
+        ),
     ],
 )
 def test_a_row_that_is_no_conversation_is_named(tmp_path, renderer, row, message):

@@ -12,9 +12,9 @@ import torch
 
 from agent_envs.core.tool import Tool
 from agent_trainers.monitoring.faults import count_faults
+from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TOOL_TIMEOUT, STEP_TIMEOUT = 0.2, 2.0

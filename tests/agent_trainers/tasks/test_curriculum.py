@@ -3,8 +3,7 @@ from collections import Counter
 import pytest
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.tasks.curriculum import GroupResult, curriculum_draws, parse_curriculum
-from agent_trainers.tasks.task_draws import TaskPool
+from agent_trainers.tasks.samplers import GroupResult, TaskPool, make_sampler, parse_curriculum
 
 LEVELS = [TaskPool(env=name, weight=1.0, tasks=None) for name in ("easy", "middle", "hard")]
 
@@ -14,7 +13,7 @@ def result(env, success, task=0):
 
 
 def make(curriculum, pools=LEVELS, seed=7):
-    return curriculum_draws(parse_curriculum(curriculum), pools, seed)
+    return make_sampler(parse_curriculum(curriculum), pools, seed)
 
 
 def drawn(draws, count=100):
@@ -24,14 +23,14 @@ def drawn(draws, count=100):
 def test_the_next_level_begins_once_the_newest_is_solved_and_earlier_ones_are_reviewed():
     draws = make({"kind": "levels", "groups": 3, "target": 0.5, "review": 0.2})
     assert drawn(draws) == {"easy": 100}
-    draws.note([result("easy", 0.0), result("easy", 1.0)])
+    draws.observe([result("easy", 0.0), result("easy", 1.0)])
     assert draws.metrics()["curriculum/level"] == 1  # three groups are asked for
-    draws.note([result("easy", 0.5), result("middle", 1.0)])
+    draws.observe([result("easy", 0.5), result("middle", 1.0)])
     assert draws.metrics()["curriculum/level"] == 2  # (0 + 1 + 0.5) / 3; the level is new to it
     assert drawn(draws) == {"easy": 20, "middle": 80}
-    draws.note([result("easy", 1.0)] * 5 + [result("middle", 0.0)] * 2)
+    draws.observe([result("easy", 1.0)] * 5 + [result("middle", 0.0)] * 2)
     assert draws.metrics()["curriculum/level"] == 2
-    draws.note([result("middle", 1.0)] * 3 + [result("hard", 1.0)] * 4)
+    draws.observe([result("middle", 1.0)] * 3 + [result("hard", 1.0)] * 4)
     assert draws.metrics()["curriculum/level"] == 3  # and there it stays
     shares = drawn(draws)
     assert [shares[name] for name in ("easy", "middle", "hard")] == [10, 10, 80]
@@ -43,12 +42,12 @@ def test_what_moves_is_played_more_be_it_up_or_down():
     shares = drawn(draws, 99)
     assert set(shares.values()) == {33}
     for success in (0.0, 0.25, 0.5, 0.75):
-        draws.note([result("easy", 1.0), result("middle", success), result("hard", 0.0)])
+        draws.observe([result("easy", 1.0), result("middle", success), result("hard", 0.0)])
     assert draws.metrics()["curriculum/share/middle"] == pytest.approx(0.1 + 0.7)
     assert drawn(draws)["middle"] >= 79
     for _ in range(80):
-        draws.note([result("middle", 0.75), result("hard", 0.0)])
-    draws.note([result("easy", 0.0)])
+        draws.observe([result("middle", 0.75), result("hard", 0.0)])
+    draws.observe([result("easy", 0.0)])
     shares = drawn(draws)
     assert max(shares, key=shares.get) == "easy"
     assert draws.metrics()["curriculum/progress/easy"] < 0
@@ -59,7 +58,7 @@ def test_tasks_that_are_solved_at_times_come_more_often_and_move_with_their_succ
     draws = make("pools", [pool])
     first = [task.task for task in draws.draw(40)]
     assert sorted(first) == list(pool.tasks)  # new ones all come before any comes again
-    draws.note([result("", {0: 0.0, 1: 1.0}.get(i % 4, 0.5), i + 100) for i in range(40)])
+    draws.observe([result("", {0: 0.0, 1: 1.0}.get(i % 4, 0.5), i + 100) for i in range(40)])
     counts = {name: draws.metrics()[f"curriculum/tasks/{name}"] for name in
               ("new", "hard", "learning", "easy")}  # fmt: skip
     assert counts == {"new": 0, "hard": 10, "learning": 20, "easy": 10}
@@ -68,7 +67,7 @@ def test_tasks_that_are_solved_at_times_come_more_often_and_move_with_their_succ
     assert 170 < kinds[2] + kinds[3] < 230
     assert 30 < kinds[0] < 75
     assert 30 < kinds[1] < 75
-    draws.note([result("", 0.5, 100)])
+    draws.observe([result("", 0.5, 100)])
     assert draws.metrics()["curriculum/tasks/hard"] == 9
 
 
@@ -80,7 +79,7 @@ def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
 
     def play(draws):
         tasks = draws.draw(5)
-        draws.note([result(t.env, (t.task % 3) / 2, t.task) for t in tasks])
+        draws.observe([result(t.env, (t.task % 3) / 2, t.task) for t in tasks])
         return tasks
 
     whole = make(curriculum, pools)
@@ -99,8 +98,8 @@ def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
     ({"kind": "levels", "target": 0}, LEVELS, "target: .*greater than 0"),
     ({"kind": "pools", "review": 1}, LEVELS, "review"),
     ('{"kind": "levels"', LEVELS, "not valid JSON"),
-    ({"kind": "levels", "arguments": {"hops": [1, 2], "top_k": [1]}}, LEVELS, "as many values"),
-    ({"kind": "levels", "arguments": {"hops": [1]}}, LEVELS, "two at least"),
+    ({"kind": "levels", "arguments": {"hops": [1, 2], "top_k": [1]}}, LEVELS, "same number"),
+    ({"kind": "levels", "arguments": {"hops": [1]}}, LEVELS, "at least two"),
     ("levels", LEVELS[:1], "needs several environments"),
     ("pools", LEVELS, "those of easy are endless"),
 ])  # fmt: skip

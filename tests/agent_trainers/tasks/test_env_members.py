@@ -38,7 +38,7 @@ def test_an_entry_is_an_id_json_or_a_mapping():
     pytest.param({"id": HOP, "name": "a/b"}, "name must be letters", id="name"),
     pytest.param({"id": HOP, "tasks": 3}, "tasks must be indices", id="tasks"),
     pytest.param({"id": HOP, "tasks": [True]}, "tasks must be indices", id="task true"),
-    pytest.param({"id": HOP, "tasks": [4, 2, 4]}, "names task 4 more than once", id="twice"),
+    pytest.param({"id": HOP, "tasks": [4, 2, 4]}, "lists task 4 more than once", id="twice"),
     pytest.param({"id": HOP, "wieght": 2}, "Did you mean 'weight'", id="misspelt"),
     pytest.param('{"id": ', "entry 2 is not valid JSON", id="json"),
     pytest.param(3, "entry 2 must be an id or", id="number"),
@@ -77,7 +77,7 @@ def test_a_name_is_the_id_or_what_sets_it_apart():
 def test_two_of_one_name_are_refused():
     for trained, variants in (([HOP, HOP], []), ([{"id": HOP, "name": "a"}],
                                                  [{"id": TOOLS, "name": "a"}])):  # fmt: skip
-        with pytest.raises(ConfigurationError, match="Give each a name of its own"):
+        with pytest.raises(ConfigurationError, match="have the name"):
             names(trained, variants)
 
 

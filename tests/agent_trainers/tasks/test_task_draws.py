@@ -3,13 +3,13 @@ from collections import Counter
 
 import pytest
 
-from agent_trainers.tasks.task_draws import TaskDraws, TaskPool
+from agent_trainers.tasks.samplers import TaskPool, TaskSampler
 
 
 def draws(seed=7, **pools):
     """Draws from pools, each given as (weight, tasks)."""
     made = [TaskPool(env=name, weight=w, tasks=tasks) for name, (w, tasks) in pools.items()]
-    return TaskDraws(made, seed)
+    return TaskSampler(made, seed)
 
 
 @pytest.mark.parametrize("weights", [(2, 1), (1, 1, 1), (5, 0.3, 1.7)])

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.programs import ProgramTasks
-from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
+from agent_trainers.trainers.config import PRESETS, config_class
+from agent_trainers.trainers.ppo import trainer_class
 
 
 def main(output, cases, settings):

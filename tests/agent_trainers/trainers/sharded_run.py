@@ -22,9 +22,9 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.policies.sampling import SamplingSettings, sample
 from agent_trainers.recipes import ACCELERATE_CONFIGS
-from agent_trainers.trainers import grpo_config
+from agent_trainers.trainers import config as trainer_config
+from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.grpo_config import StepGRPOConfig
 
 
 def recipe_environment(name):
@@ -60,7 +60,7 @@ def pretend_to_be_an_accelerator(backend):
     def set_device(self):
         self.device = torch.device("cpu")
 
-    grpo_config.follow_the_machine = lambda config: None  # it would see what this is
+    trainer_config.follow_the_machine = lambda config: None  # it would see what this is
     PartialState._prepare_backend = prepare_backend
     PartialState.set_device = set_device
     if backend == "deepspeed_zero3":

@@ -10,17 +10,26 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_trainers import TINY_POLICY
-from agent_trainers.algorithms.advantages import BRANCHING
-from agent_trainers.trainers.presets import PRESETS
+from agent_trainers.trainers.config import PRESETS
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 ID = "AgentR1/SyntheticMultiHop-v0"
+SKILLS = json.dumps({"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}})
 WINDOW = {"name": "window", "turns": 1}
 CASES = {
     **{algorithm: {"algorithm": algorithm, "context": "full"} for algorithm in PRESETS},
     **{
-        name: {"algorithm": name, "context": "full", "changes": {"branch_budget": 1.0}}
-        for name in BRANCHING
+        name: {
+            "algorithm": "grpo_step",
+            "context": "full",
+            "changes": {
+                "advantage_estimator": f"agent_trainers.experimental.branching:{name}",
+                "extensions": json.dumps(
+                    {"agent_trainers.experimental.branching:Branching": {"budget": 1.0}}
+                ),
+            },
+        }
+        for name in ("vine", "tree")
     },
     # states that do not extend the last: ranks with different numbers of rows
     "gigpo-window": {"algorithm": "gigpo", "context": WINDOW, "changes": {"seed": 2}},
@@ -37,7 +46,7 @@ CASES = {
     # programs end at other times in each process, and each has a gateway of its own
     "program": {"algorithm": "grpo_step", "context": "full", "program": True},
     # a group in both processes: one shows the other what succeeded
-    "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"skill_weight": 0.5}},
+    "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"extensions": SKILLS}},
     # what comes next follows the results of both
     "resampled": {
         "algorithm": "grpo",

@@ -11,14 +11,12 @@ from datasets import Dataset
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.environments import environment_maker
-from agent_trainers.tasks.curriculum import curriculum_draws, parse_curriculum
 from agent_trainers.tasks.env_members import EnvMember, name_members
-from agent_trainers.tasks.task_draws import TaskDraws, TaskPool
-from agent_trainers.trainers.dynamic_sampling import ResultFollower
-from agent_trainers.trainers.env_mixture import with_levels
-from agent_trainers.trainers.episode_plan import EpisodePlayer
+from agent_trainers.tasks.samplers import TaskPool, TaskSampler, make_sampler, parse_curriculum
+from agent_trainers.tasks.sources import with_levels
+from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.rollouts import TrainerRollouts
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 from tests.agent_trainers.trainers.logs import assert_same_history, history
 
@@ -61,17 +59,16 @@ class Tasks:
 
 
 def play(varied, budget, num_groups=4, draws=None, kind=Tasks):
-    draws = draws or TaskDraws([TaskPool(env="", weight=1.0, tasks=range(12))], 3)
+    draws = draws or TaskSampler([TaskPool(env="", weight=1.0, tasks=range(12))], 3)
     tasks = kind(varied)
-    player = EpisodePlayer(
-        SimpleNamespace(seed=0, branch_steps=0.0),
+    rollouts = TrainerRollouts(
+        SimpleNamespace(seed=0, max_extra_groups=budget, curriculum=None),
         OneProcess(),
         {"train": GROUP},
         {"train": tasks},
-        draws=draws,
+        sampler=draws,
     )
-    rows = [{}] * (GROUP * num_groups)
-    return ResultFollower(player, OneProcess(), budget).play(rows, (5, 0), {}), tasks
+    return rollouts.collect([{}] * (GROUP * num_groups), "train", (5, 0)), tasks
 
 
 def groups(trajectories):
@@ -82,7 +79,7 @@ def groups(trajectories):
 
 def order(count):
     """The tasks that are drawn, without any results."""
-    return [task.task for task in TaskDraws([TaskPool(env="", weight=1.0, tasks=range(12))],
+    return [task.task for task in TaskSampler([TaskPool(env="", weight=1.0, tasks=range(12))],
                                             3).draw(count)]  # fmt: skip
 
 
@@ -120,7 +117,7 @@ def test_the_budget_ends_what_would_have_no_end():
 
 def test_a_curriculum_is_told_of_every_group_that_was_played():
     pool = TaskPool(env="", weight=1.0, tasks=range(12))
-    draws = curriculum_draws(parse_curriculum("pools"), [pool], 3)
+    draws = make_sampler(parse_curriculum("pools"), [pool], 3)
     played, tasks = play(set(), budget=2, draws=draws)
     seen = {spec.task for spec in tasks.specs}
     assert played.metrics["curriculum/tasks/new"] == 12  # of these it was drawn
@@ -134,7 +131,7 @@ def test_a_group_that_nobody_could_score_is_played_anew_and_tells_a_curriculum_n
             return replace(super().play(spec), stop_reason=StopReason.ENVIRONMENT_ERROR)
 
     pool = TaskPool(env="", weight=1.0, tasks=range(12))
-    draws = curriculum_draws(parse_curriculum("pools"), [pool], 3)
+    draws = make_sampler(parse_curriculum("pools"), [pool], 3)
     played, _ = play(set(range(12)), budget=2, draws=draws, kind=Broken)
     assert played.metrics["groups/extra"] == 2
     assert draws.metrics()["curriculum/tasks/new"] == 12
@@ -186,7 +183,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_tasks_it_would_have_played(
     ({"curriculum": "levels"}, "needs several environments"),
     ({"curriculum": "pools"}, "endless"),
     ({"env": [{"id": ID}, {"id": ID, "name": "b"}],
-      "curriculum": '{"kind": "levels", "arguments": {"hops": [1, 2]}}'}, "more than one"),
+      "curriculum": '{"kind": "levels", "arguments": {"hops": [1, 2]}}'}, "exactly one"),
 ])  # fmt: skip
 def test_what_would_do_nothing_is_refused(make_trainer, changes, message):
     with pytest.raises(ConfigurationError, match=message):

@@ -8,9 +8,9 @@ import torch
 from datasets import Dataset
 
 from agent_envs import ConfigurationError
+from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
 from tests.agent_trainers.trainers.logs import assert_same_history, history
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -60,7 +60,7 @@ def test_metrics_are_kept_for_each_environment(make_trainer):
 def test_what_one_environment_pays_does_not_touch_the_advantages_of_another(make_trainer):
     def advantages(factor, **changes):
         trainer = make_trainer(advantage_estimator="reinforce_pp", **changes)
-        played = trainer.player.play([{}] * 16, "train", (0, 0))
+        played = trainer.rollouts.collect([{}] * 16, "train", (0, 0)).trajectories
         for trajectory in played:
             if trajectory.env == "one":
                 trajectory.transitions[:] = [
@@ -107,7 +107,7 @@ def test_a_list_of_one_environment_trains_as_that_environment(make_trainer):
     played = []
     for trainer in (alone, listed):
         rows = [trainer.train_dataset[i // 4] for i in range(8)]
-        trajectories = trainer.player.play(rows, "train", (0, 0))
+        trajectories = trainer.rollouts.collect(rows, "train", (0, 0)).trajectories
         played.append(
             [
                 (t.env, t.task_id, t.group_id, [step.action for step in t.transitions])

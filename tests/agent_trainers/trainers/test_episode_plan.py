@@ -1,12 +1,15 @@
 import pytest
 
-from agent_trainers.trainers.episode_plan import plan_episodes
+from agent_trainers.trainers.rollouts import episode_spec
 
 
 def draws(tasks, mode, **changes):
     """What each episode of two per group begins with: task, seed, and what its generator draws."""
-    settings = {"first": 0, "group_size": 2, "seed": 7, "step": (3, 0)} | changes
-    specs = plan_episodes([{"task": task} for task in tasks], mode=mode, **settings)
+    settings = {"first": 0, "step": (3, 0)} | changes
+    specs = [
+        episode_spec({"task": task}, number, mode, group_size=2, seed=7, step=settings["step"])
+        for number, task in enumerate(tasks, start=settings["first"])
+    ]
     return [(spec.task, spec.seed, spec.rng.random()) for spec in specs]
 
 

@@ -15,8 +15,9 @@ from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.batching import shared_prefix
 from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.monitoring.metrics_log import read_metrics
-from agent_trainers.trainers import scorer
+from agent_trainers.trainers import generation, scorer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.rollouts import episode_spec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
 
@@ -55,9 +56,14 @@ def test_merged_rows_give_the_gradient_of_a_row_per_step(
     assert_close(gradient(trainer, separate), merged_gradient)
 
 
+@pytest.fixture
+def no_slots(monkeypatch):
+    """Let transformers generate batch by batch, as for models that slots do not support."""
+    monkeypatch.setattr(generation, "can_serve", lambda *_: False)
+
+
 @pytest.mark.parametrize("changes", [
-    {"transformers_generation": "waves"},
-    {"transformers_generation": "slots"},
+    {},
     {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": {
         "page_size": 32, "num_blocks": 64, "max_batch_tokens": 64, "auto_switch_to_flash": False}},
 ])  # fmt: skip
@@ -135,7 +141,7 @@ def test_tokens_that_the_policy_did_not_sample_are_refused(make_trainer, played)
         )
         for episode in played
     ]
-    trainer.player.rollouts["train"].collect = lambda specs: wrong
+    trainer.rollouts.collectors["train"].collect = lambda specs: wrong
     with pytest.raises(ConfigurationError, match="off by 1 nats per token"):
         trainer.train()
 
@@ -158,8 +164,9 @@ def test_micro_batches_under_a_token_budget_do_not_change_a_training_step(
     make_trainer, played, max_tokens
 ):
     def gradients(**changes):
-        trainer = make_trainer(per_device_train_batch_size=8, merge_steps=False, **changes)
-        trainer.player.rollouts["train"].collect = lambda specs: played
+        trainer = make_trainer(per_device_train_batch_size=8, **changes)
+        trainer.args.merge_steps = False
+        trainer.rollouts.collectors["train"].collect = lambda specs: played
         trainer.create_optimizer()
         trainer.current_gradient_accumulation_steps = 1
         loss = trainer.training_step(trainer.model, [{"task": i // 4} for i in range(8)])
@@ -199,8 +206,8 @@ def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
 def test_what_an_episode_samples_does_not_depend_on_its_company(make_trainer, played):
     trainer = make_trainer()
     trainer.model.train()
-    specs = trainer.player.specs([{"task": i // 4} for i in range(8)], "train", (0, 0))
-    alone = trainer.player.rollouts["train"].collect(specs[3:4])
+    spec = episode_spec({"task": 0}, 3, "train", group_size=4, seed=trainer.args.seed, step=(0, 0))
+    alone = trainer.rollouts.collectors["train"].collect([spec])
     assert [t.completion_ids for t in alone[0].transitions] == [
         t.completion_ids for t in played[3].transitions
     ]
@@ -243,9 +250,9 @@ def test_trls_settings_stay_usable(make_trainer, changes):
         )
 
 
-def test_what_a_models_generation_config_says_beside_does_not_reach_sampling(make_trainer, model):
+def test_generation_config_of_the_model_does_not_reach_sampling(make_trainer, model, no_slots):
     model.generation_config.no_repeat_ngram_size = 1
-    trainer = make_trainer(model=model, transformers_generation="waves")
+    trainer = make_trainer(model=model)
     trainer.train()
     (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert logged["sampling/sampling_logp_difference/max"] < 1e-3
@@ -279,9 +286,13 @@ def test_gspo_gets_no_advice_that_would_be_refused(make_trainer, caplog):
 
 
 @pytest.mark.parametrize("kind", ["adapter", "attention"])
-@pytest.mark.parametrize("generation", ["slots", "waves"])
-def test_dropout_is_off_wherever_a_probability_is_noted(make_trainer, model, kind, generation):
-    settings = {"transformers_generation": generation, "num_iterations": 2, "beta": 0.1}
+@pytest.mark.parametrize("has_slots", [True, False])
+def test_dropout_is_off_wherever_a_probability_is_recorded(
+    make_trainer, model, kind, has_slots, request
+):
+    if not has_slots:
+        request.getfixturevalue("no_slots")
+    settings = {"num_iterations": 2, "beta": 0.1}
     if kind == "adapter":
         lora = LoraConfig(
             r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0.5,
@@ -427,16 +438,11 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
         ({"loss_type": "bnpo"}, "loss_type"),
         ({"loss_type": "dr_grpo"}, "loss_type"),
-        (
-            {"importance_sampling_level": "sequence", "loss_mask": False, "merge_steps": False},
-            "merge_steps",
-        ),
-        ({"importance_sampling_level": "sequence", "merge_steps": False}, "merge_steps"),
-        ({"loss_mask": False, "merge_steps": False}, "merge_steps"),
         ({"kl_placement": "reward"}, "beta"),
         ({"lam": 0.9}, "lam does nothing"),
         ({"lam": 2.0}, "lam must be in"),
-        ({"step_advantage_weight": 0.5}, "step_advantage_weight does nothing"),
+        ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
+        ({"estimator_kwargs": "{"}, "estimator_kwargs is not valid JSON"),
         ({"advantage_mask": False}, "advantage_mask does nothing"),
         ({"advantage_estimator": "rloo", "scale_rewards": "none"}, "scale_rewards does nothing"),
         ({"advantage_estimator": "gae_step"}, "needs a critic"),

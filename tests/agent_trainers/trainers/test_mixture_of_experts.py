@@ -7,6 +7,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from agent_trainers.trainers import generation
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
@@ -46,7 +47,9 @@ def make_trainer(make_mixture, tokenizer, make_config):
 def played(tiny_policy, tokenizer, make_config):
     """Trajectories of the embedded policy: random weights would not get past their first turn."""
     trainer = StepGRPOTrainer(tiny_policy, ID, make_config(), processing_class=tokenizer)
-    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    return trainer.rollouts.collect(
+        [{"task": i // 4} for i in range(8)], "train", (0, 0)
+    ).trajectories
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def unrewarded(played):
 
 def step_gradient(trainer, trajectories):
     """The gradient of one training step, cut as the trainer cuts it."""
-    trainer.player.rollouts["train"].collect = lambda specs: trajectories
+    trainer.rollouts.collectors["train"].collect = lambda specs: trajectories
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     trainer.training_step(trainer.model, [{"task": i // 4} for i in range(8)])
@@ -103,7 +106,8 @@ def test_pieces_and_merging_do_not_change_the_gradient(
     if reward == "unrewarded":
         played = request.getfixturevalue("unrewarded")
     whole = step_gradient(make_trainer(max_tokens_per_micro_batch=100_000), played)
-    cut = make_trainer(max_tokens_per_micro_batch=max_tokens, merge_steps=merge_steps)
+    cut = make_trainer(max_tokens_per_micro_batch=max_tokens)
+    cut.args.merge_steps = merge_steps
     assert whole.abs().max() > 1e-3
     assert_close(step_gradient(cut, played), whole)
 
@@ -117,12 +121,14 @@ def test_accumulation_and_padding_rows_do_not_change_the_gradient(make_trainer, 
     assert_close(gradient(split, batches), expected)
 
 
-@pytest.mark.parametrize("generation", ["slots", "waves"])
+@pytest.mark.parametrize("has_slots", [True, False])
 def test_a_config_that_asks_for_router_logits_samples_and_trains(
-    make_mixture, make_trainer, generation
+    make_mixture, make_trainer, monkeypatch, has_slots
 ):
     model = make_mixture(output_router_logits=True)
-    trainer = make_trainer(model, transformers_generation=generation, max_steps=2)
+    if not has_slots:
+        monkeypatch.setattr(generation, "can_serve", lambda *_: False)
+    trainer = make_trainer(model, max_steps=2)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert all(entry["sampling/sampling_logp_difference/max"] < 1e-3 for entry in logged)

@@ -9,7 +9,7 @@ import torch
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import StepGRPOTrainer, StepPPOConfig, StepPPOTrainer
 from agent_trainers.cli.train_options import parse_arguments
-from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -75,7 +75,7 @@ def test_a_users_estimator_may_ask_for_values_and_give_one_advantage_per_token(m
 
 
 def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer):
-    played = make_trainer().player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    played = collect(make_trainer())
     gradients = []
     for loss in ("dapo", clipped):
         trainer = make_trainer(loss_type=loss, num_iterations=2)
@@ -104,7 +104,7 @@ def test_settings_with_functions_are_plain_text(make_config):
         ({"advantage_estimator": lambda episodes: []}, "has no import path"),
         ({"advantage_estimator": above_the_value}, "needs a critic"),
         ({"advantage_estimator": above_the_median, "lam": 0.5}, "lam does nothing"),
-        ({"loss_type": hungry}, "loss_type takes 'temperature'.*It gives: log_ratio"),
+        ({"loss_type": hungry}, "loss_type requires 'temperature'.*It passes: log_ratio"),
     ],
 )
 def test_functions_that_cannot_work_are_refused(make_config, changes, message):

@@ -9,10 +9,9 @@ from transformers import TrainerCallback
 
 from agent_envs import ConfigurationError
 from agent_trainers.batching.per_token import credit_masks, sort_by_step
-from agent_trainers.trainers.critic import ValueHead, before_tokens
+from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
+from agent_trainers.trainers.ppo import StepPPOTrainer, ValueHead, before_tokens
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 

@@ -1,14 +1,15 @@
 """The invariance contract, for every algorithm on a real model."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 
-from agent_envs import ConfigurationError
-from agent_trainers.algorithms.advantages import BRANCHING
-from agent_trainers.trainers.presets import PRESETS, config_class, trainer_class
-from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
+from agent_trainers.trainers.config import PRESETS, StepGRPOConfig, config_class
+from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.ppo import trainer_class
+from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 ONE_RATIO_PER_TRAJECTORY = [
@@ -16,17 +17,29 @@ ONE_RATIO_PER_TRAJECTORY = [
     for name, settings in PRESETS.items()
     if settings.get("importance_sampling_level") == "sequence"
 ]
+PACKAGE = "agent_trainers.experimental.branching"
+BRANCHING = {
+    name: {
+        "advantage_estimator": f"{PACKAGE}:{name}",
+        "extensions": json.dumps({f"{PACKAGE}:Branching": {"budget": 1.0}}),
+    }
+    for name in ("vine", "tree")
+}
+ALL = {**PRESETS, **BRANCHING}
+
+
+def kind_of(algorithm, of_preset, otherwise):
+    return of_preset(algorithm) if algorithm in PRESETS else otherwise
 
 
 @pytest.fixture
 def make_trainer(tiny_policy, tokenizer, make_config):
     def make(algorithm, env=ID, **changes):
         # several passes over a batch, so that the policy that trains is not the one that sampled
-        settings = {"num_iterations": 2, **PRESETS[algorithm], **changes}
-        if algorithm in BRANCHING:
-            settings["branch_budget"] = 1.0
-        config = make_config(**settings, _kind=config_class(algorithm))
-        return trainer_class(algorithm)(tiny_policy, env, config, processing_class=tokenizer)
+        settings = {"num_iterations": 2, **ALL[algorithm], **changes}
+        config = make_config(**settings, _kind=kind_of(algorithm, config_class, StepGRPOConfig))
+        trainer = kind_of(algorithm, trainer_class, StepGRPOTrainer)
+        return trainer(tiny_policy, env, config, processing_class=tokenizer)
 
     return make
 
@@ -37,7 +50,7 @@ def played(make_trainer, request):
     algorithm = request.node.callspec.params["algorithm"]
     trainer = make_trainer(algorithm if algorithm in BRANCHING else "grpo")
     trainer.model.train()
-    return trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    return collect(trainer)
 
 
 def stir(trainer):
@@ -62,7 +75,7 @@ def gradient_of(trainer, trajectories, **changes):
     return result
 
 
-@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("algorithm", ALL)
 def test_neither_merging_nor_padding_nor_micro_batches_change_the_gradient(
     make_trainer, played, algorithm
 ):
@@ -80,15 +93,9 @@ def test_neither_merging_nor_padding_nor_micro_batches_change_the_gradient(
         assert_close(separate, expected)
 
 
-@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("algorithm", ALL)
 def test_the_order_of_the_episodes_does_not_change_the_gradient(make_trainer, played, algorithm):
     trainer = make_trainer(algorithm)
     expected = gradient_of(trainer, played)
     other = gradient_of(trainer, [*played[5:], *played[:5]])
     assert_close(other, expected)
-
-
-@pytest.mark.parametrize("algorithm", ONE_RATIO_PER_TRAJECTORY)
-def test_a_ratio_per_trajectory_refuses_a_row_per_step(make_trainer, algorithm):
-    with pytest.raises(ConfigurationError, match=r"importance_sampling_level.*merge_steps"):
-        make_trainer(algorithm, merge_steps=False)

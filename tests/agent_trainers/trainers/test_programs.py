@@ -87,7 +87,9 @@ def test_a_run_of_programs_goes_on_as_if_nothing_had_happened(make_trainer, tmp_
 
 def test_a_frozen_role_has_a_gradient_of_exactly_0(make_trainer):
     trainer = make_trainer(in_roles, ["planner", "executor"], beta=0.1, kl_placement="loss")
-    played = trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    played = trainer.rollouts.collect(
+        [{"task": i // 4} for i in range(8)], "train", (0, 0)
+    ).trajectories
     assert all(t.transitions for t in played)
     batches = micro_batches(trainer, played)
     assert gradient(trainer, batches).abs().max() == 0.0
@@ -95,13 +97,17 @@ def test_a_frozen_role_has_a_gradient_of_exactly_0(make_trainer):
 
 def test_a_frozen_role_changes_nothing_of_the_others_gradient(make_trainer):
     trainer = make_trainer(in_roles)
-    played = trainer.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+    played = trainer.rollouts.collect(
+        [{"task": i // 4} for i in range(8)], "train", (0, 0)
+    ).trajectories
     both = gradient(trainer, micro_batches(trainer, played))
     parts = []
     for kept in ("planner", "executor"):
         frozen = make_trainer(in_roles, [{"planner": "executor"}.get(kept, "planner")])
         frozen.model.load_state_dict(trainer.model.state_dict())
-        marked = frozen.player.play([{"task": i // 4} for i in range(8)], "train", (0, 0))
+        marked = frozen.rollouts.collect(
+            [{"task": i // 4} for i in range(8)], "train", (0, 0)
+        ).trajectories
         batches = micro_batches(frozen, marked)
         trained = sum(float(batch["tool_mask"].sum()) for batch in batches)
         parts.append((gradient(frozen, batches), trained))

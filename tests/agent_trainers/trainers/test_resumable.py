@@ -10,9 +10,9 @@ from transformers import TrainerCallback, TrainerState
 from agent_envs import ConfigurationError
 from agent_envs.errors import CheckpointError
 from agent_trainers.checkpointing import checkpoints
+from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
-from agent_trainers.trainers.ppo_config import StepPPOConfig
 from tests.agent_trainers.trainers.logs import assert_same_history
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -31,9 +31,16 @@ CASES = {
     "a schedule that waits for success": {
         "reward_schedules": '{"new_gold_passage": {"kind": "adaptive", "target": 0.01}}',
     },
-    "a teacher that knows skills": {"skill_weight": 0.5, **BUFFER},
-    "branches that only measure": {"advantage_estimator": "vine", "branch_budget": 1.0},
-    "branches that are trained": {"advantage_estimator": "tree", "branch_budget": 1.0, **BUFFER},
+    "a teacher that knows skills": {
+        "extensions": '{"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}}',
+        **BUFFER,
+    },
+    "branches that are trained": {
+        "advantage_estimator": "agent_trainers.experimental.branching:tree",
+        "extensions": '{"agent_trainers.experimental.branching:Branching": {"budget": 1}}',
+        **BUFFER,
+    },
+    "watched": {"extensions": "agent_trainers.experimental.hack_watch:HackWatch"},
     "a critic": {"kind": StepPPOTrainer, "critic_warmup_steps": 2, **BUFFER},
 }  # fmt: skip
 

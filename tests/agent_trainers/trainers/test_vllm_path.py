@@ -43,7 +43,7 @@ def make_trainer(tiny_policy, tokenizer, make_config):
         trainer = StepGRPOTrainer(
             tiny_policy,
             ID,
-            make_config(max_steps=2, transformers_generation="waves", **changes),
+            make_config(max_steps=2, **changes),
             processing_class=tokenizer,
         )
         trainer.use_vllm = trainer.args.use_vllm = True

@@ -7,12 +7,19 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from agent_envs.errors import ConfigurationError, SnapshotError
-from agent_trainers.experimental.branching.saved_states import SavedState, StateStore
+from agent_trainers.experimental.branching.saved_states import StateStore, save_environment
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout import collector
-from agent_trainers.rollout.collector import EpisodeSpec, Rollout
-from agent_trainers.trajectory import StopReason, load_trajectories, save_trajectories
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trajectory import (
+    StopReason,
+    Trajectory,
+    Transition,
+    load_trajectories,
+    save_trajectories,
+)
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -85,6 +92,16 @@ KINDS = {
 }
 
 
+def transition(action):
+    env = CounterEnv()
+    env.reset(seed=0)
+    return Transition(
+        messages=env._info()["messages"], prompt_ids=[1], completion_ids=[2],
+        logprobs=np.zeros(1, np.float32), action=action, reward=0.0, reward_terms={},
+        terminated=False, truncated=False, info={},
+    )  # fmt: skip
+
+
 def policy_of(make_env):
     if make_env is not KINDS["snapshots, at once"]:
         return draw
@@ -106,7 +123,9 @@ def steps_of(trajectory):
 def test_a_branch_that_acts_as_was_recorded_is_the_recorded_episode(kind, keeps_states):
     act = policy_of(KINDS[kind])
     rollout = Rollout(
-        KINDS[kind], ScriptedPolicy(lambda request: act(request)), keeps_states=keeps_states
+        KINDS[kind],
+        ScriptedPolicy(lambda request: act(request)),
+        states=StateStore() if keeps_states else None,
     )
     recorded = rollout.collect(specs(3))
     states = [(t, step) for t in recorded for step in range(len(t.transitions))]
@@ -119,9 +138,8 @@ def test_a_branch_that_acts_as_was_recorded_is_the_recorded_episode(kind, keeps_
         assert (branch.start, branch.task_id) == (step, trajectory.task_id)
         assert len(branch.step_seconds) == len(branch.transitions)
     assert branches.environment_steps == sum(len(t.transitions) - step for t, step in states)
-    each_once = 0 if keeps_states else sum(len(t.transitions) - 1 for t in recorded)
-    each_branch = sum(step for _, step in states)
-    assert branches.replayed_steps == (each_branch if kind == "replay" else each_once)
+    can_restore = keeps_states and kind != "replay"
+    assert branches.replayed_steps == (0 if can_restore else sum(step for _, step in states))
 
 
 def test_branches_differ_and_are_drawn_again_from_the_same_generator():
@@ -182,7 +200,7 @@ class RatedEnv(CounterEnv):
 def test_states_of_several_environments_are_not_mixed_up_where_they_look_the_same(keeps_states):
     envs = {"low": lambda: RatedEnv(1), "high": lambda: RatedEnv(10)}
     policy = ScriptedPolicy(lambda request: "2")
-    rollout = Rollout(envs, policy, keeps_states=keeps_states)
+    rollout = Rollout(envs, policy, states=StateStore() if keeps_states else None)
     recorded = rollout.collect([replace(specs(1)[0], env=name) for name in envs])
     states = [(t, step) for t in recorded for step in range(len(t.transitions))]
     branches = rollout.branch_many(states, 2, rng=np.random.default_rng(0))
@@ -225,22 +243,23 @@ class Unsettled(CounterEnv):
 
 
 def test_where_a_snapshot_cannot_be_restored_the_steps_are_taken_again():
-    rollout = Rollout(lambda: TimeLimit(Unsettled(), 6), ScriptedPolicy(draw), keeps_states=True)
+    rollout = Rollout(lambda: TimeLimit(Unsettled(), 6), ScriptedPolicy(draw), states=StateStore())
     (recorded,) = rollout.collect(specs(1))
     branches = rollout.branch(recorded, 2, 3, rng=np.random.default_rng(0))
     assert all(branch.is_scorable for branch in branches.continuations[0])
     assert branches.replayed_steps == 3 * 2
 
 
-@pytest.mark.parametrize("keeps_states", [True, False])
-def test_a_rollout_says_whether_branches_take_the_steps_before_them_again(keeps_states):
-    rollout = Rollout(limited, ScriptedPolicy(draw), keeps_states=keeps_states)
+def test_a_store_knows_which_branches_need_a_replay():
+    store = StateStore()
+    rollout = Rollout(limited, ScriptedPolicy(draw), states=store)
     (recorded,) = rollout.collect(specs(1))
-    assert rollout.replays(recorded) is not keeps_states
     (branch,) = rollout.branch(recorded, 1, 1, rng=np.random.default_rng(1)).continuations[0]
-    assert rollout.replays(branch) is not keeps_states
-    last = len(branch.transitions) - 1
-    assert not rollout.replays(replace(branch, start=last))  # no state of its own follows
+    assert not store.replays(recorded)
+    assert not store.replays(branch)
+    store.clear()
+    assert store.replays(recorded)
+    assert not store.replays(replace(branch, start=len(branch.transitions) - 1))  # no later state
 
 
 class MoodyEnv(CounterEnv):
@@ -256,7 +275,7 @@ class MoodyEnv(CounterEnv):
 
 def test_states_that_branches_come_to_are_kept_too():
     for make_env in (limited, MoodySavedEnv):
-        rollout = Rollout(make_env, ScriptedPolicy(draw), keeps_states=True)
+        rollout = Rollout(make_env, ScriptedPolicy(draw), states=StateStore())
         (recorded,) = rollout.collect(specs(1))
         (branch,) = rollout.branch(recorded, 1, 1, rng=np.random.default_rng(1)).continuations[0]
         last = len(branch.transitions) - 1
@@ -271,7 +290,7 @@ def test_states_that_branches_come_to_are_kept_too():
 def test_a_branch_that_was_replayed_keeps_no_state_of_its_beginning():
     recording = Rollout(limited, ScriptedPolicy(draw))
     (recorded,) = recording.collect(specs(1))
-    rollout = Rollout(limited, ScriptedPolicy(draw), keeps_states=True)
+    rollout = Rollout(limited, ScriptedPolicy(draw), states=StateStore())
     rollout.branch(recorded, 2, 1, rng=np.random.default_rng(1))  # by replay: it kept nothing
     again = rollout.branch(recorded, 2, 1, rng=np.random.default_rng(1))
     assert again.continuations[0][0].is_scorable
@@ -283,10 +302,10 @@ def test_what_can_be_reached_neither_way_is_refused_by_name():
     rollout = Rollout(MoodyEnv, ScriptedPolicy(draw))
     (recorded,) = rollout.collect(specs(1))
     with pytest.raises(
-        SnapshotError, match=r"MoodyEnv cannot be branched.*at step 0 and offers no snapshot"
+        SnapshotError, match=r"MoodyEnv, task 0, after 0 of 1 actions: the replayed messages"
     ):
         rollout.branch(recorded, 1, 2, rng=np.random.default_rng(0))
-    with pytest.raises(ConfigurationError, match="does not say with which seed"):
+    with pytest.raises(ConfigurationError, match="it has no seed to replay it from"):
         rollout.branch(replace(recorded, seed=None), 1, 1, rng=np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match=r"no state before step 99: its steps are 0 to"):
         rollout.branch(recorded, 99, 1, rng=np.random.default_rng(0))
@@ -314,7 +333,7 @@ class MoodySavedEnv(CounterEnv):
 
 
 def test_kept_snapshots_reach_what_no_replay_would():
-    rollout = Rollout(MoodySavedEnv, ScriptedPolicy(draw), keeps_states=True)
+    rollout = Rollout(MoodySavedEnv, ScriptedPolicy(draw), states=StateStore())
     recorded = rollout.collect(specs(2))
     branches = rollout.branch_many([(t, 2) for t in recorded], 2, rng=np.random.default_rng(0))
     assert all(b.is_scorable for same in branches.continuations for b in same)
@@ -347,11 +366,22 @@ def test_no_more_branches_are_under_way_than_allowed(monkeypatch):
 
 
 def test_saved_states_stay_within_their_bound():
-    store = StateStore(max_bytes=10)
-    for name in "abc":
-        store.put(name, SavedState(environment=b"1234", info={}))
-        store.get("a")
-    assert [name in store for name in "abc"] == [True, False, True]  # b was used longest ago
-    store.put("large", SavedState(environment=b"1" * 11, info={}))
-    assert "large" not in store
+    env, spec = CounterEnv(), specs(1)[0]
+    env.reset(seed=0)
+    info = env._info()
+    size = len(save_environment(env))
+    recorded = [
+        Trajectory(task_id="t", group_id="g", transitions=[transition(str(i))] * 2, metrics={},
+                   timings={}, stop_reason=StopReason.ANSWERED, task=0, seed=0)
+        for i in range(3)
+    ]  # fmt: skip
+    store = StateStore(max_bytes=2 * size)
+    for i in range(3):
+        store.save(env, spec, [str(i)], info)
+        store.restore(env, recorded[0], 1)
+    found = [store.restore(env, each, 1) is not None for each in recorded]
+    assert found == [True, False, True]  # 1 was used longest ago
+    store = StateStore(max_bytes=size - 1)
+    store.save(env, spec, ["0"], info)
+    assert store.restore(env, recorded[0], 1) is None
     assert store._num_bytes == 0

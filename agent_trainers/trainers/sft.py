@@ -1,4 +1,4 @@
-"""Supervised training on demonstrations: rows as of reinforcement learning for ``SFTTrainer``."""
+"""Supervised fine-tuning on demonstrations, with the rows of reinforcement learning."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from trl import SFTConfig
 
 from agent_envs.errors import DataError
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.trainers.grpo_config import TRAINER_RANGES, Ranges, check_ranges
-from agent_trainers.trainers.machine import follow_the_machine
+from agent_trainers.trainers.config import TRAINER_RANGES, Ranges, check_ranges, follow_the_machine
 from agent_trainers.trajectory import Trajectory
 
 _RANGES: Final[Ranges] = {**TRAINER_RANGES, "positive": (lambda x: x > 0, ("max_length",))}
@@ -18,10 +17,10 @@ _RANGES: Final[Ranges] = {**TRAINER_RANGES, "positive": (lambda x: x > 0, ("max_
 
 @dataclass
 class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
-    """``trl.SFTConfig``, in the precision that the machine has."""
+    """``trl.SFTConfig`` with device and precision of the machine as defaults."""
 
     def __post_init__(self) -> None:
-        """Choose device and precision where they are left open."""
+        """Set device and precision defaults, and check ranges."""
         follow_the_machine(self)
         super().__post_init__()
         check_ranges(self, _RANGES)
@@ -30,17 +29,17 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
 def supervised_dataset(
     trajectories: Iterable[Trajectory], max_length: int | None
 ) -> tuple[Dataset, int]:
-    """Return rows for ``SFTTrainer``: the tokens of actions are trained, all others only read.
+    """Return rows for ``SFTTrainer`` whose labels are the tokens of actions.
 
     Steps that extend each other share a row, as in reinforcement learning.
 
     Args:
         trajectories: Demonstrations.
-        max_length: Longest row in tokens; longer ones are left out, for a half would teach to stop
-            in the midst.
+        max_length: Longest row in tokens. Longer ones are left out: a truncated row would teach to
+            stop early.
 
     Returns:
-        ``input_ids`` and ``labels``, and how many rows were left out.
+        ``input_ids`` and ``labels``, and the number of rows left out.
 
     Raises:
         DataError: If no row is left.
@@ -56,7 +55,7 @@ def supervised_dataset(
             kept.append({"input_ids": input_ids, "labels": row.labels()})
     if not kept:
         raise DataError(
-            f"There is nothing to learn from: no demonstration is left, {num_too_long} rows are "
+            f"No demonstration is left to train on: {num_too_long} rows are "
             f"longer than max_length={max_length}."
         )
     return Dataset.from_list(kept), num_too_long

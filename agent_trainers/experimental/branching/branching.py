@@ -1,0 +1,154 @@
+"""`Branching`: training batches with branches from some states of their episodes."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from agent_envs.errors import ConfigurationError, SnapshotError
+from agent_trainers.algorithms.advantages import find_estimator
+from agent_trainers.experimental.branching.branch_estimators import allocate_branches
+from agent_trainers.experimental.branching.saved_states import StateStore
+from agent_trainers.monitoring.episode_statistics import summarise
+from agent_trainers.rollout.branches import Branches, RecordedState
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trainers.extensions import Extension
+from agent_trainers.trajectory import Trajectory
+
+NUM_ROUNDS: Final = 2
+"""Branches of the first round show where returns vary; those of the second go there."""
+_BRANCH_DRAWS: Final = 2
+"""Separates the random draws of branches from those of episodes, whose second number is 0 or 1."""
+
+
+class Branching(Extension):
+    """Collects training batches with branches; all processes collect theirs at the same time."""
+
+    def __init__(self, budget: float = 1 / 3) -> None:
+        """Allow `budget` environment steps of branches, replays included, per step of episodes.
+
+        Raises:
+            ConfigurationError: If `budget` is negative or not finite.
+        """
+        if not 0 <= budget < float("inf"):
+            raise ConfigurationError(f"budget must be a number of at least 0, not {budget}.")
+        self._budget = budget
+        self.replayed_steps = 0
+        self._reachable: set[str] = set()
+
+    def attach(self, trainer: Any) -> None:
+        """Take part in the run of `trainer`."""
+        args, name = trainer.args, trainer.args.advantage_estimator
+        estimator = find_estimator(name)
+        self._trains_branches = bool(getattr(estimator, "trains_branches", False))
+        if not hasattr(trainer.rollouts.collectors["train"], "try_branches"):
+            raise ConfigurationError(
+                f"advantage_estimator={name!r} restores states of an environment, which programs "
+                "do not have. Train in an environment, or use another estimator, such as grpo_step."
+            )
+        if not getattr(estimator, "uses_branches", False):
+            raise ConfigurationError(
+                f"Branching does nothing with advantage_estimator={name!r}. Use "
+                "agent_trainers.experimental.branching:vine or :tree, or leave it out."
+            )
+        if args.max_extra_groups:
+            raise ConfigurationError(
+                f"max_extra_groups={args.max_extra_groups} replaces groups without variance, but "
+                f"advantage_estimator={name!r} compares states, not groups. Leave it out, or use "
+                "an estimator such as 'grpo'."
+            )
+        if args.kl_placement == "reward" and not self._trains_branches:
+            raise ConfigurationError(
+                f"kl_placement='reward' does not go with advantage_estimator={name!r}: the rewards "
+                "of its branches would lack the KL penalty. Use kl_placement='loss', or "
+                "agent_trainers.experimental.branching:tree."
+            )
+        super().attach(trainer)
+        self._rollout = trainer.rollouts.collectors["train"]
+        self._rollout.states = self._states = StateStore()
+
+    def is_trained(self, trajectory: Trajectory) -> bool:
+        """Return whether a trajectory is an episode, or a branch that is trained, too."""
+        return trajectory.start == 0 or self._trains_branches
+
+    def collect(
+        self,
+        specs: Sequence[EpisodeSpec],
+        step: tuple[int, int],
+        reward_factors: Mapping[str, float],
+    ) -> list[Trajectory]:
+        """Collect an episode for each spec, each followed by its branches.
+
+        Branches begin where returns vary, with rewards scaled by `reward_factors`. Which states are
+        branched, and the draws of branches, depend on the place in the run and on the batch of all
+        processes, not on their number.
+        """
+        families = [[trajectory] for trajectory in self._rollout.collect(specs)]
+        self.replayed_steps = 0
+        for number in range(NUM_ROUNDS):
+            self._add_branches(families, step, number, reward_factors)
+        return [trajectory for family in families for trajectory in family]
+
+    def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
+        """Return the number of replayed steps."""
+        return {"branches/replayed_steps": self.replayed_steps} if mode == "train" else {}
+
+    def _add_branches(
+        self,
+        families: list[list[Trajectory]],
+        step: tuple[int, int],
+        number: int,
+        reward_factors: Mapping[str, float],
+    ) -> None:
+        """Run one round of branches and append them to the families of their episodes.
+
+        Raises:
+            SnapshotError: If the states of an environment cannot be restored.
+        """
+        processes, args = self.trainer.processes, self.trainer.args
+        own = [trajectory for family in families for trajectory in family]
+        gathered = processes.all_gather_objects(
+            [(summarise(each, reward_factors), self._states.replays(each)) for each in own]
+        )
+        everyone = [summary for summary, _ in gathered]
+        first = processes.num_before(len(own))
+        first_family = processes.num_before(len(families))
+        spent = sum(episode.num_steps - episode.start for episode in everyone if episode.start)
+        spent += self.replayed_steps
+        num_steps = sum(episode.num_steps for episode in everyone if not episode.start)
+        counts = allocate_branches(
+            everyone,
+            self._budget * num_steps * (number + 1) / NUM_ROUNDS - spent,
+            gamma=args.gamma,
+            from_branches=self._trains_branches,
+            replays=[replays for _, replays in gathered],
+        )[first : first + len(own)]
+        states: list[RecordedState] = []
+        rngs, ks, owners = [], [], []
+        places = [(f, m) for f, family in enumerate(families) for m in range(len(family))]
+        for trajectory, (f, m), per_step in zip(own, places, counts, strict=True):
+            for t in np.flatnonzero(per_step).tolist():
+                place = (args.seed, _BRANCH_DRAWS, *step, number, first_family + f, m, t)
+                states.append((trajectory, t))
+                rngs.append(np.random.default_rng(place))
+                ks.append(per_step[t])
+                owners.append(f)
+        branches: Branches = self._rollout.try_branches(states, ks, rng=rngs)
+        self.replayed_steps += sum(processes.all_gather(branches.replayed_steps))
+        self._refuse_unreachable({trajectory.env for trajectory, _ in states}, branches)
+        for f, continuations in zip(owners, branches.continuations, strict=True):
+            families[f] += continuations
+
+    def _refuse_unreachable(self, envs: Collection[str], branches: Branches) -> None:
+        """Raise in all processes if no state of an environment was ever reached in this run."""
+        refusals = branches.unreachable
+        gathered = self.trainer.processes.all_gather_objects(
+            [(name, str(refusals[name]) if name in refusals else "") for name in envs]
+        )
+        self._reachable |= {name for name, refusal in gathered if not refusal}
+        for name, refusal in gathered:
+            if name not in self._reachable:
+                raise SnapshotError(
+                    f"advantage_estimator={self.trainer.args.advantage_estimator!r} restores "
+                    f"states, but: {refusal} Or use another estimator, such as grpo_step."
+                )

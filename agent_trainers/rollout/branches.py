@@ -1,0 +1,211 @@
+"""Branches: new continuations of a recorded episode from one of its states.
+
+A branch runs in its own environment, which is brought to the state by a snapshot or by a replay of
+the recorded actions. Its trajectory begins with the recorded steps, so it can be replayed, branched
+and saved like any other.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agent_envs.core.replay import replay
+from agent_envs.errors import ConfigurationError, ReplayError, SnapshotError
+from agent_trainers.policies.generation import Usage
+from agent_trainers.policies.policy import Policy
+from agent_trainers.rollout.environments import lend_tokenizer, read_reset
+from agent_trainers.rollout.episode import Episode, EpisodeSpec, StateCache
+from agent_trainers.trajectory import StopReason, Trajectory
+
+RecordedState = tuple[Trajectory, int]
+"""An episode and a step: the state before that step."""
+Rngs = np.random.Generator | Sequence[np.random.Generator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branches:
+    """Branches from recorded states, and their cost."""
+
+    continuations: list[list[Trajectory]]
+    """Branches of each state, in order, failed ones included; ``start`` is their first own step."""
+    environment_steps: int
+    """Steps of the branches themselves."""
+    replayed_steps: int
+    """Recorded steps that were replayed to reach the states."""
+    usage: Usage
+    """Model calls and tokens of the branches."""
+    unreachable: Mapping[str, SnapshotError]
+    """Environments none of whose states could be reached, by name, with the reason."""
+
+    @property
+    def num_steps(self) -> int:
+        """All environment steps, replayed ones included."""
+        return self.environment_steps + self.replayed_steps
+
+    def returns(self, gamma: float = 1.0) -> list[list[float]]:
+        """Return the discounted return of each scorable branch from its state."""
+        return [
+            [
+                sum(reward * gamma**i for i, reward in enumerate(branch.rewards[branch.start :]))
+                for branch in branches
+                if branch.is_scorable
+            ]
+            for branches in self.continuations
+        ]
+
+
+@dataclass(slots=True)
+class BranchEpisode(Episode):
+    """An episode that continues from a recorded state."""
+
+    recorded: Trajectory = field(kw_only=True)
+    """The episode it branches off."""
+    policy: Policy = field(kw_only=True)
+    """Policy whose tokens the environment counts in."""
+    source: StateCache | None = field(kw_only=True, default=None)
+    """Snapshots to restore from."""
+    replayed_steps: int = 0
+    refusal: SnapshotError | None = None
+    """Why the state cannot be reached."""
+
+    def __post_init__(self) -> None:
+        """Copy the steps before the state."""
+        self.transitions = list(self.recorded.transitions[: self.start])
+        self.num_first_calls = 1 + self.start
+
+    def reset(self, timeout: float | None = None) -> Any:
+        """Bring the environment to the recorded state.
+
+        Raises:
+            SnapshotError: If it reaches another state.
+        """
+        return "", self._restored_info() or self._replay(timeout)
+
+    def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
+        """End with an error, and remember whether the state was unreachable."""
+        if isinstance(error, SnapshotError):
+            self.refusal = error
+        Episode.fail(self, error, reason)
+
+    def trajectory(self) -> Trajectory:
+        """Return the recorded steps followed by the new ones."""
+        own = Episode.trajectory(self)
+        seconds = self.recorded.step_seconds[: self.start]
+        seconds = [*seconds, *self.step_seconds[1 : 1 + len(self.transitions) - self.start]]
+        return dataclasses.replace(own, step_seconds=seconds, task_id=self.recorded.task_id)
+
+    def _restored_info(self) -> dict[str, Any] | None:
+        if self.source is None:
+            return None
+        try:
+            return self.source.restore(self.env, self.recorded, self.start)
+        except Exception:  # noqa: BLE001 - another kind of environment, or foreign code
+            return None
+
+    def _replay(self, timeout: float | None) -> dict[str, Any]:
+        """Replay the recorded actions, saving the states on the way; return the last info."""
+        steps = self.recorded.transitions[: self.start + 1]
+        actions = [step.action for step in steps[:-1]]
+        replayed = replay(
+            self.env,
+            self.spec.seed,
+            self.spec.task,
+            actions,
+            rewards=self.recorded.rewards[: self.start],
+            messages=[step.messages for step in steps],
+            timeout=timeout,
+        )
+        for number, step in enumerate(replayed):
+            if number == 0:
+                lend_tokenizer(self.policy, self.env, read_reset((step.observation, step.info)))
+            if step.is_over:
+                raise ReplayError(
+                    f"{type(self.env.unwrapped).__name__}, task {self.spec.task}: the episode is "
+                    f"over after {number} actions, the recorded one is not."
+                )
+            self.replayed_steps = number
+            if self.source is not None:
+                self._save(actions[:number], step.info)
+        return step.info
+
+    def _save(self, actions: Sequence[str], info: dict[str, Any]) -> None:
+        try:
+            assert self.source is not None
+            self.source.save(self.env, self.spec, actions, info)
+        except Exception:  # noqa: BLE001 - foreign code; the next branch replays, too
+            self.source = None
+
+
+def plan_branches(
+    states: Sequence[RecordedState],
+    k: int | Sequence[int],
+    *,
+    rng: Rngs,
+    policy: Policy,
+    source: StateCache | None,
+) -> list[list[BranchEpisode]]:
+    """Return the branches of each state.
+
+    Raises:
+        ConfigurationError: If a state cannot be branched; names it and the reason.
+    """
+    ks = [k] * len(states) if isinstance(k, int) else list(k)
+    rngs = rng.spawn(len(states)) if isinstance(rng, np.random.Generator) else list(rng)
+    if not len(ks) == len(rngs) == len(states) or min(ks, default=0) < 0:
+        raise ConfigurationError(
+            f"{len(states)} states need {len(states)} non-negative counts of branches and "
+            f"generators, or one of each; got {len(ks)} and {len(rngs)}."
+        )
+    planned: list[list[BranchEpisode]] = []
+    number = 0
+    for (trajectory, step), count, own in zip(states, ks, rngs, strict=True):
+        seed = _check_state(trajectory, step)
+        branches = []
+        for draws in own.spawn(count):
+            spec = EpisodeSpec(
+                task=trajectory.task,
+                seed=seed,
+                group_id=trajectory.group_id,
+                rng=draws,
+                env=trajectory.env,
+            )
+            branches.append(
+                BranchEpisode(
+                    number, spec, states=source, start=step, recorded=trajectory, policy=policy,
+                    source=source,
+                )
+            )  # fmt: skip
+            number += 1
+        planned.append(branches)
+    return planned
+
+
+def find_unreachable(branches: Sequence[BranchEpisode]) -> dict[str, SnapshotError]:
+    """Return the environments none of whose states could be reached, with the reason."""
+    refusals: dict[str, list[SnapshotError | None]] = {}
+    for branch in branches:
+        refusals.setdefault(branch.spec.env, []).append(branch.refusal)
+    return {
+        name: found[0]
+        for name, found in refusals.items()
+        if found[0] is not None and None not in found
+    }
+
+
+def _check_state(trajectory: Trajectory, step: int) -> int:
+    """Return the seed of an episode that can be branched before `step`."""
+    name = f"The trajectory of task {trajectory.task_id!r} in group {trajectory.group_id!r}"
+    if not 0 <= step < len(trajectory.transitions):
+        raise ConfigurationError(
+            f"{name} has no state before step {step}: its steps are 0 to "
+            f"{len(trajectory.transitions) - 1}."
+        )
+    if trajectory.seed is None:
+        raise ConfigurationError(
+            f"{name} cannot be branched: it has no seed to replay it from. Trajectories of Rollout "
+            "have one; those of programs, demonstrations and older files do not."
+        )
+    return trajectory.seed

@@ -1,0 +1,322 @@
+"""Task sources: the environments or the program that a run trains in, or evaluates in."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+from datasets import Dataset
+
+import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.tool_env import ENDLESS
+from agent_envs.errors import ConfigurationError
+from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.rendering import Schemas
+from agent_trainers.rollout.collector import Collector, Rollout
+from agent_trainers.rollout.environments import MakeEnv, template_tools
+from agent_trainers.tasks.env_members import EnvMember, Member, name_members, read_members
+from agent_trainers.tasks.samplers import Curriculum, TaskPool
+
+NUM_EVAL_TASKS: Final = 200
+"""Default number of evaluation tasks of an environment."""
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """Tasks by index, and the collector that runs them."""
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Number of tasks; None where they are endless."""
+
+    @property
+    def tools(self) -> Schemas:
+        """Tools that the chat template describes, if any."""
+
+    @property
+    def reward_terms(self) -> Mapping[str, float] | None:
+        """The reward terms and their weights; None where they are not known in advance."""
+
+    @property
+    def outcome_terms(self) -> frozenset[str]:
+        """Reward terms that are outcomes."""
+
+    def make_rollout(
+        self,
+        policy: Policy,
+        *,
+        step_timeout: float,
+        episode_timeout: float | None,
+        group_quorum: float,
+        is_any_active: Callable[[bool], bool] | None,
+    ) -> Collector:
+        """Return the collector; the settings are those of `Rollout`."""
+
+
+Played = str | MakeEnv | TaskSource | Sequence[Member]
+
+
+class EnvironmentTasks:
+    """The tasks of one environment."""
+
+    def __init__(self, env: str | MakeEnv) -> None:
+        """Take `env`, a Gymnasium id or a function; makes one environment to inspect it.
+
+        Raises:
+            ConfigurationError: If it is neither.
+        """
+        if not isinstance(env, str) and not callable(env):
+            raise ConfigurationError(
+                "env is an environment, but each episode of a batch needs its own: pass its id, or "
+                "a function that makes it, such as lambda: gym.make(...)."
+            )
+        self._make_env = functools.partial(gym.make, env) if isinstance(env, str) else env
+        inspected = self._make_env()
+        _, info = inspected.reset(seed=0)
+        inspected.close()
+        self.num_tasks: int | None = getattr(inspected.unwrapped, "num_tasks", None)
+        self.tools = template_tools(info)
+        self.reward_terms: Mapping[str, float] | None
+        self.reward_terms = getattr(inspected.unwrapped, "reward_weights", None)
+        self.outcome_terms = getattr(inspected.unwrapped, "outcome_terms", frozenset[str]())
+
+    def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
+        """Return a rollout of `policy` in the environment."""
+        return Rollout(self._make_env, policy, **settings)
+
+
+class EnvMixture:
+    """The tasks of several environments, run by one `Rollout`."""
+
+    def __init__(self, members: Sequence[EnvMember], variants: Sequence[EnvMember] = ()) -> None:
+        """Take named environments; `variants` are those that are only evaluated.
+
+        Raises:
+            ConfigurationError: If a member lists a task that does not exist.
+        """
+        self.members = [*members, *variants]
+        self.names = [member.name for member in self.members]
+        self.variants = frozenset(variant.name for variant in variants)
+        self._sources = {member.name: EnvironmentTasks(member.make_env) for member in self.members}
+        for member in self.members:
+            num_tasks = self._sources[member.name].num_tasks
+            if num_tasks is not None and max(member.tasks or [0]) >= num_tasks:
+                raise ConfigurationError(
+                    f"{member.name}: task {max(member.tasks or [0])} does not exist; its "
+                    f"{num_tasks} tasks are counted from 0."
+                )
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Number of tasks of all environments; None where some are endless."""
+        pools = [pool.tasks for pool in self.pools]
+        return sum(len(tasks or ()) for tasks in pools) if None not in pools else None
+
+    @property
+    def tools(self) -> Schemas:
+        """Tools of all environments that the chat template describes, if any."""
+        return [tool for source in self._sources.values() for tool in source.tools or ()] or None
+
+    @property
+    def reward_terms(self) -> Mapping[str, float] | None:
+        """The reward terms of all environments; None where those of one are not known."""
+        terms = [source.reward_terms for source in self._sources.values()]
+        if any(term is None for term in terms):
+            return None
+        return {name: weight for own in terms for name, weight in (own or {}).items()}
+
+    @property
+    def outcome_terms(self) -> frozenset[str]:
+        """Reward terms that are outcomes in one of the environments."""
+        return frozenset().union(*(source.outcome_terms for source in self._sources.values()))
+
+    @property
+    def pools(self) -> list[TaskPool]:
+        """The tasks of each environment, with its weight."""
+        pools = []
+        for member in self.members:
+            num_tasks, tasks = self._sources[member.name].num_tasks, member.tasks
+            if tasks is None and num_tasks is not None:
+                tasks = range(num_tasks)
+            pools.append(TaskPool(env=member.name, weight=member.weight, tasks=tasks))
+        return pools
+
+    def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
+        """Return a rollout of `policy` in the environments."""
+        makers: dict[str, Callable[[], Any]] = {m.name: m.make_env for m in self.members}
+        return Rollout(makers, policy, **settings)
+
+
+def task_source(played: Played) -> TaskSource:
+    """Return the task source of a trainer's argument `env`.
+
+    Raises:
+        ConfigurationError: If `played` is malformed, or a list with a wrong entry.
+    """
+    if isinstance(played, TaskSource):
+        return played
+    if isinstance(played, str) or not isinstance(played, Sequence):
+        return EnvironmentTasks(played)
+    members = read_members(played, "env")
+    if len(members) == 1 and members[0].tasks is None:  # the same as without the list
+        return EnvironmentTasks(members[0].make_env)
+    return EnvMixture(name_members(members)[0])
+
+
+def evaluation_source(
+    played: Played, eval_env: Played | None, eval_envs: Sequence[Member] | None
+) -> TaskSource | None:
+    """Return the task source of evaluations; None if it is that of training.
+
+    Args:
+        played: The trainer's argument `env`.
+        eval_env: Its replacement in evaluation, if it differs.
+        eval_envs: Further environments that are only evaluated.
+
+    Raises:
+        ConfigurationError: If an entry is wrong, or does not go with the others.
+    """
+    if not eval_envs and eval_env is not None:
+        return task_source(eval_env)
+    members = _members(played if eval_env is None else eval_env, is_needed=bool(eval_envs))
+    if members is None or not (eval_envs or any(member.eval_kwargs for member in members)):
+        return None
+    others = read_members(eval_envs, "eval_envs", is_weighted=False) if eval_envs else []
+    named, variants = name_members(members, others)
+    in_domain = [
+        replace(m, kwargs={**m.kwargs, **m.eval_kwargs}, eval_kwargs={}, tasks=None) for m in named
+    ]
+    return EnvMixture(in_domain, variants)
+
+
+def _members(played: Played, *, is_needed: bool) -> list[EnvMember] | None:
+    """Return the environments as a list; None for a program, or for one that needs no list."""
+    if isinstance(played, EnvMixture):
+        return played.members
+    if isinstance(played, TaskSource):
+        if is_needed:
+            raise ConfigurationError(
+                "eval_envs lists environments, but the run trains a program. Use eval_tasks, the "
+                "program's evaluation tasks."
+            )
+        return None
+    if isinstance(played, str) or not isinstance(played, Sequence):
+        return read_members([played], "env") if is_needed else None
+    return read_members(played, "env")
+
+
+def with_levels(
+    played: Played, rows: Dataset | None, curriculum: Curriculum | None
+) -> tuple[Played, Dataset | None]:
+    """Return an environment as a list of its levels, if a curriculum has arguments, and its rows.
+
+    Raises:
+        ConfigurationError: If there is not exactly one environment to give the arguments to.
+    """
+    levels = [] if curriculum is None else curriculum.levels
+    if not levels:
+        return played, rows
+    members = [] if isinstance(played, TaskSource) else _members(played, is_needed=True) or []
+    if len(members) != 1:
+        raise ConfigurationError(
+            f"curriculum: arguments need exactly one environment, and the run has {len(members)}. "
+            "Leave them out: the environments of the run are its levels, in their order."
+        )
+    tasks = members[0].tasks
+    if rows is not None:
+        tasks = list(dict.fromkeys(check_rows("train_dataset", rows)["task"]))
+    made = [
+        replace(members[0], kwargs={**members[0].kwargs, **level}, tasks=tasks, name="")
+        for level in levels
+    ]
+    return made, None
+
+
+def training_pools(source: TaskSource, rows: Dataset | None) -> list[TaskPool]:
+    """Return the tasks that a sampler draws from; `rows` restricts those of one environment."""
+    if isinstance(source, EnvMixture):
+        return source.pools
+    tasks = None if source.num_tasks is None else list(range(source.num_tasks))
+    if rows is not None:
+        tasks = list(dict.fromkeys(rows["task"]))
+    return [TaskPool(env="", weight=1.0, tasks=tasks)]
+
+
+def training_rows(
+    source: TaskSource, given: Dataset | None, *, seed: int, num_groups: int | None, min_rows: int
+) -> Dataset:
+    """Return the rows that TRL's sampler goes through, one per group.
+
+    Rows of a mixture only count groups: a `TaskSampler` chooses their tasks.
+
+    Args:
+        source: The tasks.
+        given: The user's rows with a column ``task``, if any.
+        seed: The seed of the run, by which tasks of an endless family are drawn.
+        num_groups: Groups of the whole run; None if it is not bounded by steps.
+        min_rows: Groups of a batch: TRL's sampler drops incomplete batches.
+
+    Raises:
+        ConfigurationError: If the rows do not belong to the source, or their number is unknown.
+    """
+    is_mixture = isinstance(source, EnvMixture)
+    if given is not None:
+        if is_mixture:
+            raise ConfigurationError(
+                "train_dataset holds tasks of one environment, but the run trains in several. "
+                "Leave it out, and list the tasks of an environment: {id: ..., tasks: [0, 1]}."
+            )
+        return check_rows("train_dataset", given)
+    if source.num_tasks is not None:
+        num_rows = max(source.num_tasks, min_rows if is_mixture else 0)
+        return Dataset.from_dict({"task": list(range(num_rows))})
+    if num_groups is None:
+        raise ConfigurationError(
+            "The environment's tasks are endless: set max_steps, or pass a train_dataset with a "
+            "column 'task'."
+        )
+    # One pass over the dataset lasts the whole run, so no task repeats.
+    tasks = np.random.default_rng(seed).integers(ENDLESS, size=num_groups)
+    return Dataset.from_dict({"task": tasks.tolist()})
+
+
+def evaluation_rows(source: TaskSource, given: Dataset | None) -> Dataset | None:
+    """Return the evaluation tasks, with their environment where there are several; None for none.
+
+    Raises:
+        ConfigurationError: If the environment of a task is not known.
+    """
+    check_rows("eval_dataset", given)
+    if not isinstance(source, EnvMixture):
+        return given
+    in_domain = [name for name in source.names if name not in source.variants]
+    rows = [] if given is None else [{"env": in_domain[0], **row} for row in given]
+    if given is not None and len(in_domain) > 1 and "env" not in given.column_names:
+        raise ConfigurationError(
+            "eval_dataset needs a column 'env' with the name of the environment of each task, one "
+            f"of {', '.join(in_domain)}."
+        )
+    if unknown := sorted({row["env"] for row in rows} - set(in_domain)):
+        raise ConfigurationError(
+            f"eval_dataset: {unknown[0]!r} is no environment of the run. Use one of "
+            f"{', '.join(in_domain)}."
+        )
+    for member, pool in zip(source.members, source.pools, strict=True):
+        if member.name in source.variants:
+            first = range(NUM_EVAL_TASKS) if pool.tasks is None else pool.tasks[:NUM_EVAL_TASKS]
+            chosen = first if member.tasks is None else member.tasks
+            rows += [{"env": member.name, "task": task} for task in chosen]
+    return Dataset.from_list(rows) if rows else None
+
+
+def check_rows(name: str, dataset: Any) -> Any:
+    """Return a dataset, or None; raise ConfigurationError if it has no column ``task``."""
+    if dataset is not None and "task" not in dataset.column_names:
+        raise ConfigurationError(
+            f"{name} needs a column 'task' with the index of a task of the environment (found: "
+            f"{', '.join(dataset.column_names)}). Example: "
+            "Dataset.from_dict({'task': list(range(100))})."
+        )
+    return dataset

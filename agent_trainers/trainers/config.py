@@ -1,0 +1,475 @@
+"""Settings of the step-level trainers: TRL's, some of ours, and presets by algorithm."""
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch
+from transformers.hf_argparser import HfArg
+from trl import GRPOConfig
+
+from agent_envs.core.lookup import import_path, lookup
+from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import (
+    ADVANTAGE_ESTIMATORS,
+    estimator_options,
+    find_estimator,
+    needs_values,
+)
+from agent_trainers.algorithms.losses import (
+    LOSS_ARGUMENTS,
+    POLICY_LOSSES,
+    RATIO_LEVELS,
+    find_policy_loss,
+)
+from agent_trainers.algorithms.reward_schedules import parse_schedules
+from agent_trainers.batching.per_token import DENOMINATORS
+from agent_trainers.tasks.samplers import parse_curriculum
+
+PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "grpo": {"advantage_estimator": "grpo", "loss_denominator": "trajectory"},
+    "grpo_step": {"advantage_estimator": "grpo_step"},
+    "dr_grpo": {"advantage_estimator": "dr_grpo"},
+    "dapo": {"advantage_estimator": "grpo", "epsilon_high": 0.28},
+    "gspo": {
+        "advantage_estimator": "grpo",
+        "importance_sampling_level": "sequence",
+        "loss_denominator": "trajectory",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    "rloo": {"advantage_estimator": "rloo"},
+    "reinforce++": {"advantage_estimator": "reinforce_pp"},
+    "reinforce++-baseline": {"advantage_estimator": "reinforce_pp_baseline"},
+    "gigpo": {"advantage_estimator": "gigpo"},
+    "ppo": {"advantage_estimator": "gae_token"},
+    "step_ppo": {
+        "advantage_estimator": "gae_step",
+        "importance_sampling_level": "step",
+        "loss_denominator": "step",
+        "gamma": 0.99,
+    },
+    "turn_ppo": {
+        "advantage_estimator": "gae_step",
+        "importance_sampling_level": "product",
+        "loss_denominator": "step",
+        "gamma": 0.99,
+        "lam": 0.9,
+    },
+    "bilevel_ppo": {"advantage_estimator": "gae_bilevel", "gamma": 0.99},
+}
+"""Settings that ``--algorithm`` sets; an explicit setting wins."""
+
+# The loss must not change with row splitting, merging, padding, world size or micro-batching.
+# Settings of TRL that would break that, or do nothing, are refused: option, allowed values, reason.
+_REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
+    (
+        "vllm_importance_sampling_mode",
+        ("token_truncate", "token_mask"),
+        "a row may hold several steps, so a ratio per row would change with merging",
+    ),
+    (
+        "enable_jit_checkpoint",
+        (False,),
+        "its signal handler saves on each process separately; a stopped agent-r1-train saves on "
+        "all of them at the same step",
+    ),
+    ("off_policy_mask_threshold", (None,), "it averages over rows"),
+    ("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
+    ("entropy_coef", (0.0,), "its mean is one of a micro-batch"),
+    ("use_adaptive_entropy", (False,), "its mean is one of a micro-batch"),
+    ("cache_implementation", (None,), "generation uses transformers' default cache"),
+    ("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
+    (
+        "reward_weights",
+        (None,),
+        "the environment weighs its reward terms; pass rewards={name: weight} to it",
+    ),
+    (
+        "multi_objective_aggregation",
+        ("sum_then_normalize",),
+        "the environment sums the reward terms of a step",
+    ),
+    (
+        "max_tool_calling_iterations",
+        (None,),
+        "the environment limits the turns: gym.make(..., max_episode_steps=N)",
+    ),
+)
+Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
+TRAINER_RANGES: Final[Ranges] = {
+    "at least 1": (
+        lambda x: x >= 1,
+        (
+            "per_device_train_batch_size", "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+        ),
+    ),
+    "at least 0": (lambda x: x >= 0, ("seed",)),
+    "a number, at least 0": (lambda x: 0 <= x < math.inf, ("learning_rate",)),
+}  # fmt: skip
+"""Ranges of settings that every trainer has and transformers does not check."""
+_RANGES: Final[Ranges] = {
+    "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam")),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
+    "0 or more": (lambda x: x >= 0, ("max_extra_groups",)),
+    "1 or more": (
+        lambda x: x >= 1,
+        ("max_prompt_length", "max_tokens_per_micro_batch", "max_completion_length"),
+    ),
+    "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout", "temperature")),
+    **TRAINER_RANGES,
+}
+_CHOICES: Final[Mapping[str, Collection[str]]] = {
+    "importance_sampling_level": RATIO_LEVELS,
+    "loss_denominator": DENOMINATORS,
+    "kl_placement": ("loss", "reward"),
+}
+_GIVEN_TO_ESTIMATORS: Final = ("gamma", "lam", "scale", "values", "bootstrap_values", "whiten")
+_BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
+
+
+@dataclass
+class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
+    """Settings of `StepGRPOTrainer`, on top of ``trl.GRPOConfig``.
+
+    ``max_completion_length`` is the length of one turn. ``loss_denominator`` selects the mean of
+    the loss, always over the whole batch and all processes. ``importance_sampling_level`` is
+    ``"token"``, ``"step"`` (mean of the step's log-ratios), ``"product"`` (their sum) or
+    ``"sequence"`` (mean over the trajectory). ``advantage_estimator`` and ``loss_type`` may be
+    functions; they are stored as import paths.
+    """
+
+    advantage_estimator: str = HfArg(
+        default="grpo",
+        help="Maps rewards to advantages: one of "
+        + ", ".join(ADVANTAGE_ESTIMATORS)
+        + ", or an import path, 'my_module:my_estimator'.",
+    )
+    loss_type: str = HfArg(
+        default="dapo",
+        help="Policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or an import "
+        "path, 'my_module:my_loss', of a function that takes any of "
+        + ", ".join(LOSS_ARGUMENTS)
+        + " by name and returns a loss per token.",
+    )
+    gamma: float = HfArg(
+        default=1.0, help="Discount in [0, 1], per step (one model turn); per token in gae_token."
+    )
+    lam: float | None = HfArg(
+        default=None, help="Lambda of generalised advantages, in [0, 1]. Default: 1."
+    )
+    estimator_kwargs: str | None = HfArg(
+        default=None,
+        help="Further options of the estimator as JSON: token_gamma and token_lam of gae_bilevel, "
+        "step_advantage_weight of gigpo, each 1 by default: '{\"token_lam\": 0.95}'.",
+    )
+    loss_denominator: str = HfArg(
+        default="token",
+        help="The loss is a mean over every trained 'token' of the batch, every 'step' (the mean "
+        "of its tokens), or every 'trajectory' (the mean of its tokens).",
+    )
+    loss_mask: bool = HfArg(
+        default=True,
+        help="Train sampled tokens only. Off, observations inside a row are trained with the "
+        "advantage of the action before them, as in the ablation of Agent-R1.",
+    )
+    advantage_mask: bool = HfArg(
+        default=True,
+        help="gae_token: compute advantages over sampled tokens only. Off, observation tokens take "
+        "part in the recursion, as in the ablation of Agent-R1.",
+    )
+    kl_placement: str = HfArg(
+        default="loss",
+        help="Where beta weighs the divergence from the reference: in the 'loss' (low-variance "
+        "estimate per token), or subtracted from the 'reward' of each step (sum over its tokens). "
+        "Sampled tokens only, either way.",
+    )
+    use_bias_correction_kl: bool = HfArg(
+        default=False,
+        help="Multiply the divergence in the loss by each token's importance ratio, at most 3, as "
+        "in DeepSeek-V3.2 (arXiv 2512.02556): its gradient is then unbiased, also on tokens of "
+        "older weights. Off, unlike in TRL, it is the plain low-variance estimate of GRPO.",
+    )
+    reward_schedules: str | None = HfArg(
+        default=None,
+        help='Factors of reward terms over the run, as JSON: \'{"new_gold_passage": '
+        '{"kind": "linear", "start": 1, "end": 0}}\'. Kinds: constant, linear, cosine, adaptive '
+        "(start until 'metric' reaches 'target', then end).",
+    )
+    curriculum: str | None = HfArg(
+        default=None,
+        help="Selects tasks by the success so far: 'levels' (environments easy to hard; the next "
+        "begins when the newest is solved), 'learning_progress' (prefers environments whose "
+        "success moves), 'pools' (prefers tasks that are sometimes solved), "
+        'or JSON: \'{"kind": "levels", "arguments": {"hops": [1, 2, 3]}, "target": 0.8}\'.',
+    )
+    max_extra_groups: int = HfArg(
+        default=0,
+        help="Dynamic sampling (DAPO, arXiv 2503.14476): how many groups without variance in their "
+        "returns are replaced by groups of other tasks, per batch; 0 for none.",
+    )
+    extensions: str | None = HfArg(
+        default=None,
+        help="Extension of the trainer by import path, such as "
+        "agent_trainers.experimental.hack_watch:HackWatch, or several as JSON with their "
+        'arguments: \'{"my_module:MyExtension": {"weight": 0.5}}\'.',
+    )
+    max_tokens_per_micro_batch: int | None = HfArg(
+        default=None,
+        help="Tokens of a forward pass, padding included: rows are sorted by length and packed "
+        "under this budget, so memory stays flat. The gradient is the same. Default: "
+        "per_device_train_batch_size rows, however long.",
+    )
+    max_prompt_length: int | None = HfArg(
+        default=None,
+        help="Longest state in tokens; an episode whose state outgrows it is truncated. Default: "
+        "the model's context less max_completion_length.",
+    )
+    step_timeout: float = HfArg(
+        default=300.0,
+        help="Seconds that a reset or a step of an environment may take before its episode is left "
+        "out. Tools have their own timeouts.",
+    )
+    episode_timeout: float | None = HfArg(
+        default=None,
+        help="Seconds that an episode may take before it is left out; no limit by default.",
+    )
+    group_quorum: float = HfArg(
+        default=1.0,
+        help="Share of each group's episodes that must end: as soon as all groups have it, the "
+        "remaining episodes are left out. Below 1 it favours short episodes.",
+    )
+    max_fault_share: float | None = HfArg(
+        default=0.5,
+        help="Largest share of a batch's episodes that may fail for infrastructure reasons: more "
+        "in three consecutive batches, or all of one, end the run with the first error. None "
+        "only counts them.",
+    )
+    max_logprob_drift: float | None = HfArg(
+        default=0.2,
+        help="Largest mean difference, in nats per token, between the log-probabilities of "
+        "sampled tokens at sampling and in the trainer with the same weights. More means that "
+        "template, tokens or weights differ, and ends the run. None only reports it. Not checked "
+        "where top_p, top_k, min_p or a repetition penalty change the distribution.",
+    )
+    vllm_importance_sampling_mode: str = HfArg(
+        default="token_truncate", help="As in TRL; only its token-level modes are supported."
+    )
+
+    merge_steps: ClassVar[bool] = True
+    """Whether steps that extend each other share a row. The gradient is the same either way."""
+
+    def __post_init__(self) -> None:
+        """Check the settings, and refuse by name those that would break the loss."""
+        # Functions become import paths: checkpoints and other processes need plain text.
+        for option in ("advantage_estimator", "loss_type"):
+            if callable(given := getattr(self, option)):
+                setattr(self, option, import_path(given, kind=option))
+        follow_the_machine(self)
+        super().__post_init__()
+        self._check_functions()
+        for option, names in _CHOICES.items():
+            lookup(dict.fromkeys(names), getattr(self, option), kind=option)
+        check_ranges(self, _RANGES)
+        for option, supported, reason in _REFUSALS:
+            if (value := getattr(self, option)) not in supported:
+                allowed = " or ".join(repr(choice) for choice in supported)
+                raise ConfigurationError(
+                    f"{option}={value!r} is not supported with step rows: {reason}. "
+                    f"Set {option}={allowed}."
+                )
+        self._refuse_unused_options()
+        self.schedules = parse_schedules(self.reward_schedules)
+        self.parsed_curriculum = parse_curriculum(self.curriculum)
+
+    @property
+    def estimator_settings(self) -> dict[str, Any]:
+        """Options of the advantage estimator that do not depend on the batch."""
+        known = estimator_options(self.advantage_estimator)
+        settings = {"gamma": self.gamma, "lam": self.lam, "scale": self.scale_rewards}
+        given = {k: v for k, v in settings.items() if k in known and v is not None}
+        return given | self._estimator_kwargs()
+
+    @property
+    def num_train_groups(self) -> int | None:
+        """Number of groups of a run of ``max_steps`` optimiser steps; None without that limit."""
+        if self.max_steps <= 0:
+            return None
+        micro_steps = self.max_steps * self.gradient_accumulation_steps
+        num_batches = -(-micro_steps // (self.steps_per_generation * self.num_iterations))
+        return int(num_batches * self.generation_batch_size // self.num_generations)
+
+    def _estimator_kwargs(self) -> dict[str, Any]:
+        try:
+            given = json.loads(self.estimator_kwargs or "{}")
+        except ValueError as error:
+            raise ConfigurationError(f"estimator_kwargs is not valid JSON ({error}).") from None
+        if not isinstance(given, dict):
+            raise ConfigurationError(f"estimator_kwargs must be a JSON object, not {given!r}.")
+        return given
+
+    def _check_functions(self) -> None:
+        """Check that estimator and loss exist and take only arguments that the trainer has."""
+        if self.loss_type not in POLICY_LOSSES and ":" not in self.loss_type:
+            raise ConfigurationError(
+                f"loss_type={self.loss_type!r} is not supported with step rows: TRL's others "
+                "average over rows or micro-batches, so the loss would change with merging, "
+                "padding and micro-batch size; loss_denominator selects the mean. Set "
+                f"loss_type={' or '.join(map(repr, POLICY_LOSSES))}, or an import path."
+            )
+        _check_arguments("loss_type", find_policy_loss(self.loss_type), LOSS_ARGUMENTS)
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigurationError(
+                "loss_type='cispo' takes epsilon_high as the largest ratio itself: with "
+                f"epsilon_high={self.epsilon_high} every gradient would shrink. Set it to more "
+                "than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
+            )
+        estimator = functools.partial(find_estimator(self.advantage_estimator), [])
+        kwargs = self._estimator_kwargs()
+        _check_arguments("advantage_estimator", estimator, [*_GIVEN_TO_ESTIMATORS, *kwargs])
+        known = estimator_options(self.advantage_estimator)
+        for name in kwargs:
+            lookup(dict.fromkeys(known), name, kind=f"option of {self.advantage_estimator}")
+
+    def _refuse_unused_options(self) -> None:
+        """Refuse options that would do nothing with the others."""
+        estimator = self.advantage_estimator
+        known = estimator_options(estimator)
+        is_custom = estimator not in ADVANTAGE_ESTIMATORS
+        unused = {
+            "lam": self.lam is not None and "lam" not in known,
+            "scale_rewards": self.scale_rewards != "group" and "scale" not in known,
+            "advantage_mask": not (self.advantage_mask or estimator == "gae_token" or is_custom),
+        }
+        for option, is_unused in unused.items():
+            if is_unused:
+                raise ConfigurationError(
+                    f"{option} does nothing with advantage_estimator={estimator!r}. Leave it out, "
+                    "or use an estimator that reads it."
+                )
+        if self.kl_placement == "reward" and self.beta == 0.0:
+            raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
+        if not needs_values(estimator):
+            return
+        if self.max_extra_groups:
+            raise ConfigurationError(
+                f"max_extra_groups={self.max_extra_groups} replaces groups without variance, but "
+                f"advantage_estimator={estimator!r} compares states, not groups. Leave it out, or "
+                "use an estimator such as 'grpo'."
+            )
+        if not hasattr(self, "value_coef"):
+            raise ConfigurationError(
+                f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "
+                "StepPPOConfig, or agent-r1-train --algorithm ppo."
+            )
+
+
+_PPO_RANGES: Final[Ranges] = {
+    "positive": (lambda x: x > 0, ("value_coef", "value_clip_range", "critic_learning_rate")),
+    "0 or more": (lambda x: x >= 0, ("critic_warmup_steps",)),
+}
+
+
+@dataclass
+class StepPPOConfig(StepGRPOConfig):
+    """Settings of `StepPPOTrainer`, on top of `StepGRPOConfig`."""
+
+    advantage_estimator: str = HfArg(
+        default="gae_step",
+        help="Maps rewards and values to advantages: one of "
+        + ", ".join(name for name in ADVANTAGE_ESTIMATORS if needs_values(name))
+        + ".",
+    )
+    critic_model: str | None = HfArg(
+        default=None,
+        help="Name or folder of the critic's model; a folder with a trained critic starts from "
+        "that. Default: a value head on the policy.",
+    )
+    critic_learning_rate: float | None = HfArg(
+        default=None,
+        help="The critic's learning rate. Default: ten times learning_rate, as published (1e-5 "
+        "and 1e-6).",
+    )
+    critic_warmup_steps: int = HfArg(
+        default=0, help="Optimiser steps at the beginning that train the critic alone."
+    )
+    value_coef: float = HfArg(default=0.5, help="Weight of the value loss.")
+    value_clip_range: float = HfArg(
+        default=0.5, help="Clipping range of a value around its value at the start of the batch."
+    )
+    bootstrap_truncated: bool = HfArg(
+        default=True,
+        help="Bootstrap truncated episodes from the value of their last state. Switch it off where "
+        "a tight turn limit belongs to the task: never answering would be worth as much as "
+        "answering.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the critic's settings."""
+        super().__post_init__()
+        if not needs_values(self.advantage_estimator):
+            raise ConfigurationError(
+                f"advantage_estimator={self.advantage_estimator!r} uses no critic: use "
+                "StepGRPOTrainer with StepGRPOConfig."
+            )
+        check_ranges(self, _PPO_RANGES)
+
+
+def has_critic(algorithm: str) -> bool:
+    """Return whether a preset trains a critic."""
+    return needs_values(PRESETS[algorithm]["advantage_estimator"])
+
+
+def config_class(algorithm: str) -> type[StepGRPOConfig]:
+    """Return the class of a preset's settings."""
+    return StepPPOConfig if has_critic(algorithm) else StepGRPOConfig
+
+
+def fast_precision() -> Mapping[str, bool]:
+    """Return ``{"bf16": True}`` where the model has to run on a CPU with bf16 instructions.
+
+    It is twice as fast as float32 there, but log-probabilities differ in the third digit between
+    sampling and training.
+    """
+    if torch.accelerator.is_available():
+        return {}
+    can: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.9 on
+    return {"bf16": True} if any(can.get(name) for name in _BF16_INSTRUCTIONS) else {}
+
+
+def follow_the_machine(config: Any) -> None:
+    """Without an accelerator use the CPU, in float32 unless bf16 is set.
+
+    Must run before TRL's own ``__post_init__``, whose default is bf16.
+    """
+    if not torch.accelerator.is_available():
+        config.use_cpu = True
+    if config.use_cpu and config.bf16 is None:
+        config.bf16 = False
+
+
+def check_ranges(settings: Any, ranges: Ranges) -> None:
+    """Refuse numbers that are out of their range; None is in any."""
+    for words, (is_in, options) in ranges.items():
+        for option in options:
+            if (value := getattr(settings, option)) is not None and not is_in(value):
+                raise ConfigurationError(f"{option} must be {words}, not {value}.")
+
+
+def _check_arguments(option: str, function: Callable[..., Any], given: Collection[str]) -> None:
+    """Refuse a function with a required argument that the trainer does not pass."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if is_needed and name not in given:
+            raise ConfigurationError(
+                f"The function of {option} requires {name!r}, which the trainer does not pass. It "
+                f"passes: {', '.join(given)}. Give {name!r} a default."
+            )

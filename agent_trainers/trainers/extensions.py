@@ -1,0 +1,129 @@
+"""Extensions: code that takes part in a training run without the trainer knowing it.
+
+``--extensions my_module:MyExtension`` (or JSON with arguments) attaches one; in Python also
+``extension.attach(trainer)``. Every method has a default that changes nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agent_envs.core.lookup import lookup_or_import
+from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import find_estimator
+from agent_trainers.batching.micro_batch import MicroBatch
+from agent_trainers.batching.rows import Row
+from agent_trainers.monitoring.trajectory_samples import Mark
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agent_trainers.trainers.batch_builder import BuiltBatch
+
+
+class Extension:
+    """Base class of extensions; override what you need."""
+
+    trainer: Any = None
+
+    def attach(self, trainer: Any) -> None:
+        """Take part in the run of `trainer`; may also add callbacks to it.
+
+        Raises:
+            ConfigurationError: If the extension does not go with the trainer's settings.
+        """
+        self.trainer = trainer
+        trainer.extensions.append(self)
+        trainer.keeping_state[type(self).__name__] = self
+
+    def collect(
+        self,
+        specs: Sequence[EpisodeSpec],
+        step: tuple[int, int],
+        reward_factors: Mapping[str, float],
+    ) -> list[Trajectory] | None:
+        """Collect the episodes of a training batch instead of the trainer; collective.
+
+        Args:
+            specs: This process's episodes.
+            step: Optimiser step, and micro-batch in it.
+            reward_factors: Current factor of each scheduled reward term.
+        """
+        return None
+
+    def is_trained(self, trajectory: Trajectory) -> bool:
+        """Return whether a scorable trajectory gets training rows."""
+        return True
+
+    def batch_tensors(
+        self,
+        policy: Any,
+        trajectories: Sequence[Trajectory],
+        rows: Sequence[Row],
+        tensors: Mapping[str, torch.Tensor],
+    ) -> Mapping[str, torch.Tensor]:
+        """Return further tensors of a training batch, each (B, ...); collective."""
+        return {}
+
+    def token_loss(
+        self,
+        loss: torch.Tensor,
+        micro_batch: MicroBatch,
+        logprobs: torch.Tensor,
+        old_logprobs: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the loss of each token given the policy loss, (B, T)."""
+        return loss
+
+    def metrics(self, mode: str, step: int, batch: "BuiltBatch") -> Mapping[str, float]:
+        """Return metrics to log of the batch of an optimiser step; collective."""
+        return {}
+
+    def marks(self, trajectory: Trajectory) -> Sequence[Mark]:
+        """Return remarks on a trajectory for the run's pages."""
+        return ()
+
+    def active_alarms(self) -> Mapping[str, str]:
+        """Return current alarms by the sign of their marks, shown during the run."""
+        return {}
+
+    def results(self) -> Mapping[str, Any]:
+        """Return entries of ``results.json``."""
+        return {}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state that checkpoints hold, in plain types, the same in every process."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+def make_extensions(value: str | None, advantage_estimator: str) -> list[Extension]:
+    """Return the extensions of a setting, and the one that the estimator needs, if any.
+
+    Args:
+        value: An import path, or JSON: ``{"my_module:MyExtension": {"argument": 1}}``.
+        advantage_estimator: Its attribute ``extension`` is the import path of an extension.
+
+    Raises:
+        ConfigurationError: If the value is malformed, or an extension rejects its arguments.
+    """
+    text = (value or "").strip()
+    try:
+        entries = json.loads(text) if text.startswith("{") else dict.fromkeys([text] * bool(text))
+    except ValueError as error:
+        raise ConfigurationError(f"extensions is not valid JSON ({error}): {text}") from None
+    needed = getattr(find_estimator(advantage_estimator), "extension", None)
+    paths = [*entries, *([needed] if needed and needed not in entries else [])]
+    extensions = []
+    for path in paths:
+        make = lookup_or_import({}, path, kind="extension")
+        arguments = entries.get(path) or {}
+        try:
+            extensions.append(make(**arguments))
+        except TypeError as error:
+            raise ConfigurationError(f"extensions: {path}: {error}") from None
+    return extensions
