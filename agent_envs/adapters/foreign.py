@@ -79,15 +79,7 @@ class ForeignEnv(RestorableEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
-
-        Args:
-            seed: Seed of `np_random`, which draws the task; where a task is a seed, the task.
-            options: ``{"task": index}`` for a given task.
-
-        Raises:
-            ConfigurationError: If an option is unknown or the task does not exist.
-        """
+        """Begin an episode."""
         super().reset(seed=seed)
         self._task = self._choose(seed, dict(options or {}))
         with self._own_random(self._task):
@@ -96,12 +88,7 @@ class ForeignEnv(RestorableEnv):
         return self._messages[-1]["content"], self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn.
-
-        Raises:
-            ResetNeeded: If the episode is over or none has begun.
-            ActionTypeError: If `action` is not a string.
-        """
+        """Take one model turn."""
         check_turn(action, is_over=self._is_over)
         with self._own_random():
             reply = self.act(action)

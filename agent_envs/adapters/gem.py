@@ -32,9 +32,6 @@ class OwnEnv(gem.Env):
         """Make the environment as ``gymnasium.make(id, **kwargs)`` does.
 
         `seed` is for the first reset without one; ``gem.make_vec`` gives each member its own.
-
-        Raises:
-            ConfigurationError: If GEM's loop cannot run it.
         """
         super().__init__()
         self._first_seed = seed

@@ -36,13 +36,8 @@ class OwnEpisode:
     ) -> None:
         """Make the environment, as ``gymnasium.make(id, **kwargs)`` does.
 
-        Args:
-            id: Its Gymnasium id.
-            kwargs: Its other arguments.
-            only_text_in: The name of a library whose loop only appends text to text.
-
-        Raises:
-            ConfigurationError: If it has no tools, or such a loop cannot represent its states.
+        `only_text_in` names a library whose loop only appends text to text; environments that it
+        cannot represent are refused.
         """
         self.id = id
         self.env: gym.Env[str, str] = awaited(gym.make(id, **kwargs))
@@ -60,12 +55,7 @@ class OwnEpisode:
         self.is_over = True
 
     def reset(self, *, seed: int | None = None, task: int | None = None) -> str:
-        """Begin an episode; return the question.
-
-        Args:
-            seed: Seed of the environment, which draws the task if `task` is None.
-            task: The task's index.
-        """
+        """Begin an episode; return the question."""
         options = None if task is None else {"task": int(task)}
         self.observation, self.info = self.env.reset(
             seed=None if seed is None else int(seed), options=options
@@ -78,11 +68,7 @@ class OwnEpisode:
         return self.observation
 
     def step(self, action: str) -> str:
-        """Take one model turn; return the observation.
-
-        Raises:
-            ResetNeeded: If the episode is over or none has begun.
-        """
+        """Take one model turn; return the observation."""
         if self.is_over:
             raise gym.error.ResetNeeded("The episode is over; reset before the next step.")
         self.observation, reward, self.terminated, self.truncated, self.info = self.env.step(action)
@@ -149,11 +135,7 @@ class OwnEpisode:
 
 
 def check_appends(id: str, env: gym.Env[Any, Any], library: str) -> None:
-    """Refuse an environment whose states a loop that only appends cannot represent.
-
-    Raises:
-        ConfigurationError: If its context drops messages, or it asks several questions.
-    """
+    """Refuse an environment whose states a loop that only appends cannot represent."""
     spec = env.unwrapped.spec  # that of a wrapper would be a copy of all arguments
     context = spec.kwargs.get("context", "full") if spec is not None else "full"
     if (context.get("name") if isinstance(context, Mapping) else context) != "full":

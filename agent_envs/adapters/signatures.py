@@ -38,15 +38,7 @@ _MAX_DEPTH: Final = 5
 
 
 def describe_as_function(function: Callable[..., Any], tool: Tool) -> None:
-    """Give a method the name, signature, hints and docstring of a tool.
-
-    Args:
-        function: Takes ``self`` and the tool's arguments by keyword.
-        tool: The tool.
-
-    Raises:
-        ConfigurationError: If an argument's name is not valid in Python.
-    """
+    """Give a method the name, signature, hints and docstring of a tool."""
     schema = tool.schema["function"]
     definitions = schema["parameters"].get("$defs", {})
     required = schema["parameters"].get("required", [])

@@ -48,11 +48,7 @@ class OwnEnv(BaseTextEnv):
         self._row = extras or {}
 
     def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """Begin the row's episode; return its prompt instead of `prompt`.
-
-        Raises:
-            ConfigurationError: If the row has neither task nor seed.
-        """
+        """Begin the row's episode; return its prompt instead of `prompt`."""
         task, seed = self._row.get("task"), self._row.get("seed")
         if task is None and seed is None:
             raise ConfigurationError(
@@ -141,17 +137,7 @@ class SkyRLGymEnv(ForeignEnv):
 def task_rows(
     id: str, /, num_tasks: int | None = None, seed: int = 0, **kwargs: Any
 ) -> list[dict[str, Any]]:
-    """Make SkyRL's training data: rows with ``prompt``, ``env_class``, ``task`` and ``seed``.
-
-    Args:
-        id: A Gymnasium id of ours.
-        num_tasks: See `draw_tasks`.
-        seed: See `draw_tasks`.
-        kwargs: Arguments of the environment, which the trainer needs as ``env_config`` too.
-
-    Raises:
-        ConfigurationError: If there are not so many tasks.
-    """
+    """Make SkyRL's training data: rows with ``prompt``, ``env_class``, ``task`` and ``seed``."""
     episode = OwnEpisode(id, kwargs)
     rows = []
     for task, task_seed in draw_tasks(id, episode.env, num_tasks, seed):

@@ -31,11 +31,7 @@ class OwnEnv(ta.Env):
     """An environment of ours as a game of one player."""
 
     def __init__(self, id: str, **kwargs: Any) -> None:
-        """Make the environment as ``gymnasium.make(id, **kwargs)`` does.
-
-        Raises:
-            ConfigurationError: If TextArena's loop cannot run it.
-        """
+        """Make the environment as ``gymnasium.make(id, **kwargs)`` does."""
         self._episode = OwnEpisode(id, kwargs, only_text_in="TextArena")
 
     def reset(self, num_players: int = 1, seed: int | None = None) -> None:

@@ -65,20 +65,7 @@ class TRLEnvironment(metaclass=_EnvironmentClass):
         self._num_calls = 0
 
     def reset(self, seed: int | None = None, task: int | None = None, **row: Any) -> str:
-        """Begin the episode of a dataset row.
-
-        Args:
-            seed: Seed of the environment, which draws the task if `task` is not given; the same in
-                all rows of a group, so that its members share their task.
-            task: The task's index.
-            row: The other columns.
-
-        Returns:
-            The question, which TRL appends to the prompt.
-
-        Raises:
-            ConfigurationError: If the row has neither seed nor task, or there is no such task.
-        """
+        """Begin the episode of a dataset row."""
         if row and seed is None and task is None:
             raise ConfigurationError(
                 "The dataset has neither a column 'seed' nor 'task', so the members of a group "

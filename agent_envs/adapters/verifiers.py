@@ -90,11 +90,7 @@ class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
     """The tasks of an environment; infinitely many if it has."""
 
     def __init__(self, config: GymnasiumTasksetConfig) -> None:
-        """Make the environment once.
-
-        Raises:
-            ConfigurationError: If the config names none, or there are not so many tasks.
-        """
+        """Make the environment once."""
         super().__init__(config)
         if not config.environment:
             raise ConfigurationError("Name an environment: --env.taskset.environment AgentR1/...")

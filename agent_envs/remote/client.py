@@ -69,9 +69,6 @@ class Server:
 
         It may contain a token as a password, ``http://:TOKEN@host:8000``, instead of the
         environment variable.
-
-        Raises:
-            ConfigurationError: If it is not such a URL.
         """
         parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
         try:
@@ -94,12 +91,7 @@ class Server:
         return f"http{self._secure}://{self._place}"
 
     def get(self, route: str) -> dict[str, Any]:
-        """Return the JSON object at a route.
-
-        Raises:
-            ConfigurationError: If the server requires another token.
-            OSError: If the answer is missing, too slow, or not that of an agent_envs server.
-        """
+        """Return the JSON object at a route."""
         import httpx
 
         deadline, body = time.monotonic() + PROBE_SECONDS, bytearray()
@@ -142,17 +134,7 @@ class Client:
     def __init__(
         self, urls: str | Sequence[str], *, connect_timeout: float, timeout: float
     ) -> None:
-        """Check that the servers that answer serve the same.
-
-        Args:
-            urls: Addresses of the servers.
-            connect_timeout: Seconds to wait for a server that answers.
-            timeout: Seconds to wait for an answer, and for a free session.
-
-        Raises:
-            ConfigurationError: If there is no URL, one is malformed, or the servers differ.
-            ServerError: If no server answers in time.
-        """
+        """Check that the servers that answer serve the same."""
         self.servers = [Server(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.servers:
             raise ConfigurationError("url: name at least one server, http://host:8000.")
@@ -171,26 +153,14 @@ class Client:
             self._check_same(server, answer)
 
     def open(self) -> None:
-        """Open a session on the server with the fewest, unless one is open in this process.
-
-        Raises:
-            ServerError: If no server accepts it in time.
-            ConfigurationError: If a server serves another environment.
-        """
+        """Open a session on the server with the fewest, unless one is open in this process."""
         if self._connection is None or self._process != os.getpid():
             self.close()
             self._retry(self._connect)
             self.num_opened += 1
 
     def request(self, kind: str, timeout: float | None = None, **data: Any) -> dict[str, Any]:
-        """Send a message and return the data of the reply.
-
-        Raises:
-            SessionLost: If the connection ended first.
-            Refusal: If the server refused the message.
-            TimeoutError: If the reply took longer than `timeout`, or else the client's timeout.
-            ServerError: If the message is too long, or the reply is malformed.
-        """
+        """Send a message and return the data of the reply."""
         from websockets.exceptions import ConnectionClosed
 
         assert self._connection is not None  # noqa: S101 - open() was called
@@ -225,11 +195,7 @@ class Client:
             self._closing.close()
 
     def _get_all(self, route: str, errors: list[str] | None = None) -> "list[tuple[Server, Any]]":
-        """Return the answer of each server that gives one; append the reasons of the others.
-
-        Raises:
-            OSError: If none does.
-        """
+        """Return the answer of each server that gives one; append the reasons of the others."""
         errors = [] if errors is None else errors
         now = time.monotonic()
         usable = [s for s in self.servers if now >= _avoided_until.get(str(s), 0.0)]
@@ -253,11 +219,7 @@ class Client:
             )
 
     def _connect(self) -> None:
-        """Connect to the server with the fewest sessions.
-
-        Raises:
-            OSError: If none accepts the session.
-        """
+        """Connect to the server with the fewest sessions."""
         errors: list[str] = []
         with _choosing:
             answers = self._get_all("/capacity", errors)

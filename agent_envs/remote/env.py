@@ -37,11 +37,7 @@ class RemoteTool(Tool):
         return dict(arguments)
 
     def __call__(self, **arguments: Any) -> ToolResult:
-        """Raise an error.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Raise an error."""
         raise NotImplementedError(f"{self.name!r} runs on the server: env.step(write_call(...)).")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,13 +107,7 @@ class RemoteEnv(ToolEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; see `ToolEnv.reset`.
-
-        Raises:
-            ServerError: If no server accepts the session.
-            TimeoutError: If the server takes too long.
-            Exception: An error of the environment.
-        """
+        """Begin an episode; see `ToolEnv.reset`."""
         gym.Env.reset(self, seed=seed)
         self._find_turn_limit("reset")
         if seed is None and self._generator is None:
@@ -137,15 +127,7 @@ class RemoteEnv(ToolEnv):
         return observation, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`.
-
-        Raises:
-            ResetNeeded: If the episode is over or none has begun.
-            ActionTypeError: If `action` is not a string.
-            ServerError: If no server accepts the session.
-            TimeoutError: If the server takes too long.
-            Exception: An error of the environment.
-        """
+        """Take one model turn; see `ToolEnv.step`."""
         self._open_turn(action)
         reply = self._request("step", text=action)
         self.num_turns += 1
@@ -219,11 +201,7 @@ class RemoteEnv(ToolEnv):
         raise AssertionError("unreachable")
 
     def _resume_episode(self) -> None:
-        """Replay the episode in a new session.
-
-        Raises:
-            ServerError: If an observation or a reward differs from before.
-        """
+        """Replay the episode in a new session."""
         if self._reset_data is None:
             return
         data = self._reset_data | {"turn_limit": self.max_turns}

@@ -113,11 +113,7 @@ MESSAGES: Final[dict[str, type[_Data]]] = {
 
 
 def read_message(text: str) -> tuple[str, Any]:
-    """Return the type of a client's message, and its data as one of the classes above.
-
-    Raises:
-        Refusal: If it is malformed.
-    """
+    """Return the type of a client's message, and its data as one of the classes above."""
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -141,11 +137,7 @@ def read_message(text: str) -> tuple[str, Any]:
 
 
 def write_reply(kind: str, data: dict[str, Any]) -> str:
-    """Return a server's message, as ASCII so that any text is transmitted unchanged.
-
-    Raises:
-        TypeError: If a value cannot be written as JSON.
-    """
+    """Return a server's message, as ASCII so that any text is transmitted unchanged."""
     return json.dumps({"type": kind, "data": data}, default=numpy_as_json)
 
 
@@ -156,11 +148,7 @@ def write_refusal(refusal: Refusal) -> str:
 
 
 def numpy_as_json(value: Any) -> Any:
-    """Return numbers and arrays of numpy as JSON has them.
-
-    Raises:
-        TypeError: If it is anything else.
-    """
+    """Return numbers and arrays of numpy as JSON has them."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is not JSON")

@@ -21,6 +21,7 @@ from agent_envs.remote.protocol import (
     State,
     Step,
     write_refusal,
+    write_reply,
 )
 from agent_envs.remote.session import Session, TextEnv, describe
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
     from starlette.websockets import WebSocket
 
+NO_SESSION_TEXT: Final = (
+    "There is no such session. POST /reset begins one, which lasts for an episode; send the "
+    "observation's 'session' next to 'action'."
+)
 SEND_SECONDS: Final = 60.0
 """A client that does not receive a reply within this time is disconnected."""
 BODY_SECONDS: Final = 30.0
@@ -87,9 +92,9 @@ class EnvironmentServer:
 
         routes = [
             WebSocketRoute("/ws", self._serve_socket),
-            Route("/reset", self._http_reset, methods=["POST"]),
-            Route("/step", self._http_step, methods=["POST"]),
-            Route("/state", self._http_state),
+            Route("/reset", partial(self._serve_http, "reset"), methods=["POST"]),
+            Route("/step", partial(self._serve_http, "step"), methods=["POST"]),
+            Route("/state", partial(self._serve_http, "state")),
             *(Route(path, _json_route(read)) for path, read in self._documents().items()),
         ]
         return _guarded(Starlette(routes=routes), self._token)
@@ -160,36 +165,20 @@ class EnvironmentServer:
 
     # Over HTTP: a session lasts for one episode, and requests name it
 
-    async def _http_reset(self, request: "Request") -> "Response":
+    async def _serve_http(self, kind: str, request: "Request") -> "Response":
         try:
-            body = await _read_body(request)
-            session = self._open()
+            body = dict(request.query_params) if kind == "state" else await _read_body(request)
+            name, data = body.get("session"), body.get("action") if kind == "step" else {}
+            if kind == "reset":
+                name, data = secrets.token_urlsafe(16), body
+                self._keep(name, self._open())
+            elif kind == "state" and name is None:
+                blank = State(episode_id=None, task_id=None, step_count=0).model_dump()
+                return _respond(write_reply("state", blank))
+            if not isinstance(name, str) or name not in self._over_http:
+                raise Refusal(ErrorCode.VALIDATION_ERROR, NO_SESSION_TEXT)
         except Refusal as refusal:
             return _respond(write_refusal(refusal))
-        name = secrets.token_urlsafe(16)
-        self._keep(name, session)
-        return await self._http_message(name, "reset", body)
-
-    async def _http_step(self, request: "Request") -> "Response":
-        try:
-            body = await _read_body(request)
-        except Refusal as refusal:
-            return _respond(write_refusal(refusal))
-        return await self._http_message(body.get("session"), "step", body.get("action"))
-
-    async def _http_state(self, request: "Request") -> "Response":
-        if (name := request.query_params.get("session")) is not None:
-            return await self._http_message(name, "state", {})
-        blank = {"episode_id": None, "task_id": None, "step_count": 0}
-        return _respond(json.dumps({"type": "state", "data": blank}))
-
-    async def _http_message(self, name: Any, kind: str, data: Any) -> "Response":
-        if not isinstance(name, str) or name not in self._over_http:
-            text = (
-                "There is no such session. POST /reset begins one, which lasts for an episode; "
-                "send the observation's 'session' next to 'action'."
-            )
-            return _respond(write_refusal(Refusal(ErrorCode.VALIDATION_ERROR, text)))
         session, _ = self._over_http[name]
         message = json.dumps({"type": kind, "data": data})
         reply = await _run(session, partial(session.handle, message)) or ""
@@ -237,11 +226,7 @@ class EnvironmentServer:
 def listen(
     server: EnvironmentServer, host: str, port: int
 ) -> "tuple[uvicorn.Server, socket.socket, str]":
-    """Listen at an address; ``run(sockets=[socket])`` of the returned server then serves.
-
-    Returns:
-        The server, its socket, and its URL.
-    """
+    """Listen at an address; ``run(sockets=[socket])`` of the returned server then serves."""
     import uvicorn
 
     config = uvicorn.Config(

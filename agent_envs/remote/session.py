@@ -38,12 +38,7 @@ class Session:
     """
 
     def __init__(self, make_env: Callable[[], TextEnv], *, with_reference: bool) -> None:
-        """Start without an environment; the first reset makes it.
-
-        Args:
-            make_env: Makes the environment.
-            with_reference: Whether a client may request the actions that solve a task.
-        """
+        """Start without an environment; the first reset makes it."""
         self.thread = Worker()
         self.is_over = False
         """Whether the episode has ended."""
@@ -150,11 +145,7 @@ class Session:
 
 
 def describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
-    """Return the description of a served environment for its clients.
-
-    Raises:
-        ConfigurationError: If it is not a `ToolEnv`.
-    """
+    """Return the description of a served environment for its clients."""
     base: Any = env.unwrapped
     if not isinstance(base, ToolEnv):
         raise ConfigurationError(

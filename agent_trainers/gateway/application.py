@@ -160,12 +160,7 @@ class Application:
     async def _sample(
         self, request: Request, session: Session, call: ModelCall
     ) -> tuple[str, list[Turn]]:
-        """Sample the turns of a call.
-
-        Raises:
-            ApiError: If it fails or times out.
-            ClientDisconnect: If the client disconnects first; its turns are cancelled.
-        """
+        """Sample the turns of a call."""
         role = _credentials(request)[2]
         if role and ROLE_NAME.fullmatch(role) is None:
             raise ApiError(401, WRONG_ROLE_TEXT, code="invalid_role")

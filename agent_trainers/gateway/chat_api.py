@@ -155,17 +155,7 @@ def parse_request(
     sampling: Mapping[str, float],
     ignored: Collection[str],
 ) -> Body:
-    """Return a validated request.
-
-    Args:
-        kind: The model of the endpoint's requests; its fields are the honoured parameters.
-        body: The request's JSON object.
-        sampling: The policy's sampling parameters, by their names in the API.
-        ignored: Parameters that are ignored, whatever their value.
-
-    Raises:
-        ApiError: If a parameter is malformed, or can neither be honoured nor left out; names it.
-    """
+    """Return a validated request."""
     honoured: Json = {}
     for name, value in body.items():
         if name in ignored or value is None or name in _WITHOUT_EFFECT:
@@ -234,19 +224,7 @@ def make_call(
     shows_tools: bool,
     **options: Any,
 ) -> ModelCall:
-    """Return a call, with its functions where the model sees them.
-
-    Args:
-        messages: The conversation.
-        schemas: The program's functions.
-        tool_choice: As in the API.
-        tool_format: The format in which the model writes calls.
-        shows_tools: Whether the chat template describes tools; else the system prompt does.
-        options: Other fields of the call.
-
-    Raises:
-        ApiError: If `tool_choice` demands a call, or the functions cannot be described.
-    """
+    """Return a call, with its functions where the model sees them."""
     if tool_choice not in ("auto", "none"):
         text = "tool_choice can be 'auto' or 'none': the model decides by itself whether to call."
         raise _unsupported("tool_choice", f"{text} {_WAYS_OUT}")

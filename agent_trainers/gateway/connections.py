@@ -35,11 +35,7 @@ class ConnectionLimit:
     """The open connections by session and client address. Used by the server's thread only."""
 
     def __init__(self, limit: int) -> None:
-        """Allow `limit` connections.
-
-        Raises:
-            ConfigurationError: If `limit` is less than 1.
-        """
+        """Allow `limit` connections."""
         if limit < 1:
             raise ConfigurationError(f"max_connections ({limit}) must be positive.")
         self._limit = limit

@@ -125,11 +125,7 @@ class Conversations:
         self._names |= {call.id: call.name for call in turn.message.calls}
 
     def read(self, conversation: Sequence[ApiMessage], tools: Schemas | None) -> State:
-        """Return the state of a conversation with `tools` for the chat template.
-
-        Raises:
-            ApiError: If a tool message answers no call.
-        """
+        """Return the state of a conversation with `tools` for the chat template."""
         messages: list[Message] = []
         names = dict(self._names)
         previous: Turn | None = None

@@ -185,9 +185,6 @@ class Gateway:
 
         For ``in_thread=False``: the policy's stream, and with it a trainer's model, is in use until
         this returns. `is_any_active` as in `Rollout`, where generation is collective.
-
-        Raises:
-            Exception: An error of the policy, with which all running calls have failed.
         """
         self._loop.run(is_active, is_any_active)
 

@@ -42,11 +42,7 @@ class GenerationLoop:
         self._running: dict[int, _Call] = {}
 
     def submit(self, key: int, request: GenerationRequest) -> Future[Generation]:
-        """Request a turn; `key` has none running. Cancel it with `drop`, not through the future.
-
-        Raises (the future):
-            ApiError: If the state cannot be rendered, or the policy failed.
-        """
+        """Request a turn; `key` has none running. Cancel it with `drop`, not through the future."""
         future: Future[Generation] = Future()
         future.set_running_or_notify_cancel()
         self._queue.put((key, _Call(request, future)))
@@ -62,9 +58,6 @@ class GenerationLoop:
         """Generate in this thread while `is_active`; see `Rollout` for `is_any_active`.
 
         Calls that are unfinished at the end start again in the next run.
-
-        Raises:
-            Exception: An error of the policy, with which all running calls have failed.
         """
         stream = self._policy.open_stream()
         try:

@@ -73,17 +73,7 @@ def responses_call(
     *,
     shows_tools: bool,
 ) -> tuple[ModelCall, list[ApiMessage]]:
-    """Return the call of a request, and its conversation without the instructions.
-
-    Args:
-        request: The request.
-        earlier: The conversations of the session's replies, by the replies' ids.
-        tool_format: See `make_call`.
-        shows_tools: See `make_call`.
-
-    Raises:
-        ApiError: If ``previous_response_id`` is unknown in this session.
-    """
+    """Return the call of a request, and its conversation without the instructions."""
     before = request.previous_response_id
     if before is not None and before not in earlier:
         raise ApiError(

@@ -201,11 +201,7 @@ class Session:
         return self._trajectory
 
     def admit(self, call: ModelCall) -> list[Sampling]:
-        """Begin a call; return one sampling per choice. `release` them afterwards.
-
-        Raises:
-            ApiError: If the call is refused.
-        """
+        """Begin a call; return one sampling per choice. `release` them afterwards."""
         with self._lock:
             self._check_limits(call)
             state = self._conversations.read(call.messages, call.shown_tools)
@@ -239,11 +235,7 @@ class Session:
         generations: Sequence[Generation],
         seconds: float,
     ) -> tuple[str, list[Turn]]:
-        """Record the turns of a call; return the reply's id and the turns.
-
-        Raises:
-            ApiError: If the state was too long, or the session is closed.
-        """
+        """Record the turns of a call; return the reply's id and the turns."""
         with self._lock:
             self._check_open()
             self._generate_seconds += seconds

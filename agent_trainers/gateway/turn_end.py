@@ -31,15 +31,7 @@ class TurnEnd:
         return self._find_stop(self.decode(token_ids[-width:])) is not None
 
     def cut(self, generation: Generation, max_tokens: int) -> tuple[Generation, str | None]:
-        """Cut a turn at its end; the tokens up to there stay as sampled.
-
-        Args:
-            generation: The turn.
-            max_tokens: Tokens that its session has left by now, after those of concurrent turns.
-
-        Returns:
-            The turn, and its text before the stop text; None where no stop text occurs.
-        """
+        """Cut a turn at its end; the tokens up to there stay as sampled."""
         ids = generation.completion_ids
         num_tokens = min(len(ids), max_tokens, self.max_tokens)
         if self.stops and self._find_stop(self.decode(ids)) is not None:

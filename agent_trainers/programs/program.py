@@ -61,11 +61,7 @@ class ProgramSession:
 
 
 def check_role(name: str) -> None:
-    """Check the name of a role.
-
-    Raises:
-        ConfigurationError: If it is invalid.
-    """
+    """Check the name of a role."""
     if ROLE_NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"Invalid role name {name!r}: use a letter, then at most 63 letters, digits, '_' and "
@@ -74,24 +70,14 @@ def check_role(name: str) -> None:
 
 
 def find_program(name: str) -> Program:
-    """Return the function of an import path, ``"my_agent:run"``.
-
-    Raises:
-        UnknownNameError: If it cannot be imported.
-        ConfigurationError: If it cannot be called with a session and a task.
-    """
+    """Return the function of an import path, ``"my_agent:run"``."""
     program: Program = lookup_or_import({}, name, kind="program")
     _check_signature(program, name, "(session, task)")
     return program
 
 
 def find_reward(name: str) -> ScoreAnswer:
-    """Return one of `REWARDS`, or the function of an import path.
-
-    Raises:
-        UnknownNameError: If there is no such reward.
-        ConfigurationError: If it cannot be called with a task and an answer.
-    """
+    """Return one of `REWARDS`, or the function of an import path."""
     reward = lookup_or_import(REWARDS, name, kind="reward")
     _check_signature(reward, name, "(task, answer)")
     return reward

@@ -45,22 +45,7 @@ class ProgramRollout:
         group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
-        """Prepare to run programs with `policy`.
-
-        Args:
-            start_run: Prepares an episode, given its session and task.
-            tasks: The rows that `EpisodeSpec.task` indexes.
-            policy: The policy that the programs call.
-            score: Scores a task and the program's result; None where the program returns a reward.
-            max_concurrency: Programs that run at once; None for a whole batch.
-            max_calls: Calls to the model per episode.
-            frozen_roles: Roles that are not trained.
-            ignored_parameters: As in `Gateway`.
-            step_timeout: Seconds that a program may run without calling the model.
-            episode_timeout: Seconds that an episode may take; None for no limit.
-            group_quorum: As in `Rollout`.
-            is_any_active: As in `Rollout`.
-        """
+        """Prepare to run programs with `policy`."""
         self.start_run, self.tasks, self.policy, self.score = start_run, tasks, policy, score
         self.max_concurrency = max_concurrency or 2**31
         self.frozen_roles = frozenset(frozen_roles)

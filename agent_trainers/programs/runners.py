@@ -59,11 +59,7 @@ class Run(Protocol):
     """One episode of a program."""
 
     def result(self) -> Any:
-        """Run it and return its result; called once, in its own thread.
-
-        Raises:
-            Exception: An error of the program.
-        """
+        """Run it and return its result; called once, in its own thread."""
 
     def stop(self) -> None:
         """End it if possible; may be called from another thread at any time."""
@@ -95,15 +91,7 @@ class ProcessRun:
         variables: Mapping[str, str],
         grace_seconds: float = 0.0,
     ) -> None:
-        """Prepare to run `command` on `task`.
-
-        Args:
-            command: The words of the command.
-            session: Its endpoint.
-            task: Its input.
-            variables: Its environment, besides the session's variables.
-            grace_seconds: Seconds between SIGTERM and SIGKILL; 0 kills at once.
-        """
+        """Prepare to run `command` on `task`."""
         self._command, self._task, self._grace_seconds = list(command), task, grace_seconds
         self._variables = {
             **variables,
@@ -115,11 +103,7 @@ class ProcessRun:
         self._process: subprocess.Popen[bytes] | None = None
 
     def result(self) -> Any:
-        """Run the process and return the outcome in its last line.
-
-        Raises:
-            RolloutError: If it fails or writes no JSON; with the end of its standard error.
-        """
+        """Run the process and return the outcome in its last line."""
         with tempfile.TemporaryFile() as task:
             task.write(json.dumps(self._task, default=str).encode() + b"\n")
             task.seek(0)
