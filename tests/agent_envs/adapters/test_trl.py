@@ -1,4 +1,4 @@
-"""The adapter without TRL: what TRL would do is done by hand."""
+"""The adapter without TRL, whose calls the tests make."""
 
 import enum
 import inspect
@@ -19,7 +19,6 @@ from agent_envs.adapters.trl import (
     reward_terms,
     tasks_dataset,
 )
-from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 LOCAL = [
@@ -67,7 +66,7 @@ def environment():
     return environment_factory(ID)()
 
 
-def test_only_tools_and_reset_are_public_so_only_tools_are_tools(environment):
+def test_only_tools_and_reset_are_public(environment):
     public = [
         name
         for name, _ in inspect.getmembers(type(environment), predicate=inspect.isfunction)
@@ -143,45 +142,28 @@ def test_enumerations_defaults_optional_and_nested_arguments_survive():
     schema = get_json_schema(instance.travel)["function"]
     assert schema["description"] == "Plan a journey. Args : none of these.\n\nTwo paragraphs."
     assert schema["parameters"]["required"] == ["start", "kind"]
-    strings = {"type": "array", "items": {"type": "string"}}
     place = (
         '{"anyOf": [{"properties": {"name": {"type": "string"}}, "required": ["name"], '
         '"type": "object"}, {"type": "null"}]}'
     )
+    seats = '{"minimum": 1, "type": "integer"}'
+    strings = {"type": "array", "items": {"type": "string"}}
+    expected = {
+        "start": ({"type": "string"}, "Where it begins. Returns : no. (one of: of words)"),
+        "kind": ({"type": "string", "enum": ["fast", "cheap"]}, "What matters."),
+        "unit": ({"type": "string", "enum": ["km", "mile"]}, 'The unit. (default: "km")'),
+        "days": ({"type": "integer"}, "The days. (default: 3)"),
+        "stops": ({"type": "array", "items": strings, "nullable": True}, "The stops."),
+        "costs": (
+            {"type": "object", "additionalProperties": {"type": "number"}, "nullable": True},
+            "The costs.",
+        ),
+        "seats": ({"type": "integer"}, f"The seats. (default: 1) JSON schema: {seats}"),
+        "end": ({"type": "object", "nullable": True}, f"The end. JSON schema: {place}"),
+        "name": ({"type": ["integer", "string"]}, 'The name. (default: "")'),
+    }
     assert schema["parameters"]["properties"] == {
-        "start": {
-            "type": "string",
-            "description": "Where it begins. Returns : no. (one of: of words)",
-        },
-        "kind": {"type": "string", "enum": ["fast", "cheap"], "description": "What matters."},
-        "unit": {
-            "type": "string",
-            "enum": ["km", "mile"],
-            "description": 'The unit. (default: "km")',
-        },
-        "days": {"type": "integer", "description": "The days. (default: 3)"},
-        "stops": {
-            "type": "array",
-            "items": strings,
-            "nullable": True,
-            "description": "The stops.",
-        },
-        "costs": {
-            "type": "object",
-            "additionalProperties": {"type": "number"},
-            "nullable": True,
-            "description": "The costs.",
-        },
-        "seats": {
-            "type": "integer",
-            "description": 'The seats. (default: 1) JSON schema: {"minimum": 1, "type": "integer"}',
-        },
-        "end": {
-            "type": "object",
-            "nullable": True,
-            "description": f"The end. JSON schema: {place}",
-        },
-        "name": {"type": ["integer", "string"], "description": 'The name. (default: "")'},
+        name: kind | {"description": text} for name, (kind, text) in expected.items()
     }
     instance.reset(task=1)
     assert instance.travel(start="Oslo", kind="fast", name="x").startswith("Oslo fast km 3 None")
@@ -215,7 +197,7 @@ def named(name):
 
 
 @pytest.mark.parametrize("name", ["class", "read-file", "server.tool"])
-def test_a_tool_may_have_a_name_that_no_method_could_be_written_with(name):
+def test_tools_may_have_names_that_are_not_identifiers(name):
     from transformers.utils import get_json_schema
 
     instance = environment_factory(ID, tools=[named(name)])()
@@ -226,7 +208,7 @@ def test_a_tool_may_have_a_name_that_no_method_could_be_written_with(name):
 
 
 @pytest.mark.parametrize("name", ["reset", "get_reward", "_hidden"])
-def test_a_name_that_trl_keeps_for_itself_is_refused(name):
+def test_reserved_names_are_refused(name):
     with pytest.raises(ConfigurationError, match=rf"cannot be called '{name}'.*@tool\(name="):
         environment_factory(ID, tools=[named(name)])
 
@@ -240,7 +222,7 @@ def test_a_name_that_trl_keeps_for_itself_is_refused(name):
         ("CartPole-v1", {}, "not an environment with tools"),
     ],
 )
-def test_what_trls_loop_cannot_do_is_refused_by_name(env_id, kwargs, message):
+def test_environments_that_trls_loop_cannot_run_are_refused(env_id, kwargs, message):
     with pytest.raises(ConfigurationError, match=message):
         environment_factory(env_id, **kwargs)
 
@@ -248,22 +230,13 @@ def test_what_trls_loop_cannot_do_is_refused_by_name(env_id, kwargs, message):
 def test_a_group_shares_its_task_by_seed_or_by_task():
     first, second = environment_factory(ID)(), environment_factory(ID)()
     assert first.reset(seed=5, prompt=[]) == second.reset(seed=5, prompt=[])
+    kept = first._episode
     assert first.reset(seed=5) != first.reset(seed=6)
-    assert (
-        first.reset(task=7)
-        == second.reset(task=7, seed=1)
-        == gym.make(ID).reset(options={"task": 7})[0]
-    )
+    local, _ = gym.make(ID).reset(options={"task": 7})
+    assert first.reset(task=7) == second.reset(task=7, seed=1) == local
+    assert first._episode is kept  # one environment per instance
     with pytest.raises(ConfigurationError, match="neither a column 'seed' nor 'task'"):
         first.reset(prompt=[])
-
-
-def test_an_instance_makes_its_environment_late_and_keeps_it(environment):
-    assert environment._episode is None
-    environment.reset(task=0)
-    kept = environment._episode
-    environment.reset(task=1)
-    assert environment._episode is kept
 
 
 def test_the_last_text_is_the_answer_and_every_term_is_logged(environment):
@@ -296,7 +269,7 @@ def test_reward_terms_sum_to_the_return_and_end_the_episode_once(environment):
         reward_terms(["exact_mach"])[0](completions, environments=[environment])
 
 
-def test_an_episode_without_an_answer_earns_no_answer(environment):
+def test_an_episode_without_an_answer_has_no_answer_reward(environment):
     environment.reset(task=3)
     messages, _ = solve(environment)
     assert environment_return([messages], [environment]) == [pytest.approx(0.2)]
@@ -305,76 +278,59 @@ def test_an_episode_without_an_answer_earns_no_answer(environment):
     assert environment._episode.num_turns == 1
 
 
-def test_a_call_beyond_trls_limit_of_turns_is_carried_out_once(environment):
+@pytest.mark.parametrize("was_carried_out", [False, True], ids=["beyond the limit", "too long"])
+def test_a_call_whose_result_trl_drops_is_carried_out_once(environment, was_carried_out):
     environment.reset(task=3)
     query = query_of(environment._episode.env.unwrapped.reference_actions()[0])
-    call = called("search", query=query)
-    assert environment_return([[call]], [environment]) == [pytest.approx(0.1)]
-    assert environment._episode.num_turns == 1
-
-    environment.reset(task=3)  # TRL carried it out, and dropped the result as too long
-    environment.search(query=query)
-    assert environment_return([[call]], [environment]) == [pytest.approx(0.1)]
+    if was_carried_out:
+        environment.search(query=query)
+    completion = [called("search", query=query)]
+    assert environment_return([completion], [environment]) == [pytest.approx(0.1)]
     assert environment._episode.num_turns == 1
 
 
-def test_once_the_episode_is_over_calls_get_one_sentence(environment):
+def test_wrong_calls_are_steps_and_calls_after_the_end_are_not(environment):
     environment.reset(task=3)
-    for _ in range(4):
+    assert environment.search(nonsense=1).startswith("Wrong arguments for 'search'")
+    for _ in range(3):
         assert environment.search(query="director") != OVER_TEXT
     assert environment.search(query="director") == OVER_TEXT
     assert environment_return([[said("<answer>x</answer>")]], [environment]) == [0.0]
     assert environment._episode.num_turns == 4
 
 
-def test_wrong_arguments_are_the_environments_to_judge(environment):
-    environment.reset(task=3)
-    assert environment.search(nonsense=1).startswith("Wrong arguments for 'search'")
-    assert environment._episode.num_turns == 1
-
-
-def test_an_environment_that_fails_costs_its_own_episode_and_is_replaced(monkeypatch, caplog):
+def test_a_failing_environment_fails_its_own_episode_and_is_replaced(monkeypatch, caplog):
     factory = environment_factory(ID)
-    healthy, ill = factory(), factory()
-    for instance in (healthy, ill):
+    healthy, broken, nan = factory(), factory(), factory()
+    for instance in (healthy, broken, nan):
         instance.reset(task=3)
-    ill_env = ill._episode.env
-    monkeypatch.setattr(ill_env, "step", lambda action: 1 / 0)
-    assert ill.search(query="x") == FAILED_TEXT
+    broken_env = broken._episode.env
+    monkeypatch.setattr(broken_env, "step", lambda action: 1 / 0)
+    outcome = ("", float("nan"), True, False, {"reward_terms": {}, "metrics": {}})
+    monkeypatch.setattr(nan._episode.env, "step", lambda action: outcome)
+    assert broken.search(query="x") == FAILED_TEXT
     logged = {}
-    texts = [[said("<answer>a</answer>")]] * 2
-    assert environment_return(texts, [healthy, ill], logged.__setitem__) == [0.0, None]
-    assert logged["episodes/failed"] == 0.5
+    texts = [[said("<answer>a</answer>")]] * 3
+    returns = environment_return(texts, [healthy, broken, nan], logged.__setitem__)
+    assert returns == [0.0, None, None]
+    assert logged["episodes/failed"] == pytest.approx(2 / 3)
     assert logged["success"] == 0.0
     assert "ZeroDivisionError" in caplog.text
-    ill.reset(task=3)
-    assert ill._episode.env is not ill_env
-    assert ill.search(query="x") != FAILED_TEXT
+    broken.reset(task=3)
+    assert broken._episode.env is not broken_env
+    assert broken.search(query="x") != FAILED_TEXT
 
 
-def test_a_reward_that_is_no_number_leaves_the_episode_out(environment, monkeypatch):
-    nan = dict.fromkeys(SyntheticMultiHopEnv.reward_functions, lambda *_: float("nan"))
-    monkeypatch.setattr(SyntheticMultiHopEnv, "reward_functions", nan)
-    environment.reset(task=3)
-    assert environment_return([[said("<answer>a</answer>")]], [environment]) == [None]
-
-
-def test_rows_hold_system_prompt_task_and_seed():
+def test_rows_hold_system_prompt_task_and_seed(hotpot_file):
     rows = tasks_dataset(ID, 3, seed=1, system_prompt="Be brief.")
-    assert rows["prompt"][0] == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": ""},
-    ]
+    system = {"role": "system", "content": "Be brief."}
+    assert rows["prompt"][0] == [system, {"role": "user", "content": ""}]
     assert rows[:] == tasks_dataset(ID, 3, seed=1, system_prompt="Be brief.")[:]
     assert len(set(rows["task"])) == len(set(rows["seed"])) == 3
     with pytest.raises(ConfigurationError, match="num_tasks must be 1 to"):
         tasks_dataset(ID)
-
-
-def test_a_finite_family_gives_its_first_tasks(hotpot_file):
-    env_id = "AgentR1/HotpotQA-v0"
-    assert tasks_dataset(env_id, data=hotpot_file)["task"][:] == [0, 1]
-    assert tasks_dataset(env_id, 1, data=hotpot_file)["task"][:] == [0]
+    assert tasks_dataset("AgentR1/HotpotQA-v0", data=hotpot_file)["task"][:] == [0, 1]
+    assert tasks_dataset("AgentR1/HotpotQA-v0", 1, data=hotpot_file)["task"][:] == [0]
 
 
 def test_a_class_can_be_sent_to_another_process():
@@ -383,7 +339,7 @@ def test_a_class_can_be_sent_to_another_process():
     assert len(solve(made)[0]) == 2  # one hop: one call and its result
 
 
-def test_what_a_tool_says_holds_no_control_tokens():
+def test_observations_hold_no_control_tokens():
     @tool
     def fetch() -> str:
         """Fetch a page."""

@@ -31,7 +31,7 @@ def run(kind, program, **options):
     return make_runner(kind, program, **options)(SESSION, TASK)
 
 
-def test_a_process_reads_its_task_and_its_endpoint_and_says_its_outcome_last(script):
+def test_a_process_reads_its_task_and_endpoint_and_writes_its_outcome_last(script):
     program = script(
         "import json, os\n"
         "task = json.loads(input())\n"
@@ -50,7 +50,7 @@ def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_
         "import numpy as np\n"
         "from agent_trainers.programs import Outcome\n"
         f"{keyword} run(session, task):\n"
-        "    print('said on the way')\n"
+        "    print('a message')\n"
         "    metrics = {'key': np.int64(len(session.key))}\n"
         "    return Outcome(reward=np.float32(session.seed + task['n']), metrics=metrics)\n"
     )
@@ -77,17 +77,17 @@ def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, keyword, tmp_
         pytest.param("import os; os.close(0); os.close(1)", "wrote nothing", id="closes its pipes"),
     ],
 )
-def test_a_process_that_fails_says_how(script, source, message):
+def test_the_error_of_a_failed_process_is_reported(script, source, message):
     with pytest.raises(RolloutError, match=f"(?s){message}"):
         run("process", script(source)).result()
 
 
-def test_an_output_flood_costs_no_memory(script):
+def test_a_flood_of_output_is_bounded(script):
     program = script("for _ in range(300): print('x' * 100_000)\nprint(1.0)\n")
     assert run("process", program).result() == 1.0
 
 
-def test_stopping_ends_a_process_and_all_that_it_started(script, tmp_path):
+def test_stopping_ends_a_process_and_its_children(script, tmp_path):
     program = script(
         "import pathlib, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -115,7 +115,7 @@ def test_stopping_ends_a_process_and_all_that_it_started(script, tmp_path):
     assert not _sleepers()
 
 
-def test_what_a_process_leaves_running_neither_holds_it_up_nor_survives(script):
+def test_children_neither_delay_a_process_nor_survive_it(script):
     program = script(
         "import subprocess, sys\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(77.125)'])\n"
@@ -125,7 +125,7 @@ def test_what_a_process_leaves_running_neither_holds_it_up_nor_survives(script):
     assert not _sleepers()
 
 
-def test_a_process_gets_no_variables_but_those_it_is_given(script, monkeypatch):
+def test_a_process_gets_only_the_given_variables(script, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("SEARCH_KEY", "wanted")
     program = script("import json, os\nprint(json.dumps(dict(os.environ)))\n")
@@ -134,7 +134,7 @@ def test_a_process_gets_no_variables_but_those_it_is_given(script, monkeypatch):
     assert seen["SEARCH_KEY"] == "wanted"
 
 
-@pytest.mark.skipif(not isolation_prefix(), reason="this machine gives no process namespaces")
+@pytest.mark.skipif(not isolation_prefix(), reason="this machine has no process namespaces")
 def test_a_process_sees_no_other_process(script):
     program = script("import json, os\nprint(json.dumps([p for p in os.listdir('/proc')]))\n")
     seen = {int(name) for name in run("process", program).result() if name.isdigit()}
@@ -142,7 +142,7 @@ def test_a_process_sees_no_other_process(script):
     assert os.getpid() not in seen or os.getpid() <= 2
 
 
-def test_a_container_is_asked_to_end_before_it_is_killed(script, tmp_path):
+def test_a_container_gets_sigterm_before_sigkill(script, tmp_path):
     # docker passes SIGTERM on to the container, but a docker that is killed leaves it running
     program = script(
         "import pathlib, signal, sys, time\n"
@@ -179,16 +179,14 @@ def test_a_container_is_asked_to_end_before_it_is_killed(script, tmp_path):
         ("processes", "true", {}, "Did you mean 'process'"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(
-    kind, program, options, message, tmp_path, monkeypatch
-):
+def test_contradictions_are_refused(kind, program, options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ConfigurationError, KeyError), match=message):
         make_runner(kind, program, **options)
 
 
 def _sleepers():
-    """Return what still sleeps for the time that only these tests sleep for."""
+    """Return the processes that these tests started and that still sleep."""
     found = []
     for process in psutil.process_iter():
         try:
