@@ -1,4 +1,4 @@
-"""Each library's own way of playing an environment of ours, with scripted actions."""
+"""Each library's own loop over an environment of ours, with scripted actions."""
 
 import asyncio
 import contextlib
@@ -25,46 +25,51 @@ LENGTH = 8192
 
 @dataclass
 class Played:
-    """What a library's driver saw of an episode; None is what it does not carry."""
+    """An episode as a library's loop shows it; None for parts that it does not show."""
 
     observations: list[str] | None = None
-    """What the environment said: the question, then after each turn."""
+    """The question, then the observation of each turn."""
     states: list[list[dict]] | None = None
-    """The messages of each state that a model was asked in."""
+    """The messages of each state in which a model was called."""
     texts: list[str] | None = None
-    """Each state as one text, where the library was given that."""
-    rewards: list[float] | None = None
-    terms: list[dict] | None = None
+    """Each state as one text."""
+    rewards: list[float] = field(default_factory=list)
+    terms: list[dict] = field(default_factory=list)
     episode_return: float = 0.0
     end: tuple[bool, bool] | None = None
     """Terminated, truncated."""
     tools: list[dict] | None = None
-    """The schemas that reached the model beside the messages."""
+    """The schemas that reached the model besides the messages."""
     precision: float = 0.0
-    """What the library's numbers are off by: it keeps rewards as float32."""
+    """Absolute error of the library's rewards: some are float32."""
     notes: dict = field(default_factory=dict)
+
+    def add(self, reward, terms, end, observation=None):
+        """Record a turn."""
+        self.rewards.append(reward)
+        self.terms.append(terms)
+        self.end = end
+        self.episode_return += reward
+        if observation is not None:
+            self.observations.append(observation)
 
 
 class Driver:
-    """Base: what begins an episode here and there, and what there is no way to do."""
+    """The loop of a library."""
 
     library = ""
     module = ""
 
     @staticmethod
     def reset_of(env_id, kwargs, seed):
-        """Return how ``gym.make`` begins the same episode."""
+        """Return the arguments with which ``reset`` begins the same episode."""
         return {"seed": seed}
 
-    def play(self, env_id, kwargs, seed, actions):
-        raise NotImplementedError
-
     def branch(self, env_id, kwargs, seed, first, then):
-        """Play `first`, save, play `then`, go back, play `then`; return both last steps."""
-        return None
+        """Return the results of `then` after `first`, and in a copy; None without copies."""
 
     def meet(self, env_id):
-        """Play two episodes at once; return whether both were in a tool at the same time."""
+        """Run two episodes; return whether both were in a tool at the same time."""
         return False
 
 
@@ -88,14 +93,10 @@ class GEM(Driver):
     def play(self, env_id, kwargs, seed, actions):
         env = self.make(env_id, kwargs)
         first, info = env.reset(seed=seed)
-        played = Played(observations=[first], rewards=[], terms=[])
+        played = Played(observations=[first])
         for action in actions:
             observation, reward, terminated, truncated, info = env.step(action)
-            played.observations.append(observation)
-            played.rewards.append(reward)
-            played.terms.append(info["reward_terms"])
-            played.end = terminated, truncated
-        played.episode_return = sum(played.rewards)
+            played.add(reward, info["reward_terms"], (terminated, truncated), observation)
         return played
 
     def branch(self, env_id, kwargs, seed, first, then):
@@ -131,16 +132,15 @@ class SkyRL(Driver):
         env = skyrl_gym.make(row.pop("env_class"), env_config=kwargs, extras=row)
         chat, _ = env.init(row["prompt"])
         assert chat == row["prompt"]
-        played = Played(states=[list(chat)], rewards=[], terms=[], notes={"appended": True})
+        played = Played(states=[list(chat)], notes={"appended": True})
         for action in actions:
             step = env.step(action)
             chat = [*chat, {"role": "assistant", "content": action}, *step["observations"]]
             played.states.append(chat)
-            played.rewards.append(step["reward"])
-            played.terms.append(step["metadata"]["reward_terms"])
-            played.end = step["metadata"]["terminated"], step["metadata"]["truncated"]
+            info = step["metadata"]
+            end = info["terminated"], info["truncated"]
+            played.add(step["reward"], info["reward_terms"], end)
         assert step["done"] == any(played.end)
-        played.episode_return = sum(played.rewards)
         env.close()
         return played
 
@@ -160,18 +160,17 @@ class TextArena(Driver):
 
     def play(self, env_id, kwargs, seed, actions):
         env = self.make(env_id, kwargs, seed)
-        played = Played(observations=[], rewards=[], terms=[])
+        played = Played(observations=[])
         for action in [*actions, None]:
-            player, told = env.get_observation()
+            player, messages = env.get_observation()
             assert player == 0
-            game = [message for sender, message, _ in told if sender == -1]
+            game = [message for sender, message, _ in messages if sender == -1]
             played.observations.append("".join(game))
             if action is not None:
                 done, info = env.step(action)
-                played.rewards.append(info["reward"])
-                played.terms.append(info["reward_terms"])
-                played.end = info["terminated"], info["truncated"]
-                assert done == any(played.end)
+                end = info["terminated"], info["truncated"]
+                played.add(info["reward"], info["reward_terms"], end)
+                assert done == any(end)
         rewards, game_info = env.close()
         played.episode_return = rewards[0]
         assert sum(game_info[0]["reward_terms"].values()) == rewards[0]
@@ -196,19 +195,19 @@ class OpenEnv(Driver):
         first = environment.reset(seed=seed, episode_id="one")
         observations = [first, *(environment.step(TextAction(text=a)) for a in actions)]
         assert environment.state.step_count == len(actions)
-        # What passes OpenEnv's own serialisation is what its clients get.
+        # OpenEnv's serialisation decides which fields its clients get.
         replies = [json.loads(json.dumps(serialize_observation(o))) for o in observations]
-        told = [reply["observation"] for reply in replies]
+        observed = [reply["observation"] for reply in replies]
         rewards = [reply["reward"] for reply in replies[1:]]
-        assert replies[-1]["done"] == (told[-1]["terminated"] or told[-1]["truncated"])
+        assert replies[-1]["done"] == (observed[-1]["terminated"] or observed[-1]["truncated"])
         return Played(
-            observations=[o["text"] for o in told],
-            states=[o["messages"] for o in told],
+            observations=[o["text"] for o in observed],
+            states=[o["messages"] for o in observed],
             rewards=rewards,
-            terms=[o["reward_terms"] for o in told[1:]],
+            terms=[o["reward_terms"] for o in observed[1:]],
             episode_return=environment.state.episode_return,
-            end=(told[-1]["terminated"], told[-1]["truncated"]),
-            tools=told[0]["tools"],
+            end=(observed[-1]["terminated"], observed[-1]["truncated"]),
+            tools=observed[0]["tools"],
             notes={"raw": True},
         )
 
@@ -339,17 +338,14 @@ class TorchRL(Driver):
         names = list(inner.unwrapped.reward_weights)
         env.set_info_dict_reader(InfoReader(names))
         td = env.reset(seed=seed)
-        played = Played(observations=[td["observation"]], rewards=[], terms=[], precision=1e-6)
+        played = Played(observations=[td["observation"]], precision=1e-6)
         for action in actions:
             td["action"] = action
             td = env.step(td)["next"]
-            played.observations.append(td["observation"])
-            played.rewards.append(td["reward"].item())
-            terms = td["reward_terms"]
-            played.terms.append({name: terms[name].item() for name in names})
-            played.end = td["terminated"].item(), td["truncated"].item()
+            terms = {name: td["reward_terms", name].item() for name in names}
+            end = td["terminated"].item(), td["truncated"].item()
+            played.add(td["reward"].item(), terms, end, td["observation"])
         assert td["done"].item() == any(played.end)
-        played.episode_return = sum(played.rewards)
         return played
 
 
@@ -389,17 +385,15 @@ class StableBaselines3(Driver):
         envs = DummyVecEnv([lambda: env])
         envs.seed(seed)
         observation = envs.reset()
-        played = Played(texts=[read(observation[0])], rewards=[], terms=[], precision=1e-6)
+        played = Played(texts=[read(observation[0])], precision=1e-6)
         for number in numbers:
             observation, rewards, dones, infos = envs.step(np.array([number]))
             (info,) = infos
             last = info["terminal_observation"] if dones[0] else observation[0]
             played.texts.append(read(last))
-            played.rewards.append(float(rewards[0]))
-            played.terms.append(info["reward_terms"])
             truncated = info["TimeLimit.truncated"]
-            played.end = bool(dones[0]) and not truncated, truncated
-        played.episode_return = sum(played.rewards)
+            end = bool(dones[0]) and not truncated, truncated
+            played.add(float(rewards[0]), info["reward_terms"], end)
         return played
 
 
@@ -413,29 +407,19 @@ class CleanRL(Driver):
         env = gym.wrappers.RecordEpisodeStatistics(env)
         envs = gym.vector.SyncVectorEnv([lambda: env])
         observation, _ = envs.reset(seed=seed)
-        played = Played(texts=[read(observation[0])], rewards=[], terms=[])
+        played = Played(texts=[read(observation[0])])
         for number in numbers:
             observation, rewards, terminated, truncated, infos = envs.step(np.array([number]))
             played.texts.append(read(observation[0]))
-            played.rewards.append(float(rewards[0]))
-            told = infos["reward_terms"]
-            terms = {name: told[name][0] for name in told if not name.startswith("_")}
-            played.terms.append(terms)
-            played.end = bool(terminated[0]), bool(truncated[0])
+            named = infos["reward_terms"]
+            terms = {name: named[name][0] for name in named if not name.startswith("_")}
+            played.add(float(rewards[0]), terms, (bool(terminated[0]), bool(truncated[0])))
         played.episode_return = float(infos["episode"]["r"][0])
         return played
 
 
 DRIVERS = [
-    Verifiers,
-    OpenEnv,
-    SkyRL,
-    GEM,
-    TextArena,
-    InspectAI,
-    TorchRL,
-    StableBaselines3,
-    CleanRL,
+    *(Verifiers, OpenEnv, SkyRL, GEM, TextArena, InspectAI, TorchRL, StableBaselines3, CleanRL)
 ]
 
 
@@ -509,24 +493,18 @@ class ChatServer:
 
 
 def reference(env_id, kwargs, reset, actions):
-    """Play the same by ``gym.make``; return what was seen, with the states as they are sent."""
-    env = gym.make(env_id, **kwargs)
-    shown = OwnEpisode(env_id, kwargs)
-    task = (reset.get("options") or {}).get("task")
-    shown.reset(seed=reset["seed"], task=task)
+    """Return the episode of ``gym.make``, and its states as they are sent to models."""
+    env, episode = gym.make(env_id, **kwargs), OwnEpisode(env_id, kwargs)
+    episode.reset(seed=reset["seed"], task=(reset.get("options") or {}).get("task"))
     observation, info = env.reset(**reset)
-    played = Played(observations=[observation], states=[info["messages"]], rewards=[], terms=[])
-    sent = [shown.messages]
+    played = Played(observations=[observation], states=[info["messages"]])
+    sent = [episode.messages]
     for action in actions:
         observation, reward, terminated, truncated, info = env.step(action)
-        shown.step(action)
-        played.observations.append(observation)
+        episode.step(action)
         played.states.append(info["messages"])
-        sent.append(shown.messages)
-        played.rewards.append(reward)
-        played.terms.append(info["reward_terms"])
-        played.end = terminated, truncated
-    played.episode_return = sum(played.rewards)
+        sent.append(episode.messages)
+        played.add(reward, info["reward_terms"], (terminated, truncated), observation)
     played.tools = info["tools"]
     played.notes = {"sent": sent, "opening": "\n\n".join(m["content"] for m in sent[0])}
     return played

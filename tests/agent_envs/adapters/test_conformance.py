@@ -1,4 +1,4 @@
-"""Every library's own driver plays our environments, and sees what ``gym.make`` shows.
+"""Our environments in every library's own loop equal those of ``gym.make``.
 
 Those that are not installed are skipped; ``make test-adapters`` installs them.
 """
@@ -22,18 +22,18 @@ PAGE = Path(__file__).parents[3] / "docs" / "libraries.md"
 BARRIER = threading.Barrier(2)
 WAIT_SECONDS = 20.0
 
-pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours to mend
+pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
 
 
 @tool
 def meet() -> str:
-    """Wait until another episode is here as well."""
+    """Wait for a call of another episode."""
     BARRIER.wait(WAIT_SECONDS)
     return "met"
 
 
 class MeetingEnv(ToolEnv):
-    """Two episodes can be played only at the same time."""
+    """Its tool returns once two episodes call it at the same time."""
 
     default_rewards = {"exact_match": 1.0}  # noqa: RUF012
     reward_functions = {  # noqa: RUF012
@@ -73,7 +73,7 @@ def driver(request, tmp_path, monkeypatch):
 
 
 def verifiers_module():
-    """Return the module that the page says to make."""
+    """Return the module in the documentation."""
     return re.search(r"```python\n(# agent_r1\.py\n.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
 
@@ -98,9 +98,9 @@ def too_long(env):
     return [env.unwrapped.reference_actions()[0], "I wonder .", "I wonder .", "I wonder ."]
 
 
-@pytest.mark.parametrize("seed", [7, 8])  # arrays: an odd one plays with tokens, an even one menus
+@pytest.mark.parametrize("seed", [7, 8])  # arrays: tokens for odd seeds, menus for even ones
 @pytest.mark.parametrize("script", [oracle, wrong, malformed, too_long])
-def test_a_driver_sees_what_gym_make_shows(driver, script, seed):
+def test_episodes_equal_those_of_gym_make(driver, script, seed):
     actions = script_actions(driver, {}, seed, script)
     expected = reference(ID, {}, driver.reset_of(ID, {}, seed), actions)
     ends = {malformed: (True, True), too_long: (False, True)}  # the last answer is the last turn
@@ -117,7 +117,7 @@ def script_actions(driver, kwargs, seed, script):
 def same(played, expected):
     if played.observations is not None:
         first, *others = played.observations
-        # A library without messages is told everything by the first observation.
+        # In a library without messages the first observation holds the prompt, too.
         assert first in (expected.observations[0], expected.notes["opening"])
         assert others == expected.observations[1:]
     if played.states is not None:
@@ -128,11 +128,9 @@ def same(played, expected):
         assert len(played.states) >= len(expected.rewards)
     if played.texts is not None:
         assert played.texts == [render_messages(state) for state in expected.states]
-    if played.rewards is not None:
-        assert played.rewards == pytest.approx(expected.rewards, abs=played.precision, rel=0)
-    if played.terms is not None:
-        for terms, right in zip(played.terms, expected.terms, strict=True):
-            assert terms == pytest.approx(right, abs=played.precision, rel=0)
+    assert played.rewards == pytest.approx(expected.rewards, abs=played.precision, rel=0)
+    for terms, right in zip(played.terms, expected.terms, strict=True):
+        assert terms == pytest.approx(right, abs=played.precision, rel=0)
     right = expected.episode_return
     assert played.episode_return == pytest.approx(right, abs=played.precision + 1e-12, rel=0)
     if played.end is not None:
@@ -145,14 +143,14 @@ def without_turns(states):
     return [[m for m in state if m["role"] != "assistant"] for state in states]
 
 
-def test_the_page_says_what_each_library_carries(driver):
+def test_the_table_of_the_documentation_is_measured(driver):
     assert row_of(driver.library) == measured(driver)
 
 
-def test_what_was_earned_before_a_limit_of_the_library_counts(driver):
+def test_rewards_before_a_limit_of_the_library_count(driver):
     stop = {"verifiers": limit_of_verifiers, "inspect_ai": limit_of_inspect_ai}.get(driver.library)
     if stop is None:
-        pytest.skip("its driver is a loop of the test, which has no limits")
+        pytest.skip("its driver is a loop of the tests, without limits")
     actions = script_actions(driver, {}, 7, oracle)
     expected = reference(ID, {}, driver.reset_of(ID, {}, 7), actions[:1])
     assert expected.episode_return > 0
@@ -193,8 +191,8 @@ def measured(driver):
     return {
         "tools": tools(driver, played),
         "turns": "many",
-        "rewards": "per step" if played.rewards is not None else "one",
-        "terms": "yes" if played.terms is not None else "no",
+        "rewards": "per step" if played.rewards else "one",
+        "terms": "yes" if played.terms else "no",
         "end": "terminated or truncated" if played.end is not None else "one flag",
         "seeds": seeds(driver, actions),
         "contexts": contexts(driver),
@@ -204,7 +202,7 @@ def measured(driver):
 
 
 def tools(driver, played):
-    """Say how a model learns of the tools: by schemas, by the prompt, or not at all."""
+    """Return how the tools reach a model: as schemas, in the prompt, or not at all."""
     kwargs = {"tool_format": "openai"}
     schemas = gym.make(ID).unwrapped.tools["search"].schema
     with_schemas = None
@@ -237,7 +235,7 @@ def begin(played):
 
 
 def contexts(driver):
-    """Say whether a state may be less than all that was said."""
+    """Return whether a state may leave messages out."""
     kwargs = {"context": {"name": "window", "turns": 1}}
     actions = script_actions(driver, kwargs, 7, too_long)
     expected = reference(ID, kwargs, driver.reset_of(ID, kwargs, 7), actions)
