@@ -4,10 +4,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from hmac import compare_digest
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agent_envs.formats.actions import STRICT_JSON
-from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.gateway.chat_api import (
     Body,
@@ -25,9 +24,7 @@ from agent_trainers.gateway.chat_api import (
     chat_reply,
     parse_request,
 )
-from agent_trainers.gateway.connections import ConnectionLimit
 from agent_trainers.gateway.conversation import ModelCall, Turn
-from agent_trainers.gateway.generation_loop import GenerationLoop
 from agent_trainers.gateway.responses_api import (
     ResponsesRequest,
     responses_call,
@@ -36,8 +33,10 @@ from agent_trainers.gateway.responses_api import (
 )
 from agent_trainers.gateway.session import Sampling, Session
 from agent_trainers.policies.generation import Generation
-from agent_trainers.policies.policy import Policy
 from agent_trainers.trajectory import ROLE_NAME, StopReason
+
+if TYPE_CHECKING:
+    from agent_trainers.gateway.gateway import Gateway
 
 WRONG_KEY_TEXT: Final = (
     "Incorrect API key for this URL, or its session is closed. Use base_url and key of one session."
@@ -50,6 +49,11 @@ WRONG_ROLE_TEXT: Final = (
     "letters, digits, '_' and '-'."
 )
 _MODEL: Final = {"id": "policy", "object": "model", "created": 0, "owned_by": "agent-r1"}
+_PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
+}
+"""Passed to the chat template to find out whether it describes tools."""
 _NO_KEY: Final = "-"
 """Compared with the key of a request whose session does not exist."""
 
@@ -57,19 +61,15 @@ _log = logging.getLogger(__name__)
 Endpoint = Callable[[Request, Session], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
     """Turns requests into calls of sessions."""
 
-    policy: Policy
-    loop: GenerationLoop
-    sessions: Mapping[str, Session]
-    """The open sessions, by the id in their URL."""
-    connections: ConnectionLimit
-    tool_format: ToolFormat
-    ignored_parameters: Collection[str]
-    shows_tools: bool
-    """Whether the chat template describes tools; else the system prompt does."""
+    def __init__(self, gateway: "Gateway") -> None:
+        """Serve the sessions of `gateway`."""
+        self._gateway, self._policy = gateway, gateway.policy
+        self._format = gateway.tool_format
+        # Else the system prompt describes them
+        self._shows_tools = self._format.is_native and self._policy.shows_tools([_PROBE_TOOL])
 
     def asgi(self) -> Starlette:
         """Return the ASGI application."""
@@ -90,14 +90,14 @@ class Application:
         """Require the key of the session in the URL; return errors in the form of the API."""
 
         async def respond(request: Request) -> Response:
-            session = self.sessions.get(request.path_params["session"])
+            session = self._gateway.sessions.get(request.path_params["session"])
             kind, key, _ = _credentials(request)
             expected = _NO_KEY if session is None else session.key
             is_correct = compare_digest(key.encode(), expected.encode())
             if session is None or not is_correct or kind.lower() != "bearer":
                 return _error(ApiError(401, WRONG_KEY_TEXT, code="invalid_api_key"))
             try:
-                with self.connections.in_use(request.scope["client"], session.id):
+                with self._gateway.connections.in_use(request.scope["client"], session.id):
                     return await endpoint(request, session)
             except ClientDisconnect:
                 return Response(status_code=499)  # not read by any client
@@ -119,16 +119,16 @@ class Application:
 
     async def _chat(self, request: Request, session: Session) -> Response:
         chat = await self._read(ChatRequest, request, session)
-        call = chat_call(chat, self.tool_format, shows_tools=self.shows_tools)
+        call = chat_call(chat, self._format, shows_tools=self._shows_tools)
         reply_id, turns = await self._sample(request, session, call)
         if chat.stream:
-            return _events(chat_events(chat, reply_id, turns, self.policy.decode))
-        return _json(chat_reply(chat, reply_id, turns, self.policy.decode))
+            return _events(chat_events(chat, reply_id, turns, self._policy.decode))
+        return _json(chat_reply(chat, reply_id, turns, self._policy.decode))
 
     async def _responses(self, request: Request, session: Session) -> Response:
         body = await self._read(ResponsesRequest, request, session)
         call, conversation = responses_call(
-            body, session.responses, self.tool_format, shows_tools=self.shows_tools
+            body, session.responses, self._format, shows_tools=self._shows_tools
         )
         reply_id, (turn,) = await self._sample(request, session, call)
         session.responses[reply_id] = [*conversation, turn.message]
@@ -154,7 +154,7 @@ class Application:
             raise ApiError(400, f"The request is not valid JSON: {error}") from None
         if not isinstance(body, dict):
             raise ApiError(400, "The request must be a JSON object.")
-        sampling, ignored = self.policy.sampling, self.ignored_parameters
+        sampling, ignored = self._policy.sampling, self._gateway.ignored_parameters
         return parse_request(kind, body, sampling=sampling, ignored=ignored)
 
     async def _sample(
@@ -178,7 +178,7 @@ class Application:
     ) -> list[Generation]:
         limit = min(session.limits.call_timeout_seconds, session.seconds_left)
         futures = [
-            asyncio.wrap_future(self.loop.submit(sampling.key, sampling.request))
+            asyncio.wrap_future(self._gateway.loop.submit(sampling.key, sampling.request))
             for sampling in samplings
         ]
         sampled = asyncio.create_task(_all(futures))

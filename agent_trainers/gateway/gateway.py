@@ -17,11 +17,6 @@ from agent_trainers.policies.worker_threads import release_worker_threads
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2
-_PROBE_TOOL: Final = {
-    "type": "function",
-    "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
-}
-"""Passed to the chat template to find out whether it describes tools."""
 
 
 class Gateway:
@@ -75,17 +70,18 @@ class Gateway:
         require_extra("serve", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):
             tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
-        self._policy, self._format = policy, tool_format
+        self.policy, self.tool_format = policy, tool_format
         self._limits = limits or SessionLimits()
-        self._ignored = frozenset(ignored_parameters)
+        self.ignored_parameters = frozenset(ignored_parameters)
         self._in_thread = in_thread
         most, self._backlog = default_limits()
-        self._connections = ConnectionLimit(most if max_connections is None else max_connections)
+        self.connections = ConnectionLimit(most if max_connections is None else max_connections)
         self._host, self._port = host, port
-        self._sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Session] = {}
+        """The open sessions, by the id in their URL."""
         self._lock = threading.Lock()
         self._numbers, self._keys = itertools.count(), itertools.count()
-        self._loop = GenerationLoop(policy, lambda: len(self._sessions))
+        self.loop = GenerationLoop(policy, lambda: len(self.sessions))
         self._server: Any = None
         self._threads: list[threading.Thread] = []
         self._is_closing = False
@@ -96,20 +92,11 @@ class Gateway:
 
         from agent_trainers.gateway.application import Application
 
-        application = Application(
-            policy=self._policy,
-            loop=self._loop,
-            sessions=self._sessions,
-            connections=self._connections,
-            tool_format=self._format,
-            ignored_parameters=self._ignored,
-            shows_tools=self._format.is_native and self._policy.shows_tools([_PROBE_TOOL]),
-        )
         config = uvicorn.Config(
-            application.asgi(),
+            Application(self).asgi(),
             access_log=False,
             backlog=self._backlog,
-            http=limited_protocol(self._connections),
+            http=limited_protocol(self.connections),
             lifespan="off",
             log_config=None,
             log_level="warning",
@@ -139,7 +126,7 @@ class Gateway:
         self._server.should_exit = True
         for thread in self._threads[1:]:
             thread.join()
-        self._loop.refuse_all(SessionClosedError("the gateway is closed"))
+        self.loop.refuse_all(SessionClosedError("the gateway is closed"))
         self._threads[0].join()
 
     def open(
@@ -162,20 +149,15 @@ class Gateway:
         if self._server is None or self._is_closing:
             raise SessionClosedError("The gateway is not open: open sessions inside its `with`.")
         session = Session(
+            self,
             number=next(self._numbers),
             task_id=task_id,
             group_id=task_id if group_id is None else group_id,
             seed=seed,
             limits=limits or self._limits,
-            tool_format=self._format,
-            decode=self._policy.decode,
-            new_key=lambda: next(self._keys),
-            drop=self._loop.drop,
-            on_close=self._remove,
-            address=f"http://{self._host}:{self._port}",
         )
         with self._lock:
-            self._sessions[session.id] = session
+            self.sessions[session.id] = session
         return session
 
     def generate(
@@ -186,11 +168,21 @@ class Gateway:
         For ``in_thread=False``: the policy's stream, and with it a trainer's model, is in use until
         this returns. `is_any_active` as in `Rollout`, where generation is collective.
         """
-        self._loop.run(is_active, is_any_active)
+        self.loop.run(is_active, is_any_active)
 
-    def _remove(self, session: Session) -> None:
+    @property
+    def address(self) -> str:
+        """The URL of the server."""
+        return f"http://{self._host}:{self._port}"
+
+    def new_key(self) -> int:
+        """Return a new key of the policy's stream."""
+        return next(self._keys)
+
+    def remove(self, session: Session) -> None:
+        """Refuse further calls of a session."""
         with self._lock:
-            self._sessions.pop(session.id, None)
+            self.sessions.pop(session.id, None)
 
     def _start(self, name: str, function: Callable[[], None]) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)
@@ -200,7 +192,7 @@ class Gateway:
     def _generate_until_closed(self) -> None:
         while not self._is_closing:
             try:
-                self._loop.run(lambda: not self._is_closing)
+                self.loop.run(lambda: not self._is_closing)
             except Exception as error:  # noqa: BLE001 - foreign code; its callers get the error
-                self._loop.refuse_all(error)
+                self.loop.refuse_all(error)
                 time.sleep(IDLE_SECONDS)

@@ -5,9 +5,9 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,10 +24,13 @@ from agent_trainers.gateway.conversation import (
     State,
     Turn,
 )
-from agent_trainers.gateway.turn_end import Decode, TurnEnd
+from agent_trainers.gateway.turn_end import TurnEnd
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+if TYPE_CHECKING:
+    from agent_trainers.gateway.gateway import Gateway
 
 Reward = float | Mapping[str, float]
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
@@ -93,22 +96,17 @@ class Session:
 
     def __init__(
         self,
+        gateway: "Gateway",
         *,
         number: int,
         task_id: str,
         group_id: str,
         seed: int | Sequence[int],
         limits: SessionLimits,
-        tool_format: ToolFormat,
-        decode: Decode,
-        new_key: Callable[[], int],
-        drop: Callable[[int], None],
-        on_close: Callable[["Session"], None],
-        address: str,
     ) -> None:
         """Begin an episode; called by `Gateway.open`."""
         self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(32)
-        self.base_url = f"{address}/{self.id}/v1"
+        self.base_url = f"{gateway.address}/{self.id}/v1"
         """The URL of the API for this session."""
         self.task_id, self.group_id, self.limits = task_id, group_id, limits
         self.responses: dict[str, list[ApiMessage]] = {}
@@ -116,10 +114,9 @@ class Session:
         self._number = number
         self._entropy = np.atleast_1d(seed).tolist()
         self._rng = np.random.default_rng(seed)
-        self._format, self._decode = tool_format, decode
-        self._new_key, self._drop, self._on_close = new_key, drop, on_close
+        self._gateway = gateway
         self._lock = threading.Lock()
-        self._conversations = Conversations(tool_format)
+        self._conversations = Conversations(gateway.tool_format)
         self._steps: list[_Step] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
@@ -196,8 +193,8 @@ class Session:
                 error = error or (message if stop_reason is None else None)
                 self._trajectory = self._make_trajectory(dict(metrics or {}), reason, error)
                 for key in (*self._free_keys, *self._busy_keys):
-                    self._drop(key)
-        self._on_close(self)
+                    self._gateway.loop.drop(key)
+        self._gateway.remove(self)
         return self._trajectory
 
     def admit(self, call: ModelCall) -> list[Sampling]:
@@ -215,7 +212,7 @@ class Session:
             samplings = []
             for _ in range(call.num_choices):
                 key = self._take_key(state.previous)
-                end = TurnEnd(self._decode, max_tokens, call.stops)
+                end = TurnEnd(self._gateway.policy.decode, max_tokens, call.stops)
                 request = GenerationRequest(
                     episode_id=self._number,
                     messages=state.messages,
@@ -269,7 +266,7 @@ class Session:
                 if sampling.key in self._busy_keys:
                     self._tokens_left += 1
                     self._busy_keys.discard(sampling.key)  # not reused: its turn may still arrive
-                    self._drop(sampling.key)
+                    self._gateway.loop.drop(sampling.key)
 
     def record_error(self, error: ApiError) -> None:
         """Record why a call failed: the episode's stop reason if no later call succeeds."""
@@ -307,7 +304,7 @@ class Session:
         cached = (key for key, turn in self._free_keys.items() if turn is previous)
         key = next(cached, next(iter(self._free_keys), None))
         if key is None:
-            key = self._new_key()
+            key = self._gateway.new_key()
         self._free_keys.pop(key, None)
         self._busy_keys.add(key)
         return key
@@ -321,7 +318,7 @@ class Session:
         action: dict[str, Any] | None = None
         if call.tools and call.reads_calls:
             prefix = f"call_{len(self._steps)}"
-            content, calls, action = _read_calls(text, call, self._format, prefix)
+            content, calls, action = _read_calls(text, call, self._gateway.tool_format, prefix)
         info = {"action": action, "finish_reason": generation.finish_reason}
         transition = Transition(
             messages=sampling.state.messages,

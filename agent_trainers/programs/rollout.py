@@ -9,20 +9,22 @@ import math
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_envs.core.async_bridge import CallSession, resolve
 from agent_envs.errors import RolloutError
 from agent_trainers.gateway import Gateway, Session, SessionLimits
 from agent_trainers.policies.policy import Policy
-from agent_trainers.programs.program import Outcome, ProgramSession, ScoreAnswer, read_outcome
+from agent_trainers.programs.program import Outcome, ProgramSession, read_outcome
 from agent_trainers.programs.runners import Run
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
-StartRun = Callable[[ProgramSession, dict[str, Any]], Run]
+if TYPE_CHECKING:
+    from agent_trainers.programs.tasks import ProgramTasks
+
 OnEnd = Callable[[Trajectory], None]
 
 
@@ -31,28 +33,24 @@ class ProgramRollout:
 
     def __init__(
         self,
-        *,
-        start_run: StartRun,
-        tasks: Sequence[Mapping[str, Any]],
+        source: "ProgramTasks",
         policy: Policy,
-        score: ScoreAnswer | None,
-        max_concurrency: int | None,
-        max_calls: int,
-        frozen_roles: Collection[str],
-        ignored_parameters: Collection[str],
+        *,
         step_timeout: float = 300.0,
         episode_timeout: float | None = None,
         group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
-        """Prepare to run programs with `policy`."""
-        self.start_run, self.tasks, self.policy, self.score = start_run, tasks, policy, score
-        self.max_concurrency = max_concurrency or 2**31
-        self.frozen_roles = frozenset(frozen_roles)
-        self.ignored_parameters = ignored_parameters
+        """Prepare to run the program of `source` with `policy`; for the others see `Rollout`.
+
+        `step_timeout` is the time that a program may run without calling the model.
+        """
+        self.source, self.policy = source, policy
         self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
         self.group_quorum, self.is_any_active = group_quorum, is_any_active
-        self.limits = SessionLimits(max_calls=max_calls, timeout_seconds=episode_timeout or 2.0**31)
+        self.limits = SessionLimits(
+            max_calls=source.max_calls, timeout_seconds=episode_timeout or 2.0**31
+        )
 
     def collect(
         self, specs: Sequence[EpisodeSpec], on_end: OnEnd | None = None
@@ -64,7 +62,7 @@ class ProgramRollout:
         with Gateway(
             self.policy,
             limits=self.limits,
-            ignored_parameters=self.ignored_parameters,
+            ignored_parameters=self.source.ignored_parameters,
             in_thread=False,
         ) as gateway:
             collection = _Collection(self, gateway, specs, on_end)
@@ -99,7 +97,8 @@ class _Collection:
 
     def advance(self) -> bool:
         """Start episodes and end those that are over; return whether any is left."""
-        while self._waiting and len(self._running) < self._rollout.max_concurrency:
+        most = self._rollout.source.max_concurrency or len(self._specs)
+        while self._waiting and len(self._running) < most:
             self._start(self._waiting.popleft())
         for ended in self._calls.wait(0.0):
             session, _ = self._running[ended.key]
@@ -128,19 +127,19 @@ class _Collection:
         seed = int(spec.rng.integers(2**63))
         session = self._open(key, seed)
         endpoint = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
-        run = self._rollout.start_run(endpoint, self._row(task))
+        run = self._rollout.source.start_run(endpoint, self._row(task))
         self._running[key] = session, run
         self._calls.submit(key, lambda: self._outcome(run, task))
 
     def _row(self, task: int) -> dict[str, Any]:
         """Return a copy of a task, which programs may modify."""
-        return copy.deepcopy(dict(self._rollout.tasks[task]))
+        return copy.deepcopy(dict(self._rollout.source.tasks[task]))
 
     def _outcome(self, run: Run, task: int) -> Outcome:
         """Run the program and score its result; called in its own thread."""
         value = run.result()
-        if self._rollout.score is not None:
-            value = resolve(self._rollout.score(self._row(task), value))
+        if (score := self._rollout.source.score) is not None:
+            value = resolve(score(self._row(task), value))
         return read_outcome(value)
 
     def _end_late_episodes(self) -> None:
@@ -164,7 +163,7 @@ class _Collection:
             self._end(key, session.close(stop_reason=StopReason.LEFT_OUT, error=error))
 
     def _end(self, key: int, trajectory: Trajectory) -> None:
-        frozen = self._rollout.frozen_roles
+        frozen = self._rollout.source.frozen_roles
         steps = [
             replace(step, info={**step.info, "is_frozen": True}) if step.role in frozen else step
             for step in trajectory.transitions

@@ -68,14 +68,11 @@ class ProgramTasks:
             check_role(role)
         if max_concurrency is None and runner != "thread":
             max_concurrency = PROCESSES_PER_CORE * (os.cpu_count() or 1)
-        self._settings: dict[str, Any] = {
-            "start_run": make_runner(runner, program, variables),
-            "score": find_reward(reward) if isinstance(reward, str) else reward,
-            "max_concurrency": max_concurrency,
-            "max_calls": max_calls,
-            "frozen_roles": frozen_roles,
-            "ignored_parameters": ignored_parameters,
-        }
+        self.start_run = make_runner(runner, program, variables)
+        self.score = find_reward(reward) if isinstance(reward, str) else reward
+        self.max_concurrency, self.max_calls = max_concurrency, max_calls
+        self.frozen_roles = frozenset(frozen_roles)
+        self.ignored_parameters = tuple(ignored_parameters)
 
     @property
     def num_tasks(self) -> int:
@@ -84,4 +81,4 @@ class ProgramTasks:
 
     def make_rollout(self, policy: Policy, **settings: Any) -> ProgramRollout:
         """Return a rollout of the program with `policy`; `settings` are those of `Rollout`."""
-        return ProgramRollout(tasks=self.tasks, policy=policy, **self._settings, **settings)
+        return ProgramRollout(self, policy, **settings)

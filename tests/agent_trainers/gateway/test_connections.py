@@ -127,7 +127,7 @@ def test_a_connection_that_is_closed_makes_room(gateway, attack):
             for connection in attack(session, head(session, "GET", "models"), LIMIT - 1, wait=True):
                 connection.close()
         assert ask() == first
-    assert not gateway._connections._held.keys() - {"", session.id}
+    assert not gateway.connections._held.keys() - {"", session.id}
 
 
 def test_a_call_under_way_is_not_given_up_for_who_comes(scripted, attack):

@@ -81,8 +81,8 @@ def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
     survivors = {session.task_id for group in groups[::2] for session in group}
     assert survivors <= ended
     assert all(process.returncode == 0 for process in processes[::2])
-    assert not gateway._sessions
-    wait_until(lambda: not gateway._loop._running)
+    assert not gateway.sessions
+    wait_until(lambda: not gateway.loop._running)
 
 
 def test_a_call_is_cancelled_when_its_client_disconnects(scripted, caplog):
@@ -259,7 +259,7 @@ def test_a_call_that_generate_left_unfinished_is_answered_by_the_next_one(policy
         session, replies = gateway.open(task_id="0"), []
         program = threading.Thread(target=lambda: replies.append(ask(session)), daemon=True)
         program.start()
-        gateway.generate(lambda: session.idle_seconds > 0 or gateway._loop._running == {})
+        gateway.generate(lambda: session.idle_seconds > 0 or gateway.loop._running == {})
         assert not replies
         until = time.monotonic() + 60
         gateway.generate(lambda: program.is_alive() and time.monotonic() < until)
