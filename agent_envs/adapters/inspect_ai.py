@@ -24,17 +24,11 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+import pydantic
 from inspect_ai import Task, task, task_with
 from inspect_ai import eval as evaluate
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageTool,
-    ChatMessageUser,
-    get_model,
-)
+from inspect_ai.model import ChatMessage, get_model
 from inspect_ai.scorer import (
     Score,
     Scorer,
@@ -46,7 +40,7 @@ from inspect_ai.scorer import (
     value_to_float,
 )
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.tool import ToolCall, ToolInfo
+from inspect_ai.tool import ToolInfo
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
 from agent_envs.errors import ConfigurationError, RolloutError
@@ -55,6 +49,7 @@ from agent_envs.formats.openai_format import FunctionCall
 
 _EPISODE: Final = "episode"
 _TURNS: Final = "turns"
+_CHAT_MESSAGE: Final[pydantic.TypeAdapter[ChatMessage]] = pydantic.TypeAdapter(ChatMessage)
 
 
 @task
@@ -123,19 +118,17 @@ def _update(state: TaskState, episode: OwnEpisode) -> None:
 
 def _chat_message(message: ApiMessage) -> ChatMessage:
     # inspect_ai's messages_from_openai needs a release of openai that verifiers refuses.
-    content = message["content"] or ""
-    if message["role"] == "system":
-        return ChatMessageSystem(content=content)
-    if message["role"] == "tool":
-        return ChatMessageTool(content=content, tool_call_id=message["tool_call_id"])
-    if message["role"] == "user":
-        return ChatMessageUser(content=content)
-    named = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-    calls = [
-        ToolCall(id=id, function=call["name"], arguments=json.loads(call["arguments"]))
-        for id, call in named
-    ]
-    return ChatMessageAssistant(content=content, tool_calls=calls or None)
+    converted = {**message, "content": message["content"] or ""}
+    if "tool_calls" in message:
+        converted["tool_calls"] = [
+            {
+                "id": call["id"],
+                "function": call["function"]["name"],
+                "arguments": json.loads(call["function"]["arguments"]),
+            }
+            for call in message["tool_calls"]
+        ]
+    return _CHAT_MESSAGE.validate_python(converted)
 
 
 @scorer(metrics=[accuracy(), stderr()])

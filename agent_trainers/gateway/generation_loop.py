@@ -21,8 +21,6 @@ from agent_trainers.trajectory import StopReason
 IDLE_SECONDS: Final = 0.05
 GATHER_SECONDS: Final = 0.02
 """How long a wave waits for more calls, as in a rollout."""
-_TOGETHER_SECONDS: Final = 0.005
-"""How long the first call after a pause waits for other sessions, to be prefilled as one batch."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,20 +86,21 @@ class GenerationLoop:
         self._fail_all(error)
 
     def _take_calls(self, stream: GenerationStream, *, is_busy: bool) -> None:
-        """Take queued calls; wait for one while idle, and for more where a batch is faster."""
-        is_first = not is_busy
-        until = time.monotonic()
-        until += IDLE_SECONDS if is_first else GATHER_SECONDS if stream.gathers else 0.0
+        """Take queued calls; wait for one while idle, and for more before a wave."""
+        gather_seconds = GATHER_SECONDS if stream.gathers else 0.0
+        until = time.monotonic() + gather_seconds
         while True:
             left = until - time.monotonic()
-            is_full = len(self._running) >= self._num_sessions()
-            waits = left > 0 and (is_first or not is_full)
+            waits = left > 0 and len(self._running) < self._num_sessions()
             try:
-                key, call = self._queue.get(timeout=left) if waits else self._queue.get_nowait()
+                if is_busy and not waits:
+                    key, call = self._queue.get_nowait()
+                else:
+                    key, call = self._queue.get(timeout=left if is_busy else IDLE_SECONDS)
             except queue.Empty:
                 return
-            if is_first:
-                is_first, until = False, time.monotonic() + _TOGETHER_SECONDS
+            if not is_busy:
+                is_busy, until = True, time.monotonic() + gather_seconds
             if call is None:
                 self._cancel(key)
                 stream.drop(key)
