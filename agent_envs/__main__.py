@@ -36,7 +36,7 @@ PLAY_HELP: Final = """\
   help, quit
 """
 _STATUS: Final = {"ok": "ok", "failed": "FAIL", "skipped": "skip"}
-_ENV_HELP: Final = "Gymnasium id, of your own with its module: my_module:MyEnv-v0"
+_ENV_HELP: Final = "Gymnasium id, with its module if it is not built in: my_module:MyEnv-v0"
 
 
 def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = input) -> None:

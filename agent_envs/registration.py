@@ -54,10 +54,10 @@ REMOTE: Final = EnvSpec(
     order_enforce=False,
     disable_env_checker=True,
 )
-"""Plays any of the others on another machine; it has no tasks, and no turn limit, of its own."""
+"""Client of any of the others on another machine; tasks and turn limit are those of the server."""
 
 
 def register_all() -> None:
-    """Put every row of the table into Gymnasium's registry, and the way to other machines."""
+    """Register every row of the table, and the remote environment."""
     for spec in (*ENVIRONMENTS, REMOTE):
         gym.registry.setdefault(spec.id, spec)

@@ -1,1 +1,1 @@
-"""What every environment is built on: messages, tools, formats, contexts, rewards."""
+"""Building blocks of environments: messages, tools, contexts, rewards, snapshots, vectors."""

@@ -1,4 +1,4 @@
-"""What commands around an environment share: its arguments as JSON, and errors of one line."""
+"""Parts of commands: JSON options and one-line errors."""
 
 import contextlib
 import json
@@ -12,10 +12,10 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 
 
 def json_object(value: str | None, option: str) -> dict[str, Any]:
-    """Return the object that an option holds as JSON text.
+    """Return the JSON object of an option.
 
     Raises:
-        ConfigurationError: If it is no JSON object.
+        ConfigurationError: If it is not one.
     """
     try:
         parsed = json.loads(value or "{}")
@@ -28,12 +28,12 @@ def json_object(value: str | None, option: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def errors_of_one_line(program: str) -> Iterator[None]:
-    """Exit with one line where the command line is wrong, or what it names cannot be made."""
+    """Exit with one line if the command line is wrong or the environment cannot be made."""
     try:
         yield
     except (AgentEnvsError, gym.error.Error, ImportError, OSError) as error:
         sys.exit(f"{program}: {error}")
     except TypeError as error:
         if "keyword argument" not in str(error):
-            raise  # a mistake of the environment's, for which its author needs the traceback
+            raise  # a defect of the environment, whose author needs the traceback
         sys.exit(f"{program}: {error}")

@@ -352,7 +352,7 @@ def make_view(policy: ContextPolicy, history: History) -> View:
 
 
 def only_computes(policy: ContextPolicy) -> bool:
-    """Return whether a policy is known to wait for nothing outside the process."""
+    """Return whether a policy is known not to wait for other processes."""
     if isinstance(policy, Chain):
         return all(map(only_computes, policy.policies))
     return policy is full or isinstance(policy, Window | Budget)

@@ -1,9 +1,9 @@
-"""Adversarial edits: an attacker changes a few words of what tools say before the model reads it.
+"""Adversarial edits: an attacker changes a few words of tool results before the model reads them.
 
-The attacker is a black box's: it sees the question and the results, neither the model nor the right
-answer, and has a budget of edits. What the environment itself knows, and so how it scores, stays
-as it is. ``attack={"attacker": "swap", "budget": 2}`` of any `ToolEnv`; an attacker of one's own is
-named by its import path. `AgentR1/AdversarialEdits-v0` trains one.
+A black-box attacker sees the question and the results, neither the model nor the answer, and has a
+budget of edits. The environment scores the unedited results. Any `ToolEnv` takes
+``attack={"attacker": "swap", "budget": 2}``; a custom attacker is named by its import path.
+`AgentR1/AdversarialEdits-v0` trains one.
 """
 
 import re
@@ -20,7 +20,7 @@ from agent_envs.core.tool import ToolResult
 from agent_envs.errors import ConfigurationError
 
 MAX_EDIT_CHARS: Final = 80
-"""Longer texts are no edit but another result."""
+"""Maximum length of the texts of an edit."""
 DEFAULT_BUDGET: Final = 2
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _VALUE: Final = re.compile(r"\d+(?:[.,]\d+)*|(?<!^)\b[A-Z][\w'-]+")
@@ -28,18 +28,18 @@ _WORD: Final = re.compile(r"[^\W\d_]{3,}")
 
 
 class Edit(NamedTuple):
-    """The first place where `old` stands as whole words is to say `new`."""
+    """Replacement of the first occurrence of `old`, as whole words, by `new`."""
 
     old: str
     new: str
 
 
 Attacker = Callable[[str, str, np.random.Generator], Sequence[Edit]]
-"""Returns the edits that it would make, given the question and a result."""
+"""Takes the question and a result; returns edits."""
 
 
 def apply_edit(text: str, edit: Edit) -> str:
-    """Return a text after an edit; the same where the edit is none, or too long."""
+    """Return a text after an edit; unchanged if the edit is empty or too long."""
     if not edit.old or max(map(len, edit)) > MAX_EDIT_CHARS:
         return text
     pattern = rf"(?<!\w){re.escape(edit.old)}(?!\w)"
@@ -47,18 +47,18 @@ def apply_edit(text: str, edit: Edit) -> str:
 
 
 class ResultEdits:
-    """What an attacker does to the results of an episode; the same in each episode of a task."""
+    """The edits of an attacker in one episode; the same in each episode of a task."""
 
     def __init__(self, attack: Mapping[str, Any]) -> None:
-        """Let an attacker edit.
+        """Choose the attacker.
 
         Args:
-            attack: ``attacker``, a key of `ATTACKERS` or an import path, and ``budget``, the edits
-                of an episode.
+            attack: ``attacker``, a key of `ATTACKERS` or an import path, and ``budget``, the
+                number of edits per episode.
 
         Raises:
-            UnknownNameError: If there is no such attacker, or another key.
-            ConfigurationError: If the budget is no whole number from 0.
+            UnknownNameError: If the attacker or a key is unknown.
+            ConfigurationError: If the budget is not a whole number from 0.
         """
         for name in attack:
             lookup({"attacker": None, "budget": None}, name, kind="key of attack")
@@ -72,12 +72,12 @@ class ResultEdits:
         self.num_edits = self._num_results = 0
 
     def begin(self, task: Task) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._task_id, self._question = task.id, task.question
         self.num_edits = self._num_results = 0
 
     def edit(self, result: ToolResult) -> ToolResult:
-        """Return a result as the model gets to read it."""
+        """Return the edited result."""
         self._num_results += 1
         left = self._budget - self.num_edits
         if left < 1 or result.error is not None or not result.content:
@@ -94,7 +94,7 @@ class ResultEdits:
 
 
 def swap_values(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
-    """Let one sentence say the name or number of another; a lone number becomes another one."""
+    """Swap the names or numbers of two sentences; a lone number becomes another one."""
     values = _values(question, text)
     if len(values) > 1:
         one, other = rng.choice(len(values), 2, replace=False)
@@ -105,7 +105,7 @@ def swap_values(question: str, text: str, rng: np.random.Generator) -> list[Edit
 
 
 def misspell(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
-    """Let two letters inside a name, or two digits of a number, change places."""
+    """Swap two letters inside a name, or two digits of a number."""
     values = [value for value in _values(question, text) if len(set(value[1:])) > 1]
     if not values:
         return []
@@ -118,13 +118,13 @@ def misspell(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
 
 
 ATTACKERS: Final[Mapping[str, Attacker]] = {"swap": swap_values, "misspell": misspell}
-"""Attackers that need no model."""
+"""Attackers without a model."""
 
 
 def _values(question: str, text: str) -> list[str]:
-    """Return what each sentence seems to tell, each once: its last name or number, or word.
+    """Return the last name or number, or else word, of each sentence, each once.
 
-    What the question says itself is no news, and neither is the title of a passage: ``[1] ...``.
+    Words of the question and titles of passages (``[1] ...``) do not count.
     """
     asked = set(question.lower().split())
     told = []

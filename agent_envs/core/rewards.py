@@ -1,13 +1,13 @@
-"""Rewards as named terms: what a step earned, term by term.
+"""Rewards as sums of named terms.
 
-A term is a function of the environment and of what happened in the step; a weight turns its value
-into a contribution. Only terms with a weight other than 0 are computed. The contributions stand in
+A term is a function of the environment and the step; its weight makes a contribution of its value.
+Only terms with a weight other than 0 are computed. The contributions are in
 ``info["reward_terms"]`` and sum to the reward exactly.
 
-The default weights of the environments here never pay for a detour: whatever leads to a solution
-earns the same, less what mistakes cost, and what fails earns less. So a term on the way is either
-`Progress`, which a solution completes in any case, or a cost that is bounded over an episode; and
-each environment declares the `Earnings` of its terms.
+The default weights here never reward a detour: all solutions have the same return, less the cost of
+mistakes, and failures a lower one. So a process term is either `Progress`, which every solution
+completes, or a cost that is bounded over an episode. Each environment declares the `Earnings` of
+its terms.
 """
 
 import functools
@@ -26,12 +26,12 @@ from agent_envs.formats.tool_formats import ParsedAction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvent:
-    """What happened in one step."""
+    """One step."""
 
     action: ParsedAction
-    """What was understood of the model's turn; the first call of several."""
+    """The parsed turn; the first call of several."""
     result: ToolResult | None
-    """What the tool returned, if one was called; that of the first call of several."""
+    """The result of the tool, if one was called; that of the first call of several."""
     is_last: bool
     """Whether the episode ends here: an answer, or the last step the turn limit allows."""
     calls: Sequence[Call] = ()
@@ -41,17 +41,17 @@ class StepEvent:
 
 
 MAX_COUNTED_MISTAKES: Final = 10
-"""How many mistakes of a kind cost something in one episode, however long it is."""
+"""Maximum number of mistakes with a cost in one episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earnings:
-    """What the values of a term can sum to in an episode, before its weight: least and most."""
+    """Range of the sum of a term over an episode, before its weight."""
 
     solved: tuple[float, float]
-    """In an episode that solves its task."""
+    """Of an episode that solves its task."""
     unsolved: tuple[float, float]
-    """In any other."""
+    """Of any other."""
 
 
 NOTHING: Final = Earnings((0.0, 0.0), (0.0, 0.0))
@@ -62,21 +62,20 @@ COST: Final = Earnings(*[(-float(MAX_COUNTED_MISTAKES), 0.0)] * 2)
 
 
 class Progress:
-    """How far an episode has come with its task: credited once, and whole for a solution.
+    """Potential-based progress reward: each share of the task is credited once.
 
-    It is a potential (Ng, Harada and Russell, 1999) that only grows: what an episode earns by it
-    depends on how far it came, not on the number of steps nor on their order, and all solutions
-    earn the same.
+    The potential (Ng, Harada and Russell, 1999) only grows: the sum over an episode depends on the
+    progress, not on the number of steps or their order, and is equal for all solutions.
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        """Begin with what is done already, from 0 to 1: it earns nothing."""
+        """Set the share of the task that is done at the start, from 0 to 1; it is not credited."""
         self.best = self._start = start
 
     def advance(self, share: float) -> float:
-        """Return what a step earns that leaves `share` of the task done, 1 where it solves it.
+        """Return the credit of a step after which `share` of the task is done, 1 if it is solved.
 
-        What all steps of an episode earn sums to 0 at least, and to 1 at most.
+        The credits of an episode sum to a number from 0 to 1.
         """
         gain, self.best = max(0.0, share - self.best), max(share, self.best)
         return gain / (1.0 - self._start) if gain else 0.0
@@ -85,7 +84,7 @@ class Progress:
 RewardFunction = Callable[[Any, StepEvent], float]
 """Takes the environment and the step; returns the term's value before its weight."""
 Rewards = Mapping[str, float | tuple[RewardFunction, float]]
-"""Weight of each term, or function and weight of a term of one's own."""
+"""Weight of each term, or function and weight of a custom term."""
 
 
 def choose_terms(
@@ -94,8 +93,8 @@ def choose_terms(
     """Return function and weight of each term whose weight is not 0.
 
     Args:
-        rewards: What an environment's ``rewards=`` asks for.
-        functions: The terms that have a name.
+        rewards: The argument ``rewards=`` of an environment.
+        functions: The named terms.
 
     Raises:
         UnknownNameError: If a term has no function; the message suggests the nearest.
@@ -119,7 +118,7 @@ def choose_terms(
 
 
 def noted_terms(*names: str) -> dict[str, RewardFunction]:
-    """Make terms that are what the environment put into ``env.noted`` in this step, or 0."""
+    """Make terms with the values that the environment adds to ``env.noted`` in a step, or 0."""
 
     def term(env: Any, _: StepEvent, *, name: str) -> float:
         return float(env.noted.get(name, 0.0))
@@ -128,12 +127,12 @@ def noted_terms(*names: str) -> dict[str, RewardFunction]:
 
 
 def correct_term(env: Any, event: StepEvent) -> float:
-    """Return 1 for a right answer, by the environment's ``is_correct``; outcome."""
+    """Return 1 for a right answer, by the environment's ``is_correct``."""
     return float(env.is_correct) if event.action.kind == "answer" else 0.0
 
 
 def format_term(env: Any, event: StepEvent) -> float:
-    """Return -1 for a mistake, of which `MAX_COUNTED_MISTAKES` count; 0 for what is well-formed."""
+    """Return -1 for each of the first `MAX_COUNTED_MISTAKES` mistakes, else 0."""
     if event.action.is_faultless or env.num_invalid_actions > MAX_COUNTED_MISTAKES:
         return 0.0
     return -1.0
@@ -142,7 +141,7 @@ def format_term(env: Any, event: StepEvent) -> float:
 def earnings_of(
     weights: Mapping[str, float], earnings: Mapping[str, Earnings], *, solved: bool
 ) -> tuple[float, float]:
-    """Return the least and the most that an episode can earn by terms of these weights."""
+    """Return the range of the return for terms of these weights."""
     ranges = [
         sorted(weight * value for value in (term.solved if solved else term.unsolved))
         for weight, term in ((weight, earnings[name]) for name, weight in weights.items())
@@ -153,10 +152,10 @@ def earnings_of(
 def compute_terms(
     env: Any, event: StepEvent, terms: Mapping[str, tuple[RewardFunction, float]]
 ) -> dict[str, float]:
-    """Return what each term contributes to the reward of a step.
+    """Return the contribution of each term to the reward of a step.
 
     Raises:
-        TypeError: If a term returns no number; names the term.
+        TypeError: If a term does not return a number; names the term.
         ValueError: If it returns NaN or an infinite one.
     """
     contributions: dict[str, float] = {}

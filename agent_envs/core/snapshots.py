@@ -50,7 +50,7 @@ class Snapshot:
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """How an episode started and went on, for its replay."""
+    """Start, actions and results of an episode, for its replay."""
 
     random_state: Mapping[str, Any]
     """State of the random generator at the reset."""

@@ -1,4 +1,4 @@
-"""A Gymnasium space of Unicode text, and what `gymnasium.vector.AsyncVectorEnv` needs for it."""
+"""A Gymnasium space of Unicode text, with shared memory for `AsyncVectorEnv`."""
 
 import os
 import tempfile
@@ -25,16 +25,14 @@ _SAMPLE_CHARACTERS: Final = np.array([chr(code) for code in range(32, 127)])
 class UnicodeText(gym.Space[str]):
     """Any Unicode string of at most `max_length` characters.
 
-    Not a subclass of ``gymnasium.spaces.Text``: with the whole of Unicode as its charset that
-    space takes seconds to build, megabytes to print and a loop per character to test membership.
-
-    Samples are short and printable ASCII.
+    ``gymnasium.spaces.Text`` with the whole of Unicode takes seconds to build and to test. Samples
+    are short and printable ASCII.
     """
 
     def __init__(
         self, max_length: int = MAX_LENGTH, seed: int | np.random.Generator | None = None
     ) -> None:
-        """Hold strings of at most `max_length` characters; `seed` is for `sample`."""
+        """Set the maximum length, and the seed of `sample`."""
         super().__init__(dtype=str, seed=seed)
         self.max_length = max_length
 
@@ -50,12 +48,12 @@ class UnicodeText(gym.Space[str]):
         return "".join(self.np_random.choice(_SAMPLE_CHARACTERS, size=length))
 
     def contains(self, x: Any) -> bool:
-        """Say whether `x` is a string of at most `max_length` characters."""
+        """Return whether `x` is a string of at most `max_length` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Say that text does not flatten to a numpy array."""
+        """Whether text flattens to a numpy array: no."""
         return False
 
     def __repr__(self) -> str:
@@ -72,15 +70,14 @@ class UnicodeText(gym.Space[str]):
 
 
 class SharedTexts(Sequence[str]):
-    """One text for each member of a vector environment, shared by processes through a file.
+    """One text per member of a vector environment, shared by processes through a sparse file.
 
-    A text may be of any length: each member has a range of the file to itself, as long as the
-    longest text, of which the disk holds only what is written. It is a view, as the arrays of
-    numeric spaces are: it shows what was written last, and a deep copy of it is a tuple.
+    Each member has a range of the file for the longest text. Like the arrays of numeric spaces it
+    is a view of what was written last; a deep copy is a tuple.
     """
 
     def __init__(self, num_texts: int, max_length: int) -> None:
-        """Begin with empty texts."""
+        """Start with empty texts."""
         self._num_texts = num_texts
         self._stride = _LENGTH_BYTES + 4 * max_length  # UTF-8 takes four bytes at most
         descriptor, name = tempfile.mkstemp(prefix="agent-envs-texts-")
@@ -126,7 +123,7 @@ class SharedTexts(Sequence[str]):
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not a process forked from it
+    if os.getpid() == owner:  # not in a forked process
         path.unlink(missing_ok=True)
 
 
@@ -146,7 +143,7 @@ def _write(space: UnicodeText, index: int, value: str, shared_memory: SharedText
 
 
 def check_turn(action: object, *, is_over: bool) -> None:
-    """Refuse what cannot be a model's turn in an episode.
+    """Check that `action` can be the next turn of an episode.
 
     Raises:
         ActionTypeError: If `action` is not a string.

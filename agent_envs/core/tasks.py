@@ -79,7 +79,7 @@ class TaskFamily(RestorableEnv):
     data_source: ClassVar[str] = "generated, endless"
     """Source of the tasks, for the same list."""
     computes_only: ClassVar[bool] = False
-    """Whether a step of the family waits for nothing outside the process; not inherited by classes
+    """Whether a step of the family never waits for other processes; not inherited by classes
     outside this package."""
     num_turns: int
     """Turns of this episode."""

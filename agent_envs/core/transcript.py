@@ -1,4 +1,4 @@
-"""An episode as people read it: who said what, and what each step earned."""
+"""Episodes as text for people: messages, rewards and metrics."""
 
 import io
 import sys
@@ -14,24 +14,21 @@ _STYLES: Final[Mapping[Speaker, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Something that was said."""
+    """One message."""
 
     speaker: Speaker
     text: str
     reward_terms: Mapping[str, float] = field(default_factory=dict)
-    """What the step earned, if it is one."""
+    """The reward terms of a step."""
     error: str | None = None
-    """The code of the mistake, if it was one."""
+    """The code of a mistake."""
 
 
 class Transcript:
-    """Keeps an episode for `ToolEnv.render`, or prints it as it goes on.
-
-    `mode` is the environment's ``render_mode``; without one, nothing is kept.
-    """
+    """The entries of an episode, for `ToolEnv.render`; none without a ``render_mode``."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self._entries: list[Entry] = []
 
     @property
@@ -40,7 +37,7 @@ class Transcript:
         return format_entries(self._entries)
 
     def begin(self, mode: str | None, question: str) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._entries.clear()
         self._add(mode, Entry(speaker="task", text=question))
 
@@ -73,14 +70,14 @@ class Transcript:
 
 
 def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True) -> str:
-    """Return entries as text for a terminal of 100 columns, with ANSI colours or without."""
+    """Return entries as text for a terminal of 100 columns, with or without ANSI colours."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
     console = Console(
         file=io.StringIO(), force_terminal=is_coloured, no_color=not is_coloured, width=100,
-        highlight=False, legacy_windows=False, force_jupyter=False,  # which would show, not return
+        highlight=False, legacy_windows=False, force_jupyter=False,
     )  # fmt: skip
     with console.capture() as capture:
         for entry in entries:
@@ -95,7 +92,7 @@ def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True) -> str
 
 
 def _printable(text: str) -> str:
-    """Return text without what would steer a terminal."""
+    """Escape control characters."""
     return "".join(
         c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text
     ).encode(errors="replace").decode()  # fmt: skip

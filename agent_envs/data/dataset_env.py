@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DatasetEnv(ToolEnv):
-    """Base of environments whose tasks are rows; a subclass says in `dataset` how one is read."""
+    """Base class of environments whose tasks are rows; a subclass declares its `dataset`."""
 
     dataset: DatasetSpec[Any]
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_tasks"})
@@ -25,13 +25,13 @@ class DatasetEnv(ToolEnv):
         split: str | None = None,
         **shared: Any,
     ) -> None:
-        """Load the tasks, which environments of one process over the same source share.
+        """Load the tasks, which environments of one process and source share.
 
         Args:
             data: A JSONL, JSON (also ``.gz``) or Parquet file of rows, or a ``datasets.Dataset``;
                 the public data set on the hub if not given.
             split: The split of the hub's data set, instead of the usual one.
-            shared: What every tool environment takes; see `ToolEnv`.
+            shared: Arguments of `ToolEnv`.
 
         Raises:
             DataError: If the source is missing or malformed; names file, row and field.
@@ -40,7 +40,7 @@ class DatasetEnv(ToolEnv):
         super().__init__(**shared)
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        """Return the tasks of a source; here, every row is one."""
+        """Return the tasks of a source, by default one per row."""
         return _load_tasks(self.dataset, source)
 
     @property

@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Atomic writes of files."""
 
 import contextlib
 import json
@@ -12,25 +12,25 @@ from typing import Any
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, which takes its place if the block succeeds.
+    """Yield a temporary path that replaces `path` if the block succeeds.
 
-    A reader sees the old file or the new one, never half of it, even if the process is killed.
+    A reader sees the old file or the new one, even if the process is killed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
-        settle(temporary)
+        fsync_file(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def settle(path: Path) -> None:
-    """Wait until a file is on the disk, and let be read by whom the umask lets read new files.
+def fsync_file(path: Path) -> None:
+    """Flush a file to the disk, and give it the mode of new files.
 
-    Some writers, such as that of safetensors, leave files that only their owner can read.
+    Some writers, such as safetensors, make files that only their owner can read.
     """
     probe = path.with_name(f".{uuid.uuid4().hex}")
     probe.touch()

@@ -1,4 +1,4 @@
-"""Where rows come from: a file, a data set on the hub, or a ``datasets.Dataset``."""
+"""Sources of rows: a file, a data set on the hub, or a ``datasets.Dataset``."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ class Hub:
     """A public data set."""
 
     name: str
-    """What people call it."""
+    """Common name."""
     path: str
-    """Its name on the hub."""
+    """Name on the hub."""
     configuration: str | None = None
     split: str = "test"
-    """The split to play where nobody asks for another."""
+    """The default split."""
     licence: str = "see the hub's card"
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """A file as it is now: a changed file is another key of a cache."""
+    """A version of a file, as a key of caches."""
 
     path: str
     size: int
@@ -74,10 +74,10 @@ class HubSplit:
         return f"{self.hub.path}:{self.split}"
 
     def rows(self) -> Rows:
-        """Download the rows, or take them from the hub's cache.
+        """Load the rows from the hub or its cache.
 
         Raises:
-            DataError: If that fails; says how to pass a file instead.
+            DataError: If that fails.
         """
         require_extra("data", f"The hub's data set {self.hub.path}", "datasets")
         import datasets
@@ -98,12 +98,12 @@ class HubSplit:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GivenRows:
-    """Rows in memory; no two are taken for the same."""
+    """Rows in memory; compared by identity."""
 
     dataset: "datasets.Dataset"
 
     def __str__(self) -> str:
-        """Return what to call them in an error message."""
+        """Return a name for error messages."""
         return "dataset"
 
     def rows(self) -> Rows:
@@ -119,7 +119,7 @@ def field(row: Mapping[str, Any], name: str) -> Any:
     """Return a field of a row.
 
     Raises:
-        DataError: If there is none, or it is None; names the field and those that were found.
+        DataError: If it is missing or None; names the fields that were found.
     """
     if row.get(name) is None:
         found = ", ".join(row) or "nothing"
@@ -141,21 +141,21 @@ def text_field(row: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec(Generic[Row]):
-    """A data set: where it is, and how its rows are read."""
+    """A data set: its source, and how its rows are read."""
 
     read: Callable[[Mapping[str, Any], int], Row | None]
-    """Takes a row and its number from 0; returns None for a row to leave out.
+    """Takes a row and its index; returns None to leave it out.
 
     Raises:
         DataError: If the row is malformed; names the field. `read_all` names source and row.
     """
     form: str
-    """What a row must look like, in a sentence; part of every error."""
+    """The form of a row, in a sentence; part of every error."""
     hub: Hub | None = None
     """The public data set, if there is one."""
 
     def find(self, data: "str | Path | datasets.Dataset | None", split: str | None) -> Source:
-        """Return where the rows are.
+        """Return the source of the rows.
 
         Args:
             data: A file, a ``datasets.Dataset``, or None for the public data set.
@@ -185,5 +185,5 @@ class DatasetSpec(Generic[Row]):
             if row is not None:
                 rows.append(row)
         if not rows:
-            raise DataError(f"{source}: there are no rows to play. {self.form}")
+            raise DataError(f"{source}: there are no rows. {self.form}")
         return rows

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.data.files import atomic_path, settle, write_json
+from agent_envs.data.files import atomic_path, fsync_file, write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval.corpus import Hit, Passage, check_top_k
 from agent_envs.retrieval.index import SavedIndex
@@ -81,7 +81,7 @@ def embed_index(
             vectors.train(shard)
         vectors.add(shard)
     faiss.write_index(vectors, str(partial / _VECTORS))
-    settle(partial / _VECTORS)
+    fsync_file(partial / _VECTORS)
     write_json(partial / _DESCRIPTION, description)
     for path in shards:
         path.unlink()

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agent_envs.data.files import settle
+from agent_envs.data.files import fsync_file
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval.bm25 import K1, B, BM25Retriever, Postings, build_postings, words_of
 from agent_envs.retrieval.corpus import Corpus, Passage
@@ -92,7 +92,7 @@ def _write(passages: tuple[Passage, ...], folder: Path) -> None:
     description = {**_KIND, "bytes": {path.name: path.stat().st_size for path in files}}
     (folder / _DESCRIPTION).write_text(json.dumps(description, indent=2), encoding="utf-8")
     for path in (*files, folder / _DESCRIPTION):
-        settle(path)
+        fsync_file(path)
 
 
 def _check(folder: Path) -> None:

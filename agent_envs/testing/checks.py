@@ -1,4 +1,4 @@
-"""Run the checks: each is a function that says what it saw, in a line, and a row of `CHECKS`."""
+"""The checks of the conformance kit: `CHECKS` is the table of all."""
 
 import contextlib
 import copy
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
@@ -37,12 +37,12 @@ from agent_envs.testing.episodes import (
     begin,
     broken_actions,
     expect,
-    go_on,
+    finish,
     make_subjects,
     mistake,
-    play,
     record,
     reference_actions,
+    run_episode,
     step,
 )
 
@@ -50,17 +50,17 @@ NUM_BROKEN_ACTIONS: Final = 25
 NUM_TIMED_STEPS: Final = 200
 MAX_TIMED_SECONDS: Final = 2.0
 MAX_LATE_MICROSECONDS: Final = 5_000
-_CHILD: Final = "from agent_envs.testing.episodes import play_in_child; play_in_child()"
+_CHILD: Final = "from agent_envs.testing.episodes import run_in_child; run_in_child()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one check found."""
+    """Result of one check."""
 
     name: str
     status: Literal["ok", "failed", "skipped"]
     detail: str
-    """One line: what was seen, what is wrong, or why there was nothing to check."""
+    """One line: an observation, the problem, or the reason for skipping."""
 
 
 def check(make_env: str | Callable[[], TextEnv], **options: Any) -> list[Result]:
@@ -82,18 +82,18 @@ def run_checks(
     episodes: int = 3,
     seed: int = 0,
 ) -> Iterator[Result]:
-    """Run every check of `CHECKS` and yield what each found.
+    """Run every check of `CHECKS` and yield its result.
 
     Args:
-        make_env: A Gymnasium id, with its module in front (``my_env:MyEnv-v0``) unless it is
-            registered already; or a callable that makes the environment.
+        make_env: A Gymnasium id, with its module (``my_env:MyEnv-v0``) unless it is registered; or
+            a callable that makes the environment.
         kwargs: Arguments of the environment, for an id.
-        episodes: How many tasks the reference actions must solve in each tool format.
+        episodes: Number of tasks that the reference actions must solve in each tool format.
         seed: Seed of the first episode and of the broken actions.
 
     Raises:
-        ConfigurationError: If what is made is no Gymnasium environment. Whatever the environment
-            raises while it is made passes through.
+        ConfigurationError: If `make_env` makes no Gymnasium environment.
+        Exception: Any exception of the environment while it is made.
     """
     if isinstance(make_env, str):
         make_env = partial(gym.make, make_env, **(kwargs or {}))
@@ -117,7 +117,7 @@ def run_checks(
 
 
 def check_gymnasium(subject: Subject) -> str:
-    """Gymnasium's own checker has nothing to say, not even a warning."""
+    """Gymnasium's checker neither raises nor warns."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("error")
         if subject.spec is None:
@@ -128,7 +128,7 @@ def check_gymnasium(subject: Subject) -> str:
 
 
 def check_spec(subject: Subject) -> str:
-    """The spec survives JSON, and what comes back makes the environment."""
+    """The spec can be saved as JSON and makes the environment again."""
     if subject.spec is None:
         raise NotOffered("made without gym.make")
     try:
@@ -141,11 +141,11 @@ def check_spec(subject: Subject) -> str:
 
 
 def check_info(subject: Subject) -> str:
-    """``info`` holds what a policy and a trainer read, and it is JSON."""
+    """``info`` is JSON and holds what policies and trainers need."""
     with subject.make() as env:
         _, info = env.reset(seed=subject.seed)
         _check_info(info, "reset")
-        for number, (*_, info) in enumerate(play(env, subject.seed), 1):
+        for number, (*_, info) in enumerate(run_episode(env, subject.seed), 1):
             _check_info(info, f"step {number}")
     for name, value in info.get("metrics", {}).items():
         is_number = isinstance(value, int | float) and math.isfinite(value)
@@ -154,73 +154,18 @@ def check_info(subject: Subject) -> str:
 
 
 def check_replay(subject: Subject) -> str:
-    """The same seed and actions give the same bytes: again, and in a new environment."""
+    """The same seed and actions give the same bytes, also in a new environment."""
     with subject.make() as env:
         first = record(env, subject.seed)
         record(env, subject.seed + 1)
-        _compare(first, record(env, subject.seed), "when an environment is played again")
+        _compare(first, record(env, subject.seed), "when an environment is reset and run again")
     with subject.make() as env:
         _compare(first, record(env, subject.seed), "in a second environment")
     return "byte for byte, by seed"
 
 
-def check_processes(subject: Subject) -> str:
-    """A process that hashes strings otherwise gives the same bytes, and goes on from snapshots."""
-    saved, expected = _save_in_the_middle(subject)
-    try:
-        payload = pickle.dumps((subject.make_env, subject.seed, saved))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise NotOffered(f"cannot be sent to another process: {error}") from None
-    other_hashes = {
-        "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
-        "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
-    }
-    command, variables = [sys.executable, "-P", "-c", _CHILD], {**os.environ, **other_hashes}
-    child = subprocess.run(command, input=payload, capture_output=True, check=False, env=variables)  # noqa: S603
-    complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
-    if child.returncode == NOT_MADE:
-        raise NotOffered(f"another process cannot make it: {complaint}")
-    expect(child.returncode == 0, f"fails in another process: {complaint}")
-    shown, *continued = json.loads(child.stdout.splitlines()[-1])
-    with subject.make() as env:
-        _compare(record(env, subject.seed), shown, "in a process with other hashes")
-    for rest, what in zip(continued, ("a snapshot", "a pickle"), strict=False):
-        _compare(expected, rest, f"when another process goes on from {what}")
-    return "byte for byte, with another PYTHONHASHSEED"
-
-
-def check_snapshots(subject: Subject) -> str:
-    """From a snapshot, a deep copy or a pickle an episode goes on as it does without them."""
-    num_bytes = 0
-    with subject.make() as env:
-        base: Any = env.unwrapped
-        if not hasattr(base, "snapshot"):
-            raise NotOffered("no snapshot and restore")
-        actions = actions_taken(env, subject.seed)
-        for start in sorted({0, _middle(actions), len(actions)}):
-            begin(env, subject.seed, actions[:start])
-            try:
-                snapshot, copied, pickled = base.snapshot(), copy.deepcopy(env), _pickled(env)
-            except SnapshotError as error:
-                if isinstance(error.__cause__, SnapshotError):  # what a tool says of itself
-                    raise NotOffered(str(error)) from None
-                raise
-            expected = go_on(env, actions, start)
-            base.restore(snapshot)
-            others = {"a snapshot": env, "a deep copy": copied}
-            if pickled is not None:
-                others["a pickle"] = pickle.loads(pickled)  # noqa: S301 - pickled above
-            for what, other in others.items():
-                rest = go_on(other, actions, start)
-                _compare(expected, rest, f"when {what} goes on from step {start}")
-                if other is not env:
-                    other.close()
-            num_bytes = max(num_bytes, len(pickle.dumps(snapshot)))
-    return f"{num_bytes} bytes at most"
-
-
 def check_tasks(subject: Subject) -> str:
-    """``reset(options={"task": n})`` gives task n whatever the seed, and refuses what is none."""
+    """``reset(options={"task": n})`` selects task n for any seed, and refuses unknown tasks."""
     with subject.make() as env:
         if not hasattr(env.unwrapped, "num_tasks"):
             raise NotOffered("no num_tasks")
@@ -273,7 +218,7 @@ def check_turn_limit(subject: Subject) -> str:
 
 
 def check_any_text(subject: Subject) -> str:
-    """No text is an exception or by accident an answer, and the feedback stays short."""
+    """No text raises or is an answer by accident, and feedback stays short."""
     with subject.make(max_episode_steps=-1) as env:
         env.reset(seed=subject.seed)
         base = env.unwrapped
@@ -289,7 +234,7 @@ def check_any_text(subject: Subject) -> str:
 
 
 def check_misuse(subject: Subject) -> str:
-    """A step before reset and an action that is no text are programming errors."""
+    """A step before reset and an action that is not text are programming errors."""
     with subject.make() as env:
         early = _raised(env.step, "hm")
         problem = f"step before reset raises {early!r}, not gymnasium.error.ResetNeeded"
@@ -300,7 +245,7 @@ def check_misuse(subject: Subject) -> str:
 
 
 def check_time(subject: Subject) -> str:
-    """Steps without tools are quick, late in an episode too; a warning at most."""
+    """Steps without tools are fast, also late in an episode; at most a warning."""
     seconds: list[float] = []
     with subject.make(max_episode_steps=-1) as env:
         env.reset(seed=subject.seed)
@@ -316,8 +261,72 @@ def check_time(subject: Subject) -> str:
     return f"warning: steps slow down: {text}" if is_slow else text
 
 
+def check_snapshots(subject: Subject) -> str:
+    """An episode continues alike from a snapshot, a deep copy and a pickle."""
+    num_bytes = 0
+    with subject.make() as env:
+        base: Any = env.unwrapped
+        if not hasattr(base, "snapshot"):
+            raise NotOffered("no snapshot and restore")
+        actions = actions_taken(env, subject.seed)
+        for start in sorted({0, 2 * len(actions) // 3, len(actions)}):
+            begin(env, subject.seed, actions[:start])
+            try:
+                snapshot, copied, pickled = base.snapshot(), copy.deepcopy(env), _pickled(env)
+            except SnapshotError as error:
+                if error.__cause__ is None:  # a tool refuses
+                    raise NotOffered(str(error)) from None
+                raise
+            expected = finish(env, actions, start)
+            base.restore(snapshot)
+            others = {"a snapshot": env, "a deep copy": copied}
+            if pickled is not None:
+                others["a pickle"] = pickle.loads(pickled)  # noqa: S301 - pickled above
+            for what, other in others.items():
+                rest = finish(other, actions, start)
+                _compare(expected, rest, f"when continued from {what} at step {start}")
+                if other is not env:
+                    other.close()
+            num_bytes = max(num_bytes, len(pickle.dumps(snapshot)))
+    return f"{num_bytes} bytes at most"
+
+
+def check_processes(subject: Subject) -> str:
+    """Another process, with other string hashes, gives the same bytes, also from snapshots."""
+    saved, expected = None, {}
+    with subject.make() as env:
+        base: Any = env.unwrapped
+        if hasattr(base, "snapshot"):
+            actions = actions_taken(env, subject.seed)
+            start = 2 * len(actions) // 3
+            begin(env, subject.seed, actions[:start])
+            with contextlib.suppress(SnapshotError, TypeError):  # check_snapshots reports it
+                saved = actions, start, base.snapshot(), _pickled(env)
+                expected = finish(env, actions, start)
+    try:
+        payload = pickle.dumps((subject.make_env, subject.seed, saved))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise NotOffered(f"cannot be sent to another process: {error}") from None
+    other_hashes = {
+        "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
+        "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
+    }
+    command, variables = [sys.executable, "-P", "-c", _CHILD], {**os.environ, **other_hashes}
+    child = subprocess.run(command, input=payload, capture_output=True, check=False, env=variables)  # noqa: S603
+    complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
+    if child.returncode == NOT_MADE:
+        raise NotOffered(f"another process cannot make it: {complaint}")
+    expect(child.returncode == 0, f"fails in another process: {complaint}")
+    shown, *continued = json.loads(child.stdout.splitlines()[-1])
+    with subject.make() as env:
+        _compare(record(env, subject.seed), shown, "in a process with other hashes")
+    for rest, what in zip(continued, ("a snapshot", "a pickle"), strict=False):
+        _compare(expected, rest, f"when another process continues from {what}")
+    return "byte for byte, with another PYTHONHASHSEED"
+
+
 CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
-    # name, function, whether it plays in every tool format
+    # name, function, whether it runs in every tool format
     ("gymnasium", check_gymnasium, True),
     ("spec", check_spec, False),
     ("info", check_info, True),
@@ -333,29 +342,8 @@ CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
 )
 
 
-def _save_in_the_middle(subject: Subject) -> tuple[Any, dict[str, str]]:
-    """Return what another process needs to go on from the middle of an episode, and what it shows.
-
-    Nothing where there are no snapshots, or they fail, of which another check tells.
-    """
-    with subject.make() as env:
-        base: Any = env.unwrapped
-        if hasattr(base, "snapshot"):
-            actions = actions_taken(env, subject.seed)
-            start = _middle(actions)
-            begin(env, subject.seed, actions[:start])
-            with contextlib.suppress(SnapshotError, TypeError):
-                saved = actions, start, base.snapshot(), _pickled(env)
-                return saved, go_on(env, actions, start)
-    return None, {}
-
-
-def _middle(actions: Sequence[str]) -> int:
-    return 2 * len(actions) // 3  # late enough that there is a state, with something left to do
-
-
 def _pickled(env: TextEnv) -> bytes | None:
-    """Pickle an environment; None if its class is in no module, where nothing could find it."""
+    """Pickle an environment; None if no module holds its class."""
     try:
         return pickle.dumps(env)
     except (pickle.PicklingError, AttributeError):

@@ -1,4 +1,4 @@
-"""How an environment is made and played to check it, with right, wrong and hostile actions."""
+"""Episodes of the conformance kit: right, broken and hostile actions."""
 
 import contextlib
 import itertools
@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-import agent_envs  # noqa: F401 - registers our ids, also in a process that begins here
+import agent_envs  # noqa: F401 - registers our ids, also in a child process
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.actions import example_arguments
@@ -35,18 +35,18 @@ HOSTILE_ACTIONS: Final = (
     '<tool_call>{"name": "search", "arguments": {"query": ' + "9" * 5000 + "}}</tool_call>",
     "<answer></answer>", "<answer>a</answer><answer>b</answer>", "<think><answer>a</answer>",
 )  # fmt: skip
-"""None is an answer in any format but ``openai``, where every text without a call is one."""
+"""None is an answer, except in the format ``openai``, where any text without a call is one."""
 MAX_FEEDBACK_CHARS: Final = 50_000
 _NASTY: Final = ("", "\x00", '"', "{", "}}", "\\", "</tool_call>", "<answer>", "9" * 400, "\ud800")
 NOT_MADE: Final = 3
 
 
 class NotOffered(Exception):
-    """Why there is nothing to check."""
+    """The environment does not offer what a check needs."""
 
 
 class Problem(Exception):
-    """What is wrong, in a sentence for the environment's author."""
+    """A defect, in a sentence for the author of the environment."""
 
 
 def expect(is_right: bool, problem: str) -> None:
@@ -57,18 +57,18 @@ def expect(is_right: bool, problem: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The environment that is checked, in one tool format."""
+    """The checked environment, in one tool format."""
 
     make_env: Callable[[], TextEnv]
     spec: EnvSpec | None
-    """How ``gym.make`` made it, if that did."""
+    """The spec, if ``gym.make`` made it."""
     tool_format: str | None
-    """None for the only one, and where it has none."""
+    """None for the default one."""
     episodes: int
     seed: int
 
     def make(self, **changes: Any) -> TextEnv:
-        """Make the environment; with changes, if ``gym.make`` can."""
+        """Make the environment, with changed arguments if it has a spec."""
         if self.tool_format is not None:
             changes["tool_format"] = self.tool_format
         if self.spec is None or not changes:
@@ -77,7 +77,7 @@ class Subject:
 
 
 def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> list[Subject]:
-    """Return the environment as it is, and in every other tool format that it takes."""
+    """Return the unchanged environment, and one for every other tool format that it takes."""
     env = make_env()
     if not isinstance(env, gym.Env):
         raise ConfigurationError(f"{type(env).__name__} is no Gymnasium environment.")
@@ -94,50 +94,44 @@ def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> 
 
 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
-    """Play one episode; return all it showed as text, by place (step 0 is the reset)."""
+    """Run one episode; return its results as text, by place (step 0 is the reset)."""
     observation, info = env.reset(seed=seed)
-    outcomes = [(observation, 0.0, False, False, info), *play(env, seed)]
+    outcomes = [(observation, 0.0, False, False, info), *run_episode(env, seed)]
     shown: dict[str, str] = {}
     for number, outcome in enumerate(outcomes):
         shown |= _show(number, outcome)
     return shown
 
 
-def go_on(env: TextEnv, actions: Sequence[str], start: int) -> dict[str, str]:
-    """Play the rest of an episode, and begin another; return all it showed, as `record` does.
-
-    Args:
-        env: In the middle of an episode.
-        actions: All of the episode's; those before `start` have been played.
-        start: The number of the first action that is left.
-    """
+def finish(env: TextEnv, actions: Sequence[str], start: int) -> dict[str, str]:
+    """Take `actions` from number `start` on, then reset; return the results as `record` does."""
     shown: dict[str, str] = {}
     for number, action in enumerate(actions[start:], start + 1):
         shown |= _show(number, step(env, action))
-    observation, info = env.reset()  # of a task that the generator draws
+    observation, info = env.reset()  # draws a task
     return shown | _show(len(actions) + 1, (observation, 0.0, False, False, info))
 
 
-def play_in_child() -> None:
-    """Play what the parent process pickled, and print what was shown; see `check_processes`."""
+def run_in_child() -> None:
+    """Run the episodes that the parent process pickled, and print them; see `check_processes`."""
     try:
         make_env, seed, saved = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
         env = make_env()
-    except Exception as error:  # noqa: BLE001 - the parent says it
+    except Exception as error:  # noqa: BLE001 - the parent reports it
         sys.stderr.write(" ".join(f"{type(error).__name__}: {error}".split()))
         sys.exit(NOT_MADE)
     shown = [record(env, seed)]
     if saved is not None:
         actions, start, snapshot, pickled = saved
         env.unwrapped.restore(snapshot)
-        shown.append(go_on(env, actions, start))
+        shown.append(finish(env, actions, start))
         if pickled is not None:
-            shown.append(go_on(pickle.loads(pickled), actions, start))  # noqa: S301
+            shown.append(finish(pickle.loads(pickled), actions, start))  # noqa: S301
     sys.stdout.write("\n" + json.dumps(shown))
 
 
-def play(env: TextEnv, seed: int) -> Iterator[Outcome]:
-    """Go on from a reset: a mistake, the reference actions, and broken ones before the last."""
+def run_episode(env: TextEnv, seed: int) -> Iterator[Outcome]:
+    """After a reset, take a mistake, the reference actions, and broken ones before the last."""
     for action in _planned_actions(env, seed):
         outcome = step(env, action)
         yield outcome
@@ -146,15 +140,15 @@ def play(env: TextEnv, seed: int) -> Iterator[Outcome]:
 
 
 def actions_taken(env: TextEnv, seed: int) -> list[str]:
-    """Play an episode as `play` does, and return the actions it took."""
+    """Run an episode, and return the actions that `run_episode` takes."""
     env.reset(seed=seed)
     actions = _planned_actions(env, seed)
     env.reset(seed=seed)
-    return actions[: len(list(play(env, seed)))]
+    return actions[: len(list(run_episode(env, seed)))]
 
 
 def begin(env: TextEnv, seed: int, actions: Sequence[str]) -> None:
-    """Begin an episode and take its first actions."""
+    """Reset, and take actions."""
     env.reset(seed=seed)
     for action in actions:
         step(env, action)
@@ -174,7 +168,7 @@ def _show(number: int, outcome: Outcome) -> dict[str, str]:
 
 
 def step(env: TextEnv, action: str) -> Outcome:
-    """Take a step, which must go through whatever the text, and check its reward."""
+    """Take a step, which must not raise, and check its result."""
     place = f"step({action[:80]!r})"
     try:
         observation, reward, terminated, truncated, info = env.step(action)
@@ -182,7 +176,7 @@ def step(env: TextEnv, action: str) -> Outcome:
         raise Problem(f"{place} raises {type(error).__name__}: {error}") from error
     expect(isinstance(observation, str), f"{place}: the observation is no str")
     expect(math.isfinite(reward), f"{place}: the reward is {reward}")
-    if not info.get("tool_result"):  # what a tool says has a limit of its own
+    if not info.get("tool_result"):  # tool results have their own limit
         expect(len(observation) <= MAX_FEEDBACK_CHARS, f"{place}: {len(observation)} characters")
     total = sum(info["reward_terms"].values()) if "reward_terms" in info else reward
     expect(total == reward, f"{place}: reward_terms sum to {total}, the reward is {reward}")
@@ -190,20 +184,20 @@ def step(env: TextEnv, action: str) -> Outcome:
 
 
 def mistake(env: TextEnv) -> str:
-    """Return an action that runs no tool and, in a `ToolEnv` of any format, is no answer."""
+    """Return an action that runs no tool and is no answer in a `ToolEnv`."""
     base = env.unwrapped
     return base.write_call("no_such_tool") if isinstance(base, ToolEnv) else "hm"
 
 
 def reference_actions(env: TextEnv) -> list[str]:
-    """Return what solves the current task; nothing where that is not known."""
+    """Return actions that solve the current task; none if they are unknown."""
     with contextlib.suppress(NotImplementedError):
         return list(getattr(env.unwrapped, "reference_actions", list)())
     return []
 
 
 def broken_actions(env: TextEnv, seed: int) -> Iterator[str]:
-    """Yield right actions with a piece cut out, or with something nasty in its place."""
+    """Yield right actions with a random piece removed or replaced by hostile text."""
     rng = np.random.default_rng(seed)
     actions = [*reference_actions(env), mistake(env)]
     if isinstance(base := env.unwrapped, ToolEnv):

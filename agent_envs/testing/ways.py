@@ -1,8 +1,7 @@
-"""Ways of playing a task: short, padded, shuffled, wrong first, early, late, never, flooding.
+"""Reward-hacking probes: one task with short, padded, shuffled, wrong, early, late or no answers.
 
-`play_ways` plays one task in all of them, and `find_detour` says whether one of them pays that must
-not: with its default rewards, no way that solves a task earns more than the shortest one, and none
-that fails earns more than one that solves.
+`play_ways` runs all of them, and `find_detour` finds one with too high a return: with default
+rewards, no solution returns more than the shortest one, and no failure more than a solution.
 """
 
 import itertools
@@ -18,16 +17,16 @@ from agent_envs.testing.episodes import TextEnv, mistake, reference_actions, ste
 
 NUM_RANDOM_WAYS: Final = 8
 MAX_TOOLS: Final = 3
-"""How many of the tools are called without a need."""
+"""Number of tools with probes of needless calls."""
 UNLIMITED_TURNS: Final = 12
-"""How long ways get where there is no turn limit."""
+"""Length of probes without a turn limit."""
 FLOOD: Final = " ".join(map(str, range(1_000)))
 TOLERANCE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One way of playing a task, and what came of it."""
+    """One probe, and its result."""
 
     way: str
     solved: bool
@@ -35,9 +34,12 @@ class Play:
 
 
 def play_ways(env: TextEnv, seed: int, actions: Sequence[str] = ()) -> list[Play]:
-    """Play the task of `seed` in every way, the shortest first; none where no way is known.
+    """Run every probe on the task of `seed`, the shortest solution first.
 
-    `actions` are the shortest way that solves it, the reference actions if not given.
+    Args:
+        env: Any environment; without a known solution there are no probes.
+        seed: Seed of the reset.
+        actions: The shortest solution; the reference actions if not given.
     """
     env.reset(seed=seed)
     actions = actions or reference_actions(env)
@@ -48,7 +50,7 @@ def play_ways(env: TextEnv, seed: int, actions: Sequence[str] = ()) -> list[Play
 
 
 def find_detour(plays: Sequence[Play]) -> str | None:
-    """Return which of the plays earns what it must not; None if none does, or there are none."""
+    """Describe a probe with too high a return; None if there is none."""
     if not plays:
         return None
     shortest = plays[0]
@@ -69,7 +71,7 @@ def find_detour(plays: Sequence[Play]) -> str | None:
 
 
 def _play(env: TextEnv, seed: int, actions: Iterable[str]) -> tuple[bool, float]:
-    """Return whether the task was solved, and the sum of the rewards."""
+    """Return whether the task was solved, and the return."""
     _, info = env.reset(seed=seed)
     earned = 0.0
     for action in actions:
@@ -81,7 +83,7 @@ def _play(env: TextEnv, seed: int, actions: Iterable[str]) -> tuple[bool, float]
 
 
 def _ways(env: TextEnv, actions: Sequence[str], seed: int) -> Iterator[tuple[str, Sequence[str]]]:
-    base: ToolEnv = env.unwrapped  # type: ignore[assignment] # play_ways has looked
+    base: ToolEnv = env.unwrapped  # type: ignore[assignment] # checked by play_ways
     limit = base.max_turns or UNLIMITED_TURNS
     *calls, last = actions
     room = max(0, limit - len(actions))
@@ -131,6 +133,6 @@ def _ways(env: TextEnv, actions: Sequence[str], seed: int) -> Iterator[tuple[str
 
 
 def _reworded(call: str, text: str) -> str:
-    """Return a call whose last text argument goes on with `text`."""
+    """Append `text` to the last text argument of a call."""
     head, mark, tail = call.rpartition('"')
     return f"{head}{text}{mark}{tail}"

@@ -1,8 +1,7 @@
-"""Act by numbers, for libraries whose policies write no text.
+"""Actions as numbers, for libraries whose policies write no text.
 
-Around environments with text actions: `MenuActions` lets a policy choose from candidates, such as
-tool calls, and `TokenActions` lets it write token ids. With `TokenObservation` inside, both sides
-are arrays, as Stable-Baselines3 and CleanRL want them::
+`MenuActions` lets a policy choose from candidates, and `TokenActions` lets it write token ids. With
+`TokenObservation` both sides are arrays, as Stable-Baselines3 and CleanRL need them::
 
     env = ConversationObservation(gym.make("AgentR1/SyntheticTable-v0"))
     env = TokenObservation(env, tokenizer, max_length=1024)
@@ -24,26 +23,24 @@ Mask = npt.NDArray[np.int8]
 Tokens = npt.NDArray[np.int64]
 
 NO_CHOICE = ""
-"""The action of a number that stands for nothing: the environment says what it takes."""
+"""The action of a number without a text: a mistake, to which the environment replies."""
 
 
 class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Makes the number of a text the action: one of those that a menu offers in each state.
+    """Makes the index of a text in a menu the action.
 
-    ``info["menu"]`` holds the texts and ``info["action_mask"]``, shape (size,), int8, which numbers
-    stand for one; `action_masks` returns the same as booleans, for sb3-contrib's MaskablePPO. A
-    number that stands for none is an empty action, which is a mistake like any other.
+    ``info["menu"]`` holds the texts and ``info["action_mask"]``, shape (size,), int8, the valid
+    indices; `action_masks` returns the mask as booleans, for sb3-contrib's MaskablePPO. An invalid
+    index is an empty action.
     """
 
     def __init__(self, env: gym.Env[Any, str], menu: Sequence[str] | Menu, *, size: int) -> None:
-        """Offer a menu.
+        """Wrap `env`.
 
         Args:
             env: An environment whose actions are text.
-            menu: The texts: the same in all states, or a function of the state's `info`, such as
-                one that writes a call for each name in ``info["messages"]``.
-            size: The number of actions; what a longer menu offers beyond it is left out, and
-                ``info["num_cut_choices"]`` says how many that are.
+            menu: The texts, or a function of the state's `info` that returns them.
+            size: The number of actions; ``info["num_cut_choices"]`` counts the texts beyond it.
 
         Raises:
             ConfigurationError: If `size` is less than 1.
@@ -59,15 +56,15 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; see `ToolEnv.reset`."""
+        """Start an episode; see `ToolEnv.reset`."""
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._offer(info)
 
     def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the turn with number `action`.
+        """Take the turn with index `action`.
 
         Raises:
-            ConfigurationError: If it is no number from 0 to size - 1.
+            ConfigurationError: If it is not from 0 to size - 1.
         """
         if not isinstance(action, int | np.integer) or not 0 <= action < self._size:
             raise ConfigurationError(f"An action is 0 to {self._size - 1}, not {action!r}.")
@@ -76,20 +73,20 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return observation, reward, terminated, truncated, self._offer(info)
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Return which numbers stand for a text in this state, shape (size,)."""
+        """Return the valid indices of this state, shape (size,)."""
         return np.arange(self._size) < len(self._choices)
 
     def _offer(self, info: dict[str, Any]) -> dict[str, Any]:
         choices = list(self._menu(info) if callable(self._menu) else self._menu)
         self._choices = choices[: self._size]
         mask: Mask = self.action_masks().astype(np.int8)
-        told = {"menu": list(self._choices), "action_mask": mask}
         num_cut = len(choices) - len(self._choices)
-        return info | told | ({"num_cut_choices": num_cut} if num_cut else {})
+        cut = {"num_cut_choices": num_cut} if num_cut else {}
+        return info | {"menu": list(self._choices), "action_mask": mask} | cut
 
 
 class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Makes token ids the action: a fixed number of them, of which those before the end count."""
+    """Makes an array of token ids the action; ids after the end token are ignored."""
 
     def __init__(
         self,
@@ -100,14 +97,14 @@ class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         num_tokens: int,
         end_id: int = 0,
     ) -> None:
-        """Let a policy write tokens.
+        """Wrap `env`.
 
         Args:
             env: An environment whose actions are text.
-            decode: Turns token ids into a text, such as a tokenizer's ``decode``.
+            decode: Converts token ids to text, such as a tokenizer's ``decode``.
             length: Length of an action, in tokens.
-            num_tokens: How many ids there are.
-            end_id: The id that ends an action; what follows it is not read.
+            num_tokens: Number of token ids.
+            end_id: The id that ends an action.
 
         Raises:
             ConfigurationError: If a number is out of range.
@@ -125,7 +122,7 @@ class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self.action_space = gym.spaces.MultiDiscrete([num_tokens] * length)
 
     def step(self, action: Tokens) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the turn that token ids spell.
+        """Take the turn of the decoded token ids.
 
         Raises:
             ConfigurationError: If they are not in the action space.

@@ -1,9 +1,8 @@
-"""Observe the whole state, for libraries that read observations and nothing else.
+"""The whole state as the observation, for libraries that ignore `info`.
 
-The observation of a `ToolEnv` is what it says now; the state stands in ``info["messages"]``. With
+The observation of a `ToolEnv` is its last reply; the state is ``info["messages"]``. With
 `ConversationObservation` the observation is the state, as text, and with `TokenObservation` around
-that it is an array of token ids. To a library that knows neither messages nor text the task is then
-a Markov decision process all the same::
+that an array of token ids::
 
     env = gym.make("AgentR1/SyntheticMultiHop-v0")
     env = TokenObservation(ConversationObservation(env), tokenizer, max_length=1024)
@@ -29,20 +28,20 @@ Tokens = npt.NDArray[np.int64]
 def render_messages(messages: Sequence[Message]) -> str:
     r"""Write messages as JSON, one a line: ``{"role": "user", "content": "..."}``.
 
-    No content can be taken for another message, since JSON writes a line break as ``\n``.
+    No content can be confused with another message: JSON escapes line breaks.
     """
     return "\n".join(json.dumps(message, ensure_ascii=False) for message in messages)
 
 
 class ConversationObservation(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """Makes ``info["messages"]``, the state as the context policy made it, the observation."""
+    """Makes ``info["messages"]``, the state, the observation."""
 
     def __init__(self, env: gym.Env[str, str], render: Render = render_messages) -> None:
-        """Observe the conversation of `env`.
+        """Wrap `env`.
 
         Args:
-            env: An environment whose info holds ``messages``, as each of this package does.
-            render: Writes messages as one text.
+            env: An environment whose info holds ``messages``.
+            render: Converts messages to one text.
         """
         RecordConstructorArgs.__init__(self, render=render)
         super().__init__(env)
@@ -52,7 +51,7 @@ class ConversationObservation(gym.Wrapper[str, str, str, str], RecordConstructor
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; see `ToolEnv.reset`."""
+        """Start an episode; see `ToolEnv.reset`."""
         _, info = self.env.reset(seed=seed, options=options)
         return self._observe(info), info
 
@@ -71,11 +70,11 @@ class ConversationObservation(gym.Wrapper[str, str, str, str], RecordConstructor
 
 
 class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
-    """Turns observations that are text into token ids, in an array of a fixed length.
+    """Encodes text observations as an array of token ids of fixed length.
 
-    Shorter ones are filled up at the end. Of longer ones the last tokens are kept, and
-    ``info["num_cut_tokens"]`` says how many are missing: the observation is the state no more, so
-    choose `max_length` for the longest episode, or a ``context`` that stays below it.
+    Shorter ones are padded at the end; of longer ones the last tokens are kept, and
+    ``info["num_cut_tokens"]`` counts the others. Choose `max_length` for the longest episode, or a
+    ``context`` that stays below it.
     """
 
     def __init__(
@@ -87,18 +86,18 @@ class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
         num_tokens: int | None = None,
         pad_id: int = 0,
     ) -> None:
-        """Observe tokens of `env`.
+        """Wrap `env`.
 
         Args:
             env: An environment whose observations are text.
-            encode: Turns a text into token ids. Also a tokenizer of ``transformers``: it is asked
-                for no special tokens, and to take none in the text for one of its own.
+            encode: Converts a text to token ids; or a tokenizer of ``transformers``, which then
+                adds no special tokens and splits those in the text.
             max_length: Length of an observation, in tokens.
-            num_tokens: How many ids there are; the tokenizer's number if not given.
-            pad_id: What fills an observation up.
+            num_tokens: Number of token ids; that of the tokenizer if not given.
+            pad_id: Padding token.
 
         Raises:
-            ConfigurationError: If a number is out of range, or the number of tokens is not known.
+            ConfigurationError: If a number is out of range or missing.
         """
         RecordConstructorArgs.__init__(
             self, encode=encode, max_length=max_length, num_tokens=num_tokens, pad_id=pad_id
@@ -107,7 +106,7 @@ class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
         tokenizer: Any = encode
         self._encode, self._is_tokenizer = tokenizer, hasattr(encode, "split_special_tokens")
         if num_tokens is None and not self._is_tokenizer:
-            raise ConfigurationError("num_tokens is missing: a function does not say it.")
+            raise ConfigurationError("num_tokens is missing; a function encode= needs it.")
         size = len(tokenizer) if num_tokens is None else num_tokens
         if max_length < 1 or not 0 <= pad_id < size:
             raise ConfigurationError(
@@ -120,7 +119,7 @@ class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tokens, dict[str, Any]]:
-        """Begin an episode; see `ToolEnv.reset`."""
+        """Start an episode; see `ToolEnv.reset`."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._tokens(observation, info), info
 

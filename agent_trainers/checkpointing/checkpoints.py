@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent_envs.data.files import settle, write_json
+from agent_envs.data.files import fsync_file, write_json
 from agent_envs.errors import CheckpointError, ConfigurationError
 
 UNFINISHED: Final = "_unfinished"  # TRL does not upload names with a leading underscore
@@ -193,7 +193,7 @@ def _is_torch_writer(text: str) -> bool:
 def flush(folder: Path) -> None:
     """Wait until all files in `folder` are on disk, with the umask's permissions."""
     for path in _files(folder):
-        settle(path)
+        fsync_file(path)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _flush_folder(path)
 

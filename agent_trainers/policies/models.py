@@ -17,7 +17,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # not in __all__
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.data.files import settle
+from agent_envs.data.files import fsync_file
 from agent_envs.errors import ConfigurationError
 
 CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
@@ -121,7 +121,7 @@ def dequantise(path: Path, folder: Path) -> Path:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         for path in unfinished.iterdir():
-            settle(path)
+            fsync_file(path)
         unfinished.chmod(0o755)
         unfinished.rename(folder)
     except BaseException:

@@ -263,13 +263,13 @@ class Warns(Square):
         (put("task_id", 3), "info", "task_id"),
         (put("seen", {1, 2}), "info", "info is not JSON"),
         (put("metrics", {"success": math.nan}), "info", "'success'"),
-        (Remembers, "replay", "step 0: observation differs when an environment is played again"),
+        (Remembers, "replay", "step 0: observation differs when an environment is reset"),
         (Counts, "replay", r"step 0: info\['messages'\] differs in a second environment"),
         (Hashes, "processes", "step 0: observation differs in a process with other hashes"),
         (FailsElsewhere, "processes", "fails in another process: ValueError: not here"),
         (TakesAnyTask, "tasks", "there is no task -1, but reset begins it"),
         (IgnoresTask, "tasks", "task 0 changes with the seed"),
-        (KeepsApart, "snapshots", r"step \d: info\['metrics'\] differs when a"),
+        (KeepsApart, "snapshots", r"step \d: info\['metrics'\] differs when continued"),
         (WrongReference, "reference actions", r"success=0\.0"),
         (LongReference, "reference actions", "action 1 of 2: terminated=True"),
         (put(1, math.nan), "any text", r"\): the reward is nan"),
@@ -285,7 +285,7 @@ class Warns(Square):
         (NeedsNoReset, "misuse", "step before reset raises None"),
     ],
 )  # fmt: skip
-def test_what_breaks_the_contract_is_named(make_env, name, detail):
+def test_a_broken_contract_is_reported(make_env, name, detail):
     result = result_of(make_env, name)
     assert result.status == "failed"
     assert re.search(detail, result.detail)
