@@ -1,5 +1,5 @@
 # ruff: noqa: RUF012 - examples as a user would write them
-"""What a user brings along, from outside the package's tables; each example fits into a page."""
+"""Custom formats, contexts, retrievers, tools, data sets and rewards, as users write them."""
 
 import json
 import threading
@@ -56,7 +56,7 @@ class Line(ToolFormat):
         return {"role": "user", "content": f"{name}: {content}"}
 
 
-def test_a_tool_format_of_ones_own():
+def test_custom_tool_format():
     env = gym.make(ID, tool_format=Line())
     _, info = env.reset(seed=0)
     assert (info["tool_format"], info["is_native_format"]) == ("line", False)
@@ -71,7 +71,7 @@ def task_and_last_turn(history):
     return [*history.initial, *(history.turns[-1] if history.turns else ())]
 
 
-def test_a_context_of_ones_own():
+def test_custom_context():
     env = gym.make(ID, context=task_and_last_turn)
     env.reset(seed=0)
     env.step("hm")
@@ -98,7 +98,7 @@ class Shelf:
         return hits[:top_k]
 
 
-def test_a_retriever_of_ones_own(data_files):
+def test_custom_retriever(data_files):
     shelf = Shelf(Passage("Oslo", "A city."), Passage("Ada Holm", "A painter."))
     env = gym.make("AgentR1/HotpotQA-v0", data=data_files["AgentR1/HotpotQA-v0"], retriever=shelf)
     env.reset(seed=0)
@@ -115,7 +115,7 @@ def shout(text: str) -> str:
     return text.upper()
 
 
-def test_a_tool_of_ones_own():
+def test_custom_tool():
     env = gym.make(ID, tools=[shout])
     env.reset(seed=0)
     assert env.step(env.unwrapped.write_call("shout", text="hey"))[0] == "HEY"
@@ -137,7 +137,7 @@ class CapitalsEnv(DatasetEnv):
     default_rewards = {"right": 1.0}
 
 
-def test_a_data_set_of_ones_own(tmp_path):
+def test_custom_data_set(tmp_path):
     path = tmp_path / "capitals.jsonl"
     path.write_text('{"country": "Norway", "capital": "Oslo"}\n{"country": "Chile"}\n')
     with pytest.raises(DataError, match=r"capitals\.jsonl, row 2: field 'capital'"):
@@ -156,7 +156,7 @@ def is_short(env, event):
     return float(env.num_turns == 1 and len(event.action.answer or "") <= 40)
 
 
-def test_a_reward_term_of_ones_own_on_a_built_in_environment():
+def test_custom_reward_term():
     env = gym.make(ID, rewards={"exact_match": 1.0, "short": (is_short, 0.1)})
     env.reset(seed=0)
     _, reward, *_, info = env.step("<answer>Oslo</answer>")
@@ -202,7 +202,7 @@ class Series(Quiz):
         return NewConversation("And now?") if self.num_turns == 1 else None
 
 
-def test_an_answer_can_be_followed_by_a_conversation_of_its_own():
+def test_an_answer_can_start_a_new_conversation():
     env = Series(system_prompt="")
     env.reset(seed=0)
     observation, _, terminated, _, info = env.step("<answer>3</answer>")
@@ -211,7 +211,7 @@ def test_an_answer_can_be_followed_by_a_conversation_of_its_own():
     assert env.step("<answer>3</answer>")[2]
 
 
-def test_a_verdict_is_no_reply():
+def test_on_answer_must_not_return_a_verdict():
     class Judging(Quiz):
         def on_answer(self, answer):
             return answer in self.task.answers
@@ -220,46 +220,6 @@ def test_a_verdict_is_no_reply():
     env.reset(seed=0)
     with pytest.raises(TypeError, match=r"Judging\.on_answer returned False; it must return None"):
         env.step("<answer>3</answer>")
-
-
-class PaysAtTheEnd(Quiz):
-    """Rewards the last step, whatever ends the episode."""
-
-    reward_functions = {"end": lambda env, event: float(event.is_last)}
-    default_rewards = {"end": 1.0}
-
-
-@pytest.fixture
-def registered():
-    gym.register("Outside/PaysAtTheEnd-v0", PaysAtTheEnd, max_episode_steps=3)
-    yield "Outside/PaysAtTheEnd-v0"
-    del gym.registry["Outside/PaysAtTheEnd-v0"]
-
-
-def rewards_until_truncated(env):
-    env.reset(seed=0)
-    rewards, truncated = [], False
-    while not truncated:
-        _, reward, _, truncated, _ = env.step("hm")
-        rewards.append(reward)
-    return rewards
-
-
-def test_the_last_step_of_a_plainly_registered_environment_is_known(registered):
-    assert rewards_until_truncated(gym.make(registered)) == [0.0, 0.0, 1.0]
-    longer = gym.make(registered, max_episode_steps=4)
-    assert rewards_until_truncated(longer) == [0.0, 0.0, 0.0, 1.0]
-    assert rewards_until_truncated(gym.wrappers.TimeLimit(longer, 2)) == [0.0, 1.0]
-    assert rewards_until_truncated(gym.wrappers.TimeLimit(PaysAtTheEnd(), 2)) == [0.0, 1.0]
-
-
-def test_without_a_turn_limit_no_step_but_an_ending_one_is_the_last():
-    env = PaysAtTheEnd()
-    env.reset(seed=0)
-    assert [env.step("hm")[1] for _ in range(5)] == [0.0] * 5
-    env.reset(seed=0)
-    env.unwrapped.num_turns = 2  # the third answer ends it
-    assert env.step("<answer>x</answer>")[1] == 1.0
 
 
 def test_an_empty_subclass_says_what_is_missing():
@@ -272,7 +232,7 @@ def test_an_empty_subclass_says_what_is_missing():
         Empty().reference_actions()
 
 
-def test_no_tasks_are_not_endless_tasks():
+def test_zero_tasks_are_an_error():
     class NoTasks(Quiz):
         num_tasks = 0
 

@@ -44,7 +44,7 @@ def test_window_shows_the_task_and_the_last_turns():
     assert view.reason == "window: the last 2 turns"
 
 
-def test_window_says_nothing_while_everything_fits():
+def test_window_has_no_reason_if_everything_fits():
     assert make_context({"name": "window", "turns": 2})(history(2)).reason is None
 
 
@@ -68,7 +68,7 @@ def test_budget_shortens_the_last_result_if_nothing_else_helps():
 
 
 @pytest.mark.parametrize("tokens", range(1, 400, 13))
-def test_budget_holds_wherever_it_can(tokens):
+def test_budget_is_kept_if_possible(tokens):
     view = make_context({"name": "budget", "tokens": tokens})(history(4))
     smallest = len("question") + len("a3") + len(SHORTENED_TEXT)
     assert sum(len(m["content"]) for m in view.messages) <= max(tokens, smallest)
@@ -85,23 +85,23 @@ def test_an_unknown_context_gets_the_nearest_name():
         make_context("windw")
 
 
-def say_what_was_read(messages):
+def summarise_first_words(messages):
     """A summariser that others can import; counts its calls."""
-    say_what_was_read.calls.append(messages)
+    summarise_first_words.calls.append(messages)
     return " ".join(message["content"][:2] for message in messages if message["role"] != "tool")
 
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    say_what_was_read.calls = []
+    summarise_first_words.calls = []
 
 
 async def say_nothing(messages):
     return " nothing "
 
 
-def test_a_summary_takes_the_place_of_what_is_past_and_is_asked_for_once():
-    context = make_context({"name": "summary", "summarise": f"{__name__}:say_what_was_read",
+def test_a_summary_replaces_the_past_and_is_written_once():
+    context = make_context({"name": "summary", "summarise": f"{__name__}:summarise_first_words",
                             "turns": 2})  # fmt: skip
     written = {}
     for num_turns, num_past in ((0, 0), (2, 0), (3, 2), (4, 2), (5, 4)):
@@ -113,24 +113,24 @@ def test_a_summary_takes_the_place_of_what_is_past_and_is_asked_for_once():
         assert view.reason == reason
         assert context(history(num_turns, summaries=written)) == view
     # The second is asked for with the first, below the question.
-    first, second = say_what_was_read.calls
+    first, second = summarise_first_words.calls
     assert [m["content"][:2] for m in first] == ["qu", "a0", "rr", "a1", "rr"]
     assert second[0]["content"] == "question\n\nWhat has happened so far, in short:\nqu a0 a1"
     assert view.messages[0]["content"].endswith("in short:\nqu a2 a3")
     assert view.messages[1]["content"] == "a4"
 
 
-def test_a_summariser_may_be_async_and_what_it_returns_is_checked():
+def test_a_summariser_may_be_async_and_must_return_text():
     assert "nothing" in Summary(say_nothing, turns=1)(history(2)).messages[0]["content"]
     with pytest.raises(TypeError, match="summarise of the context 'summary' returned None"):
         Summary(lambda messages: None, turns=1)(history(2))
 
 
-def test_what_is_pinned_is_shown_but_not_summarised():
+def test_pinned_text_is_shown_but_not_summarised():
     pinned = ({"role": "user", "content": "question\n\nnotes"},)
     one = history(2)
-    view = Summary(say_what_was_read, turns=1)(History(pinned, one.turns, len, one.initial))
-    assert say_what_was_read.calls[0][0]["content"] == "question"
+    view = Summary(summarise_first_words, turns=1)(History(pinned, one.turns, len, one.initial))
+    assert summarise_first_words.calls[0][0]["content"] == "question"
     assert view.messages[0]["content"].startswith("question\n\nnotes\n\nWhat has happened")
 
 
@@ -200,14 +200,14 @@ def last_two(history):
     return history.messages[-2:]
 
 
-def test_a_context_of_ones_own_may_stand_in_a_list():
+def test_a_custom_context_can_be_chained():
     view = make_context([last_two, {"name": "window", "turns": 1}])(history(3))
     assert [message["content"][0] for message in view.messages] == ["a", "r"]
     assert (view.num_dropped, view.reason) == (5, "custom context")
 
 
 @pytest.mark.parametrize("shown", [None, "text", [], [{"role": "user"}], [None], {}])
-def test_what_a_context_of_ones_own_returns_is_checked(shown):
+def test_the_result_of_a_custom_context_is_checked(shown):
     def nonsense(_):
         return shown
 

@@ -1,4 +1,4 @@
-"""Environments with a user: plain text is said to the user, who replies."""
+"""Environments with a user, who replies to plain text."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from agent_envs.formats.tool_formats import TOOL_FORMATS
 class BookingEnv(ToolEnv):
     """A guest wants a table, and says when and for how many only if asked.
 
-    Tool: ``book(day, people)``. The guest leaves after three questions that lead nowhere.
+    Tool: ``book(day, people)``. The guest leaves after three irrelevant messages.
     """
 
     reward_functions = {"booked": lambda env, event: float(event.is_last and env.is_booked)}  # noqa: RUF012
@@ -38,7 +38,7 @@ class BookingEnv(ToolEnv):
                     data=wanted)  # fmt: skip
 
     def begin_episode(self):
-        self.is_booked, self.patience = False, 3
+        self.is_booked, self.num_left = False, 3
 
     def on_message(self, message):
         """Reply as the guest would."""
@@ -46,8 +46,8 @@ class BookingEnv(ToolEnv):
             return f"On {self.task.data['day']}."
         if "how many" in message.lower():
             return f"There will be {self.task.data['people']} of us."
-        self.patience -= 1
-        return "Sorry?" if self.patience else None
+        self.num_left -= 1
+        return "Sorry?" if self.num_left else None
 
     def metrics(self):
         return {"success": float(self.is_booked), **super().metrics()}
@@ -58,7 +58,7 @@ class BookingEnv(ToolEnv):
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_a_user_is_asked_in_plain_text_and_replies(name):
+def test_a_user_replies_to_plain_text(name):
     env = BookingEnv(tool_format=name)
     _, info = env.reset(options={"task": 3})
     assert "is said to the user, who replies" in info["messages"][0]["content"]
@@ -84,14 +84,14 @@ def test_a_user_may_leave():
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_what_is_neither_said_nor_an_action_stays_a_mistake(name):
+def test_empty_texts_and_broken_calls_are_mistakes(name):
     env = BookingEnv(tool_format=name)
     env.reset(seed=0)
     for action in ("", " \n", "<think>for which day?</think>"):
         assert env.step(action)[4]["action"]["error"] == "no_action"
     broken = env.write_call("book", day="friday", people="many")
     assert env.step(broken)[4]["action"]["error"] == "bad_arguments"
-    assert env.patience == 3
+    assert env.num_left == 3
 
 
 def test_in_any_other_environment_plain_text_is_a_mistake():
@@ -115,7 +115,7 @@ class Others(BookingEnv):
         return self.reply
 
 
-def test_a_user_may_be_async_and_may_begin_anew():
+def test_a_user_may_be_async_and_start_a_new_conversation():
     assert (env := Others("Yes.")).reset(seed=0)
     assert env.step("Hm?")[0] == "Yes."
     env = Others(NewConversation("Good evening!"))
@@ -124,7 +124,7 @@ def test_a_user_may_be_async_and_may_begin_anew():
     assert [m["content"] for m in info["messages"][1:]] == ["Good evening!"]
 
 
-def test_what_a_user_says_is_text():
+def test_a_reply_must_be_text():
     env = Others(3)
     env.reset(seed=0)
     with pytest.raises(TypeError, match=r"Others\.on_message returned 3; it must return None"):

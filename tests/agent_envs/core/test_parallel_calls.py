@@ -1,6 +1,5 @@
-"""Several calls in one turn: side by side, answered in order, each seen by the rewards."""
+"""Several calls in one turn: concurrent, with results in order, each rewarded."""
 
-import asyncio
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 
 class Shop(ToolEnv):
-    """Each thing found earns something; each call of `found` is noted."""
+    """Each found thing is rewarded."""
 
     reward_functions = {**noted_terms("found"), "format": format_term}  # noqa: RUF012
     default_rewards = {"found": 1.0, "format": 0.5}  # noqa: RUF012
@@ -79,7 +78,7 @@ ONE_AND_TWO = [("find", {"thing": "1"}), ("find", {"thing": "2"})]
         ("react", [("user", "Observation: found 1\n\nObservation: found 2")]),
     ],
 )  # fmt: skip
-def test_each_format_answers_calls_in_order_and_the_rewards_see_each(name, replies):
+def test_results_are_in_order_and_each_call_is_rewarded(name, replies):
     env = Shop(default_tools=[find], tool_format=name)
     env.reset(seed=0)
     observation, reward, terminated, _, info = env.step(turn(env, *ONE_AND_TWO))
@@ -98,7 +97,7 @@ def test_each_format_answers_calls_in_order_and_the_rewards_see_each(name, repli
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_where_calls_are_not_parallel_a_second_one_is_a_mistake(name):
+def test_without_parallel_calls_a_second_one_is_a_mistake(name):
     env = Shop(default_tools=[find], tool_format=name, parallel_calls=False)
     _, info = env.reset(seed=0)
     assert info["messages"][0]["content"].endswith("Make one call per turn.")
@@ -110,13 +109,7 @@ def test_where_calls_are_not_parallel_a_second_one_is_a_mistake(name):
     assert "tool_results" not in info
 
 
-def test_the_prompt_says_that_calls_may_stand_in_one_turn():
-    prompt = Shop(default_tools=[find]).reset(seed=0)[1]["messages"][0]["content"]
-    assert "may stand in one turn" in prompt
-    assert "turn" not in Shop().reset(seed=0)[1]["messages"][0]["content"]
-
-
-def test_calls_with_mistakes_and_failing_tools_are_answered_in_their_place():
+def test_mistakes_and_failing_tools_keep_their_place():
     env = Shop(default_tools=[find, fail, leave])
     env.reset(seed=0)
     calls = [("seek", {}), ("fail", {}), *ONE_AND_TWO, ("leave", {}), ("find", {})]
@@ -138,7 +131,7 @@ def test_calls_with_mistakes_and_failing_tools_are_answered_in_their_place():
 
 
 @pytest.mark.parametrize("family", ["SyntheticMultiHop", "SyntheticArithmetic", "CommandLine"])
-def test_calls_of_one_turn_earn_what_they_earn_one_by_one(family):
+def test_calls_of_one_turn_have_the_reward_of_single_calls(family):
     one_by_one, at_once = (gym.make(f"AgentR1/{family}-v0") for _ in range(2))
     for seed in range(3):
         one_by_one.reset(seed=seed)
@@ -155,7 +148,7 @@ def test_calls_of_one_turn_earn_what_they_earn_one_by_one(family):
         assert metrics == last[4]["metrics"]
 
 
-def test_calls_run_side_by_side():
+def test_calls_run_concurrently():
     together = threading.Barrier(4, timeout=10)
 
     @tool
@@ -171,26 +164,7 @@ def test_calls_run_side_by_side():
     assert info["tool_results"] == ["0", "1", "2", "3"]
 
 
-def test_async_tools_run_side_by_side_in_one_loop():
-    loops, waiting = set(), []
-
-    @tool
-    async def meet() -> str:
-        """Wait for the others."""
-        loops.add(asyncio.get_running_loop())
-        waiting.append(1)
-        while len(waiting) < 3:
-            await asyncio.sleep(0.01)
-        return "met"
-
-    env = Shop(default_tools=[meet])
-    env.reset(seed=0)
-    *_, info = env.step(turn(env, *[("meet", {})] * 3))
-    assert info["tool_results"] == ["met"] * 3
-    assert len(loops) == 1
-
-
-def test_calls_together_have_the_time_of_the_most_patient_tool():
+def test_the_longest_timeout_is_that_of_all_calls():
     @tool(timeout=0.3)
     def hang() -> str:
         """Hang."""
@@ -209,7 +183,7 @@ def test_calls_together_have_the_time_of_the_most_patient_tool():
     assert errors == ["tool_timeout"] * 3 + [None] + ["tool_timeout"] * 4
 
 
-def test_calls_of_stateful_tools_run_in_the_order_in_which_they_were_written():
+def test_calls_of_stateful_tools_run_in_order():
     written, now = [], [0]
 
     @tool(stateful=True)
@@ -230,7 +204,7 @@ def test_calls_of_stateful_tools_run_in_the_order_in_which_they_were_written():
     assert info["tool_results"] == ["0 at the same time"] * 3
 
 
-def test_a_call_after_one_that_ended_the_task_is_not_carried_out():
+def test_a_call_after_the_end_of_the_task_is_not_run():
     class Last(Shop):
         def on_result(self, action, result):
             super().on_result(action, result)
@@ -261,7 +235,7 @@ def test_an_event_has_every_call():
     assert (list(none.calls), none.result) == ([], None)
 
 
-def test_structured_results_go_back_to_a_server_by_the_ids_of_their_calls():
+def test_structured_results_have_the_ids_of_their_calls():
     env = Shop(default_tools=[find], tool_format="openai")
     env.reset(seed=0)
     env.step(turn(env, *ONE_AND_TWO))
@@ -283,7 +257,7 @@ def test_structured_results_go_back_to_a_server_by_the_ids_of_their_calls():
         (float("nan"), ValueError, r"The reward term 'mine' returned nan; it must be finite"),
     ],
 )
-def test_what_a_reward_term_returns_is_checked(value, error, message):
+def test_the_value_of_a_reward_term_is_checked(value, error, message):
     env = Shop(rewards={"mine": (lambda *_: value, 1.0)})
     env.reset(seed=0)
     with pytest.raises(error, match=message):

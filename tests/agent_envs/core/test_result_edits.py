@@ -1,4 +1,4 @@
-"""Adversarial edits of what tools say: within a budget, the same each time, scored as without."""
+"""Adversarial edits of tool results."""
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +18,7 @@ TEXT = (
 )
 
 
-def play(task=0, **kwargs):
+def run(task=0, **kwargs):
     env = gym.make("AgentR1/SyntheticMultiHop-v0", **kwargs)
     env.reset(seed=0, options={"task": task})
     steps = [env.step(action) for action in env.unwrapped.reference_actions()]
@@ -29,7 +29,7 @@ def insert_always(question, text, rng):
     return [Edit(".", "..."), Edit("the", "no"), Edit("is", "was")]
 
 
-def test_an_edit_changes_whole_words_once_and_no_more_than_a_few():
+def test_an_edit_changes_whole_words_once():
     assert apply_edit("an ant and an ant", Edit("ant", "bee")) == "an bee and an ant"
     assert apply_edit("antler", Edit("ant", "bee")) == "antler"
     assert apply_edit("an ant", Edit("ant", "b" * (MAX_EDIT_CHARS + 1))) == "an ant"
@@ -38,7 +38,7 @@ def test_an_edit_changes_whole_words_once_and_no_more_than_a_few():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_attackers_change_what_sentences_tell_and_nothing_of_the_question(seed):
+def test_attackers_change_values_that_are_not_in_the_question(seed):
     values = {"Norway", "1040", "Holm"}
     (swapped,) = swap_values("what is Oslo ?", TEXT, np.random.default_rng(seed))
     assert swapped.old != swapped.new
@@ -57,22 +57,22 @@ def test_a_lone_number_becomes_another_and_nothing_is_no_edit():
     assert misspell("q", "7", np.random.default_rng(0)) == []
 
 
-def test_an_attacked_episode_shows_other_words_and_earns_what_it_earned():
-    plain, rewards, _ = play()
-    edited, again, metrics = play(attack={"attacker": "swap", "budget": 1})
+def test_an_attacked_episode_has_other_results_and_equal_rewards():
+    plain, rewards, _ = run()
+    edited, again, metrics = run(attack={"attacker": "swap", "budget": 1})
     assert (again, metrics["num_edits"]) == (rewards, 1.0)
     assert edited[0] != plain[0]
     assert edited[1:] == plain[1:]  # the budget is spent
-    assert play(attack={"attacker": "swap", "budget": 1})[0] == edited
+    assert run(attack={"attacker": "swap", "budget": 1})[0] == edited
 
 
-def test_the_budget_holds_for_an_attacker_of_ones_own_and_0_is_no_attack():
+def test_the_budget_limits_custom_attackers():
     attack = {"attacker": f"{__name__}:insert_always", "budget": 2}
-    assert play(attack=attack)[2]["num_edits"] == 2.0
-    assert play(attack={"budget": 0})[0] == play()[0]
+    assert run(attack=attack)[2]["num_edits"] == 2.0
+    assert run(attack={"budget": 0})[0] == run()[0]
 
 
-def test_a_snapshot_goes_on_with_the_budget_that_was_left():
+def test_a_snapshot_keeps_the_remaining_budget():
     env = gym.make("AgentR1/SyntheticMultiHop-v0", attack={"budget": 1})
     env.reset(seed=0, options={"task": 0})
     first, second, _ = env.unwrapped.reference_actions()
@@ -94,13 +94,13 @@ def test_a_snapshot_goes_on_with_the_budget_that_was_left():
         ({"budget": True}, ConfigurationError),
     ],
 )
-def test_a_wrong_attack_is_named_when_the_environment_is_made(attack, error):
+def test_a_wrong_attack_is_refused(attack, error):
     with pytest.raises(error):
         gym.make("AgentR1/SyntheticMultiHop-v0", attack=attack)
 
 
 @pytest.mark.parametrize("attacker", [swap_values, misspell])
-def test_a_number_longer_than_an_edit_stays_as_it_is(attacker):
+def test_a_number_longer_than_an_edit_is_unchanged(attacker):
     digits = "12" * 5_000  # more than Python turns into a number
     for edit in attacker("How many?", digits, np.random.default_rng(0)):
         assert apply_edit(digits, edit) == digits

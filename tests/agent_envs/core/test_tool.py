@@ -79,7 +79,7 @@ def test_a_tool_error_shows_the_model_its_own_message():
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_tool_that_hangs_is_given_up_after_its_timeout(is_async):
+def test_a_hanging_tool_times_out(is_async):
     def hang() -> str:
         """Hang."""
         time.sleep(30)
@@ -106,7 +106,7 @@ def test_an_async_tool_is_awaited():
     assert greet.run(name="Ada").content == "Hello, Ada"
 
 
-def test_a_result_that_is_too_long_is_cut_and_says_so():
+def test_a_long_result_is_cut():
     @tool(max_result_chars=10)
     def flood() -> str:
         """Say too much."""

@@ -76,27 +76,12 @@ def parse(text, form=HERMES, tools=None):
         (OPENAI, '{"tool_calls": [{"function": {"name": "search", "arguments": ' + RED + "}}]}"),
     ],
 )  # fmt: skip
-def test_a_call_is_understood(form, text):
+def test_a_call_is_parsed(form, text):
     assert parse(text, form) == {
         "kind": "tool_call",
         "name": "search",
         "arguments": {"query": "red"},
     }
-
-
-def test_tags_take_an_object_where_a_tool_has_several_arguments():
-    assert parse('<add>{"a": 1, "b": 2}</add>', TAGS)["arguments"] == {"a": 1, "b": 2}
-
-
-@pytest.mark.parametrize("form", [HERMES, TAGS])
-def test_an_answer_is_understood(form):
-    assert parse("I know: <answer> Paris </answer>", form) == {"kind": "answer", "answer": "Paris"}
-
-
-def test_an_answer_inside_a_query_belongs_to_the_query():
-    query = "a page that contains <answer>Paris</answer> and </tool_call>"
-    text = HERMES.write_call("search", {"query": query})
-    assert parse(text) == {"kind": "tool_call", "name": "search", "arguments": {"query": query}}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +123,7 @@ def test_a_mistake_has_a_code(text, code):
         ),
     ],
 )
-def test_the_model_reads_what_was_wrong_and_how_to_write_it_right(text, message):
+def test_feedback_names_the_mistake_and_shows_examples(text, message):
     assert parse(text, tools={"search": search})["message"] == message
 
 
@@ -149,10 +134,27 @@ def test_the_model_reads_what_was_wrong_and_how_to_write_it_right(text, message)
         (REACT, "Thought: I know\nFinal Answer: Paris"),
         (OPENAI, "<think>hm</think> Paris"),
         (OPENAI, "It is <answer>Paris</answer>."),
+        (HERMES, "I know: <answer> Paris </answer>"),
+        (TAGS, "I know: <answer> Paris </answer>"),
     ],
 )
-def test_each_format_has_its_own_way_to_answer(form, text):
+def test_each_format_has_its_own_syntax_of_answers(form, text):
     assert parse(text, form) == {"kind": "answer", "answer": "Paris"}
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        (JSON, '{"answer": 42}', {"answer": "42"}),
+        (TAGS, '<add>{"a": 1, "b": 2}</add>', {"arguments": {"a": 1, "b": 2}}),
+        (OPENAI, "<answer>It is <tool_call>.</answer>", {"kind": "answer"}),
+        (OPENAI, "Is it <answer>?", {"kind": "answer"}),
+        (OPENAI, "<answer>a</answer><answer>b</answer>", {"kind": "answer"}),
+        (OPENAI, '<tool_call>{"name": "search", <answer>yes</answer>', {"kind": "invalid"}),
+    ],
+)
+def test_unusual_actions_are_parsed(form, text, expected):
+    assert expected.items() <= parse(text, form).items()
 
 
 def written(calls, form):
@@ -166,7 +168,7 @@ def written(calls, form):
 
 
 @pytest.mark.parametrize("form", list(TOOL_FORMATS.values()), ids=list(TOOL_FORMATS))
-def test_several_calls_in_a_turn_are_understood_in_order_mistakes_too(form):
+def test_several_calls_of_a_turn_are_parsed_in_order_including_mistakes(form):
     calls = [("seek", {}), ("search", {"query": "red"}), ("add", {"a": 1, "b": 2})]
     if form is TAGS:  # there is no tag for a tool that does not exist
         calls[0] = ("add", {})
@@ -185,15 +187,11 @@ def test_several_calls_in_a_turn_are_understood_in_order_mistakes_too(form):
     assert most.is_faultless
 
 
-def test_of_too_many_calls_none_counts():
+def test_too_many_calls_are_a_mistake():
     assert parse(HERMES.write_call("add", {}) * (MAX_CALLS + 1))["message"].startswith(
         "Your turn held more than 16 tool calls; write at most 16, and then stop."
     )
     assert parse("<answer>x</answer>" * 99)["message"].startswith("Your turn held over 16 actions")
-
-
-def test_a_number_is_an_answer_in_json():
-    assert parse('{"answer": 42}', JSON)["answer"] == "42"
 
 
 @pytest.mark.parametrize(
@@ -227,12 +225,12 @@ def test_a_number_is_an_answer_in_json():
         (REACT, "Action: add\nAction Input: {}\nAction Input: {}", "multiple_actions"),
     ],
 )  # fmt: skip
-def test_each_format_names_a_mistake_by_the_same_codes(form, text, code):
+def test_mistakes_have_the_same_codes_in_each_format(form, text, code):
     action = parse(text, form)
     assert (action["kind"], action["error"]) == ("invalid", code)
 
 
-def test_feedback_shows_each_format_as_it_is_written():
+def test_feedback_shows_examples_of_the_format():
     one = {"search": search}
     assert parse("hm", JSON, one)["message"].endswith(
         'To call a tool, write {"name": "search", "arguments": {"query": "the query"}}. '
@@ -248,21 +246,16 @@ def test_feedback_shows_each_format_as_it_is_written():
 
 
 @pytest.mark.parametrize("form", [JSON, REACT])
-def test_the_instructions_show_a_call_that_the_format_reads_and_describe_the_tool(form):
+def test_instructions_describe_the_tool(form):
     text = form.instructions([search])
     assert "Search for something." in text
     assert "What to look for." in text
 
 
-@given(query=st.text(), form=st.sampled_from([JSON, REACT, OPENAI]))
-def test_a_call_is_read_back_as_it_was_written(query, form):
+@given(query=st.text(), form=st.sampled_from([HERMES, JSON, REACT, OPENAI]))
+def test_a_call_is_parsed_as_it_was_written(query, form):
     action = form.parse(form.write_call("search", {"query": query}), TOOLS)
     assert action.arguments == {"query": query}
-
-
-@given(st.text(), st.sampled_from(list(TOOL_FORMATS.values())))
-def test_no_text_makes_a_parser_raise(text, form):
-    assert form.parse(text, TOOLS).kind in ("tool_call", "answer", "invalid")
 
 
 TOKENS = (
@@ -276,13 +269,13 @@ JUMBLE = st.lists(st.sampled_from(TOKENS), max_size=12).map("".join)
 FORMS = st.sampled_from(list(TOOL_FORMATS.values()))
 
 
-@given(JUMBLE, FORMS)
-def test_no_jumble_of_markup_makes_a_parser_raise(text, form):
+@given(JUMBLE | st.text(), FORMS)
+def test_no_text_makes_a_parser_raise(text, form):
     assert form.parse(text, TOOLS).kind in ("tool_call", "answer", "invalid")
 
 
 @given(JUMBLE, JUMBLE, FORMS)
-def test_what_the_arguments_of_a_call_hold_never_acts(title, text, form):
+def test_markup_in_arguments_is_not_an_action(title, text, form):
     arguments = {"title": title, "text": text}
     action = form.parse(f"So: \n{form.write_call('note', arguments)}" if form is not OPENAI
                         else form.write_call("note", arguments), TOOLS)  # fmt: skip
@@ -291,28 +284,28 @@ def test_what_the_arguments_of_a_call_hold_never_acts(title, text, form):
 
 
 @given(JUMBLE)
-def test_the_text_between_tags_never_acts(query):
+def test_markup_between_tags_is_not_an_action(query):
     action = TAGS.parse(TAGS.write_call("search", {"query": query}), TOOLS)
     if "</search>" not in query:
         assert action.arguments == {"query": query.strip()}
 
 
 @given(JUMBLE)
-def test_a_call_that_a_server_left_in_the_text_is_no_answer_whatever_it_holds(query):
+def test_a_call_that_a_server_did_not_parse_is_not_an_answer(query):
     call = HERMES.write_call("search", {"query": query})
     action = OPENAI.parse(f"Let me look. {call} <answer>yes</answer>", TOOLS)
     assert (action.kind, action.error) == ("invalid", "bad_call")
 
 
 @given(JUMBLE, st.sampled_from([HERMES, TAGS, JSON, REACT]), st.booleans())
-def test_what_a_thought_or_code_beside_an_action_holds_never_acts(text, form, is_thought):
+def test_markup_in_thoughts_and_code_is_not_an_action(text, form, is_thought):
     text = text.replace("</think>", "") if is_thought else text
     before = f"<think>{text}</think>\n" if is_thought else f"I could write\n```\n{text}\n```\n"
     for action in (form.write_call("note", {"title": "a", "text": "b"}), form.write_answer("no")):
         assert form.parse(before + action, TOOLS) == form.parse(action, TOOLS)
 
 
-def test_words_inside_tags_are_written_as_they_stand_in_running_text():
+def test_tags_have_spaces_inside():
     assert TAGS.write_call("search", {"query": "red fox"}) == "<search> red fox </search>"
     assert (
         TAGS.write_answer("orchid") == HERMES.write_answer("orchid") == "<answer> orchid </answer>"
@@ -320,34 +313,21 @@ def test_words_inside_tags_are_written_as_they_stand_in_running_text():
 
 
 @pytest.mark.parametrize("form", [HERMES, TAGS, JSON])
-def test_an_action_in_a_code_block_is_one_where_there_is_no_other(form):
+def test_an_action_in_a_code_block_counts_if_there_is_no_other(form):
     assert parse(f"```\n{form.write_answer('Paris')}\n```", form)["answer"] == "Paris"
 
 
 @pytest.mark.parametrize("form", [HERMES, TAGS, JSON, REACT])
-def test_a_thought_that_the_template_began_holds_no_action(form):
+def test_a_thought_that_the_template_opened_holds_no_action(form):
     thought = 'I could say <answer> or <tool_call>, {"answer": or so.\n' + form.write_answer("no")
     assert parse(f"{thought}</think>{form.write_answer('yes')}", form)["answer"] == "yes"
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("<answer>It is <tool_call>.</answer>", "answer"),
-        ("Is it <answer>?", "answer"),
-        ("<answer>a</answer><answer>b</answer>", "answer"),
-        ('<tool_call>{"name": "search", <answer>yes</answer>', "invalid"),
-    ],
-)
-def test_native_text_is_read_from_left_to_right(text, kind):
-    assert parse(text, OPENAI)["kind"] == kind
 
 
 BEGINNINGS = ("", "<tool_call>", "{", "Action: add\nAction Input: {", "<answer>", '{"tool_calls":[')
 
 
 @pytest.mark.parametrize("form", list(TOOL_FORMATS.values()), ids=list(TOOL_FORMATS))
-def test_a_nasty_text_of_100_kb_is_answered_at_once_and_briefly(form):
+def test_hostile_texts_of_100_kb_are_parsed_fast_with_short_feedback(form):
     for number, token in enumerate((*TOKENS, "`", "``` ", "`\n", "<think>x</think>")):
         text = BEGINNINGS[number % len(BEGINNINGS)] + token * (100_000 // len(token))
         started = time.perf_counter()
@@ -356,18 +336,12 @@ def test_a_nasty_text_of_100_kb_is_answered_at_once_and_briefly(form):
         assert len(action.message or "") < 1_000
 
 
-def test_feedback_is_short_however_long_the_mistake_and_however_many_the_tools():
+def test_feedback_is_short_for_long_mistakes_and_many_tools():
     wrong = {f"{i}{'x' * 500}": i for i in range(200)}
     message = parse(HERMES.write_call("search", wrong))["message"]
     assert len(message) < MAX_REASON_CHARS + 500
     many = {f"tool_{i}": search for i in range(500)}
     assert len(parse("hm", tools=many)["message"]) < MAX_EXAMPLE_CHARS + 500
-
-
-@given(st.text())
-def test_a_hermes_call_is_read_back_as_it_was_written(query):
-    action = HERMES.parse(HERMES.write_call("search", {"query": query}), TOOLS)
-    assert action.arguments == {"query": query}
 
 
 class Place(BaseModel):
@@ -421,7 +395,7 @@ def wait(seconds: int) -> int:
 
 @pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=TOOL_FORMATS)
 @pytest.mark.parametrize("made", [search, add, note, echo, go, power, status, sort, find, wait])
-def test_the_example_of_a_call_that_is_shown_is_understood_when_copied(made, form):
+def test_the_example_of_a_call_can_be_parsed(made, form):
     shown = form.write_call(made.name, example_arguments(made))
     tools = {made.name: made}
     assert form.is_structured or shown in form.examples(tools)
@@ -429,7 +403,7 @@ def test_the_example_of_a_call_that_is_shown_is_understood_when_copied(made, for
     assert (action.kind, action.name, action.message) == ("tool_call", made.name, None)
 
 
-def test_of_several_arguments_text_alone_is_the_one_that_is_required():
+def test_plain_text_is_the_only_required_argument():
     tools = {"echo": echo}
     for text in ("<echo>hello</echo>", '<echo>{"content": "hello"}</echo>'):
         assert parse(text, TAGS, tools)["arguments"]["content"] == "hello"

@@ -24,7 +24,7 @@ class LastStep(ToolEnv):
 
 
 class Stricter(TimeLimit):
-    """A turn limit of somebody's own."""
+    """A custom turn limit."""
 
     def step(self, action):
         return super().step(action)
@@ -56,7 +56,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("how", MADE)
-def test_the_last_step_that_the_limit_allows_is_the_last_one(how):
+def test_the_step_at_the_limit_is_last(how):
     env = MADE[how]()
     for _ in range(2):
         env.reset(seed=0)
@@ -72,7 +72,7 @@ def test_without_a_limit_only_an_answer_is_last():
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_members_of_a_vector_environment_know_their_limit(mode):
+def test_members_of_a_vector_environment_have_a_limit(mode):
     envs = SyncVectorEnv([make, make], autoreset_mode=mode)
     envs.reset(seed=0)
     rewards = []
@@ -84,7 +84,7 @@ def test_members_of_a_vector_environment_know_their_limit(mode):
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_made_in_mid_episode_ends_where_the_original_does(again):
+def test_a_copy_of_a_running_episode_ends_at_the_same_step(again):
     env = make()
     env.reset(seed=0)
     env.step("hm")
@@ -95,7 +95,7 @@ def test_a_copy_made_in_mid_episode_ends_where_the_original_does(again):
         ]
 
 
-def test_a_restored_episode_ends_by_the_limit_of_where_it_goes_on():
+def test_a_restored_episode_has_the_limit_of_its_environment():
     env, longer = make(), gym.make("Last/Step-v0", max_episode_steps=5)
     for made in (env, longer):
         made.reset(seed=0)
@@ -107,7 +107,7 @@ def test_a_restored_episode_ends_by_the_limit_of_where_it_goes_on():
 
 
 class AsyncLastStep(LastStep):
-    """Runs in the thread of the event loop, where no wrapper is among the callers."""
+    """Runs on the event loop, where no wrapper is among the callers."""
 
     async def reset(self, **options):
         return super().reset(**options)
@@ -116,7 +116,7 @@ class AsyncLastStep(LastStep):
         return super().step(action)
 
 
-def test_an_async_environment_knows_its_last_step_too():
+def test_the_last_step_of_an_async_environment_is_known():
     env = awaited(TimeLimit(AsyncLastStep(), 3))
     for _ in range(2):
         env.reset(seed=0)

@@ -95,15 +95,6 @@ def test_steps_equal_those_of_gymnasiums_vector_environment(mode):
     sync.close()
 
 
-def test_other_environments_and_spaces_are_batched_as_by_gymnasium():
-    make = lambda: gym.make("CartPole-v1", max_episode_steps=9)  # noqa: E731
-    rng = np.random.default_rng(0)
-    actions = [rng.integers(2, size=3) for _ in range(30)]
-    threaded, sync = (kind([make] * 3) for kind in (ThreadVectorEnv, SyncVectorEnv))
-    compare_with_sync(threaded, sync, actions, {0: {"seed": 1}})
-    threaded.close()
-
-
 def test_every_id_has_it_and_specs_can_be_saved():
     for spec in ENVIRONMENTS:
         assert spec.vector_entry_point == f"agent_envs.core.vector_env:{spec.id}"
@@ -190,16 +181,6 @@ def test_a_member_that_fails_is_reported_and_replaced(release, caplog, mode, fai
     envs.close()
 
 
-def test_many_hanging_members_cost_one_timeout(release):
-    envs = fragile(release, num_envs=30)
-    envs.reset(seed=0)
-    started = time.monotonic()
-    *_, truncated, _ = envs.step(["hang"] * 30)
-    assert truncated.all()
-    assert time.monotonic() - started < 5  # 30 deadlines would be 9
-    envs.close()
-
-
 def test_a_seeded_reset_makes_replacement_seeds_reproducible(release):
     envs = fragile(release)
     infos = []
@@ -258,18 +239,6 @@ def test_a_member_with_a_malformed_result_is_replaced(mode, nonsense):
     assert truncated.tolist() == [False, True]
     assert rewards[1] == 0.0
     assert "step() returned" in infos["member_error"][1]
-    envs.close()
-
-
-def test_a_reset_that_fails_twice_is_raised_and_names_the_member():
-    class Broken(FragileEnv):
-        def reset(self, *, seed=None, options=None):
-            raise OSError("out of order")
-
-    envs = ThreadVectorEnv([FragileEnv, Broken])
-    with pytest.raises(OSError, match="out of order") as caught:
-        envs.reset(seed=0)
-    assert "Member 1" in caught.value.__notes__[0]
     envs.close()
 
 
@@ -340,21 +309,6 @@ def test_closing_a_hanging_member_times_out(release, monkeypatch, caplog):
     envs.close()
     assert envs.closed
     assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
-
-
-def test_attributes_and_methods_of_members_are_called():
-    envs = gym.make_vec(NAME, num_envs=2, render_mode="ansi")
-    envs.reset(seed=0)
-    sync = gym.make_vec(NAME, num_envs=2, render_mode="ansi", vectorization_mode="sync")
-    sync.reset(seed=0)
-    assert envs.render() == sync.render() != ("", "")
-    assert envs.call("reference_actions") == sync.call("reference_actions")
-    envs.set_attr("num_turns", [3, 4])
-    assert envs.get_attr("num_turns") == (3, 4)
-    assert [member.unwrapped.num_turns for member in envs.envs] == [3, 4]
-    with pytest.raises(AttributeError):
-        envs.get_attr("nothing")
-    envs.close()
 
 
 def test_threads_end_with_the_environments():

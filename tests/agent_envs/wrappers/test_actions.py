@@ -52,7 +52,7 @@ def test_a_menu_follows_the_state():
     assert after["action"]["arguments"] == {"query": question.split()[0]}
 
 
-def test_a_number_beyond_the_menu_is_a_mistake_of_the_policy_and_masked():
+def test_an_index_beyond_the_menu_is_masked_and_a_mistake():
     env = MenuActions(gym.make(ID), ["hm"], size=3)
     _, info = env.reset(seed=7)
     assert info["action_mask"].tolist() == env.action_masks().tolist() == [1, 0, 0]
@@ -60,7 +60,7 @@ def test_a_number_beyond_the_menu_is_a_mistake_of_the_policy_and_masked():
     assert info["action"]["error"] == "no_action"
 
 
-def test_what_a_menu_offers_beyond_its_size_is_counted():
+def test_texts_beyond_the_size_of_the_menu_are_counted():
     env = MenuActions(gym.make(ID), ["a", "b", "c"], size=2)
     _, info = env.reset(seed=7)
     assert info["menu"] == ["a", "b"]
@@ -96,13 +96,13 @@ def test_both_sides_are_arrays_that_gymnasium_accepts(seed):
         (lambda env: TokenActions(env, decode, length=1, num_tokens=2, end_id=2), "from 0 to 1"),
     ],
 )
-def test_a_wrong_setting_is_refused(make, text):
+def test_wrong_arguments_are_refused(make, text):
     with pytest.raises(ConfigurationError, match=text):
         make(gym.make(ID))
 
 
 @pytest.mark.parametrize("action", [-1, 3, "hm"])
-def test_an_action_that_is_no_such_number_is_an_error_of_the_caller(action):
+def test_an_invalid_index_is_an_error(action):
     env = MenuActions(gym.make(ID), ["hm"], size=3)
     env.reset(seed=7)
     with pytest.raises(ConfigurationError, match="An action is 0 to 2"):

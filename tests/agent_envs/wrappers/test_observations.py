@@ -30,7 +30,7 @@ def observe_bytes(env):
 
 @settings(deadline=None)
 @given(MESSAGES)
-def test_messages_can_be_read_back_whatever_they_say(messages):
+def test_rendered_messages_can_be_parsed(messages):
     text = render_messages(messages)
     assert [json.loads(line) for line in text.split("\n") if line] == messages
 
@@ -47,7 +47,7 @@ def test_the_observation_is_the_state():
     assert action in json.loads(observation.split("\n")[-1])["content"]
 
 
-def test_a_rendering_of_ones_own():
+def test_custom_rendering():
     env = ConversationObservation(gym.make(NAME), render=lambda messages: str(len(messages)))
     assert env.reset(seed=0)[0] == "2"
     assert env.step("hello")[0] == "4"
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_text_and_padding_is_at_the_end():
     assert "num_cut_tokens" not in info
 
 
-def test_the_last_tokens_of_a_long_text_are_kept_and_the_info_says_so():
+def test_a_long_text_keeps_its_last_tokens():
     env = TokenObservation(gym.make(NAME), as_bytes, max_length=5, num_tokens=256)
     tokens, info = env.reset(seed=3)
     text = env.unwrapped.task.question
@@ -86,7 +86,7 @@ def test_the_last_tokens_of_a_long_text_are_kept_and_the_info_says_so():
     "arguments",
     [{}, {"num_tokens": 3, "pad_id": 3}, {"num_tokens": 3, "max_length": 0}],
 )
-def test_numbers_that_make_no_sense_are_refused(arguments):
+def test_wrong_numbers_are_refused(arguments):
     with pytest.raises(ConfigurationError):
         TokenObservation(gym.make(NAME), as_bytes, **{"max_length": 5, **arguments})
 
@@ -116,7 +116,7 @@ def test_a_tokenizer_takes_no_text_for_a_special_token():
 
 @pytest.mark.parametrize("wrap", [ConversationObservation, observe_bytes])
 @pytest.mark.filterwarnings("ignore:.*The environment.*is different from the unwrapped version")
-def test_gymnasiums_checker_is_content(wrap):
+def test_check_env_passes(wrap):
     check_env(wrap(gym.make(NAME, disable_env_checker=True)))
 
 

@@ -9,7 +9,7 @@ from agent_envs.wrappers.potential_shaping import PotentialShaping, found_gold
 ID = "AgentR1/SyntheticMultiHop-v0"
 
 
-def play(env, actions, task=3):
+def run(env, actions, task=3):
     env.reset(options={"task": task})
     steps = []
     for action in actions:
@@ -25,9 +25,9 @@ def reference(task=3):
     return env.unwrapped.reference_actions()
 
 
-def test_progress_is_paid_when_it_is_made_and_taken_back_at_the_end():
+def test_progress_is_rewarded_and_subtracted_at_the_end():
     env = PotentialShaping(gym.make(ID, rewards={"exact_match": 1.0}), found_gold)
-    steps = play(env, reference())
+    steps = run(env, reference())
     assert [info["reward_terms"]["shaping"] for *_, info in steps] == [0.5, 0.5, -1.0]
     assert [reward for _, reward, *_ in steps] == [0.5, 0.5, 0.0]
     for _, reward, _, _, info in steps:
@@ -42,14 +42,14 @@ ACTIONS = st.one_of(SEARCH, st.sampled_from(["nonsense", "<answer>acme</answer>"
 
 
 @given(st.lists(ACTIONS, min_size=1, max_size=4), st.floats(0, 1), st.floats(-3, 3))
-def test_whatever_is_done_the_additions_sum_to_the_first_potential(actions, gamma, offset):
+def test_the_additions_sum_to_the_first_potential_for_any_actions(actions, gamma, offset):
     """The discounted sum over a finished episode does not depend on what was done."""
 
     def potential(env):
         return offset + found_gold(env) + 0.3 * env.num_turns
 
     env = PotentialShaping(gym.make(ID), potential, gamma)
-    steps = play(env, actions)
+    steps = run(env, actions)
     total = sum(gamma**t * info["reward_terms"]["shaping"] for t, (*_, info) in enumerate(steps))
     expected = -offset
     if not steps[-1][2]:  # not over: the last state keeps its potential, as it keeps its value
@@ -57,10 +57,10 @@ def test_whatever_is_done_the_additions_sum_to_the_first_potential(actions, gamm
     assert total == pytest.approx(expected, abs=1e-9)
 
 
-def test_where_no_gold_passages_are_known_nothing_is_added(data_files):
+def test_without_known_gold_passages_nothing_is_added(data_files):
     nq = "AgentR1/NaturalQuestions-v0"
     env = PotentialShaping(gym.make(nq, data=data_files[nq]), found_gold)
-    steps = play(env, ["nonsense", "<answer>acme</answer>"], task=0)
+    steps = run(env, ["nonsense", "<answer>acme</answer>"], task=0)
     assert [info["reward_terms"]["shaping"] for *_, info in steps] == [0.0, 0.0]
 
 
@@ -69,9 +69,9 @@ def test_a_discount_out_of_range_is_refused():
         PotentialShaping(gym.make(ID), found_gold, 1.5)
 
 
-def test_a_restored_episode_is_shaped_as_if_it_had_gone_on():
+def test_a_restored_episode_is_shaped_alike():
     env = PotentialShaping(gym.make(ID), found_gold)
-    play(env, reference()[:1])
+    run(env, reference()[:1])
     snapshot = env.unwrapped.snapshot()
     expected = env.step(reference()[1])
     env.reset(seed=5)
