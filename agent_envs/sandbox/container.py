@@ -4,32 +4,23 @@ Much slower to start than the level ``strong``; for machines that offer containe
 namespaces to their users.
 """
 
-import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
-from agent_envs.errors import SandboxError, SandboxUnavailableError
-from agent_envs.sandbox import relay
-from agent_envs.sandbox.launching import (
-    BOOTSTRAP,
-    ENVIRONMENT,
-    PYTHON_FLAGS,
-    end_process,
-    start_module,
-)
+from agent_envs.errors import SandboxUnavailableError
+from agent_envs.sandbox.launching import ENVIRONMENT, python_command
+from agent_envs.sandbox.plain import PlainLauncher
 from agent_envs.sandbox.results import Level, Limits
 
 ENGINES: Final = ("docker", "podman")
 DEFAULT_IMAGE: Final = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 _PROBE_SECONDS: Final = 30.0
-_END_SECONDS: Final = 20.0
 _SUPERVISOR_MB: Final = 64
 _SUPERVISOR_PROCESSES: Final = 4
 
@@ -45,7 +36,7 @@ NO_IMAGE_TEXT: Final = (
 )
 
 
-class ContainerLauncher:
+class ContainerLauncher(PlainLauncher):
     """Starts each program in a new container."""
 
     level: Level = "container"
@@ -61,7 +52,7 @@ class ContainerLauncher:
             SandboxUnavailableError: If there is none.
         """
         self._engine, self._image = _find_engine(), image
-        self._packages = list(packages)
+        self._packages = [str(folder) for folder in packages]
         self._is_closed = False
         if not _succeeds([self._engine, "image", "inspect", image]):
             raise SandboxUnavailableError(
@@ -71,44 +62,16 @@ class ContainerLauncher:
     def start(
         self, descriptors: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
-        """Start a container, and threads that relay its streams (see `Launcher`)."""
-        if self._is_closed:
-            raise SandboxError("The sandbox is closed.")
+        """Start a container (see `Launcher`)."""
         name = f"agent-envs-{uuid.uuid4().hex}"
-        packages = [f"/packages/{i}" for i in range(len(self._packages))]
-        config = {"channels": len(descriptors) - 2, "packages": packages}
-        try:
-            process, stdin = start_module(
-                self._command(name, limits), "relay", config, stdout=subprocess.PIPE
-            )
-        except OSError as error:
-            raise SandboxError(f"{self._engine} could not be started: {error}") from error
-        stdout = cast("socket.SocketIO", process.stdout)
-        streams = {number: os.dup(descriptor) for number, descriptor in enumerate(descriptors, 1)}
-        streams[relay.CONTROL] = os.dup(control.fileno())
-        sockets = {number: each for number, each in streams.items() if number not in (1, 2)}
-        ends = [
-            threading.Thread(target=relay.forward, args=(sockets, stdin.fileno()), daemon=True),
-            threading.Thread(target=relay.receive, args=(streams, stdout.fileno()), daemon=True),
-        ]
-        for thread in ends:
-            thread.start()
+        config = {"packages": [f"/packages/{i}" for i in range(len(self._packages))]}
+        end = self._start(descriptors, control, self._command(name, limits), config)
 
         def clean_up() -> None:
-            if not end_process(process, _END_SECONDS):
+            if not end():
                 _succeeds([self._engine, "rm", "--force", name])
-            for thread in ends:
-                thread.join(_END_SECONDS)
-            stdin.close()
-            stdout.close()
-            for descriptor in streams.values():
-                os.close(descriptor)
 
         return clean_up
-
-    def close(self) -> None:
-        """Start no more containers; running ones end with their callers."""
-        self._is_closed = True
 
     def _command(self, name: str, limits: Limits) -> list[str]:
         memory = f"{limits.memory_mb + _SUPERVISOR_MB}m"
@@ -122,7 +85,7 @@ class ContainerLauncher:
         ).split()
         options += [f"--env={key}={value}" for key, value in ENVIRONMENT.items()]
         options += [f"--volume={f}:/packages/{i}:ro" for i, f in enumerate(self._packages)]
-        return [self._engine, "run", *options, self._image, *PYTHON_FLAGS, "-c", BOOTSTRAP]
+        return [self._engine, "run", *options, self._image, *python_command()[1:]]
 
 
 def _find_engine() -> str:

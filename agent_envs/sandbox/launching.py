@@ -4,6 +4,7 @@ Modules are sent as text over standard input. So a sandbox needs no file of ours
 command line nor a traceback shows where this package is installed.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -118,11 +119,9 @@ def start_module(
         **options,
     )
     stdin = cast("IO[bytes]", process.stdin)
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it ended; the caller notices
         stdin.write(f"{len(text):010d}{text}".encode())
         stdin.flush()
-    except BrokenPipeError:
-        pass  # it ended; the caller notices
     return process, stdin
 
 

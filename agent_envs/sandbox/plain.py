@@ -1,24 +1,30 @@
-"""The level ``limits``: a subprocess with limits on time, memory, processes and output.
+"""Levels whose supervisor is a process of its own; the level ``limits`` is the plainest of them.
 
 It hides nothing: the program has the network, and this user's files and rights. Its environment is
-clean, its directory is its own, and its processes end with it, unless it actively evades that.
+clean, its directory is separate, and its processes end with it, unless it actively evades that.
 """
 
-import contextlib
+import os
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO, Any, Final, cast
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
+from agent_envs.sandbox import relay
 from agent_envs.sandbox.archive import remove_tree
 from agent_envs.sandbox.launching import ENVIRONMENT, end_process, python_command, start_module
 from agent_envs.sandbox.results import Level, Limits
 
+_END_SECONDS: Final = 20.0
+
 
 class PlainLauncher:
-    """Starts a supervisor, and through it a program, as plain processes."""
+    """Starts a supervisor, and through it a program; threads relay their streams."""
 
     level: Level = "limits"
 
@@ -38,35 +44,65 @@ class PlainLauncher:
     def start(
         self, descriptors: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
-        """Start a supervisor in a new temporary directory (see `Launcher`)."""
+        """Start a supervisor (see `Launcher`)."""
         del limits  # the supervisor sets them
-        if self._is_closed:
-            raise SandboxError("The sandbox is closed.")
         folder = tempfile.mkdtemp(prefix="agent-envs-scratch-")
-        inherited = [control.fileno(), *descriptors]
-        config = {
-            "control": control.fileno(),
-            "descriptors": list(descriptors),
-            "packages": self._packages,
-            "scratch": folder,
-        }
         environment = {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
+        config = {"packages": self._packages, "scratch": folder}
         try:
-            process, stdin = start_module(
-                python_command(), "supervisor", config,
-                env=environment, cwd=folder, pass_fds=inherited,
-            )  # fmt: skip
-        except OSError as error:
+            end = self._start(
+                descriptors, control, python_command(), config, env=environment, cwd=folder
+            )
+        except SandboxError:
             remove_tree(folder)
-            raise SandboxError(f"A program could not be started: {error}") from error
-        with contextlib.suppress(BrokenPipeError):
-            stdin.close()
+            raise
 
         def clean_up() -> None:
-            end_process(process, 20.0)
-            remove_tree(folder)
+            end()
+            remove_tree(folder)  # if the supervisor could not
 
         return clean_up
+
+    def _start(
+        self,
+        descriptors: Sequence[int],
+        control: socket.socket,
+        command: Sequence[str],
+        config: dict[str, Any],
+        **options: Any,
+    ) -> Callable[[], bool]:
+        """Start `relay.main` by a command; return what ends it and tells if it ended by itself."""
+        if self._is_closed:
+            raise SandboxError("The sandbox is closed.")
+        config["channels"] = len(descriptors) - 2
+        try:
+            process, stdin = start_module(
+                command, "relay", config, stdout=subprocess.PIPE, **options
+            )
+        except OSError as error:
+            raise SandboxError(f"A program could not be started: {error}") from error
+        stdout = cast("IO[bytes]", process.stdout)
+        streams = {number: os.dup(descriptor) for number, descriptor in enumerate(descriptors, 1)}
+        streams[relay.CONTROL] = os.dup(control.fileno())
+        sockets = {number: each for number, each in streams.items() if number not in (1, 2)}
+        relays = [
+            threading.Thread(target=relay.forward, args=(sockets, stdin.fileno()), daemon=True),
+            threading.Thread(target=relay.receive, args=(streams, stdout.fileno()), daemon=True),
+        ]
+        for thread in relays:
+            thread.start()
+
+        def end() -> bool:
+            ended_alone = end_process(process, _END_SECONDS)
+            for thread in relays:
+                thread.join(_END_SECONDS)
+            for file in (stdin, stdout):
+                file.close()
+            for descriptor in streams.values():
+                os.close(descriptor)
+            return ended_alone
+
+        return end
 
     def close(self) -> None:
         """Start no more programs; running ones end with their callers."""

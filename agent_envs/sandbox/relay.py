@@ -1,7 +1,7 @@
-"""Streams of a program in a container, carried over the container's standard input and output.
+"""Streams of a program and its supervisor, carried over the supervisor's standard input and output.
 
-The same code runs at both ends, on the host and in the container: standard library only. A frame is
-one byte that names the stream, four bytes of length, and data; no data means the end.
+The same code runs at both ends, on the host and inside: standard library only. A frame is one byte
+that names the stream, four bytes of length, and data; no data means the end.
 """
 
 import contextlib
@@ -95,12 +95,16 @@ def _shut_down(descriptor: int, how: int) -> None:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Be the first process of a container: supervise one program, and relay its streams.
+    """Supervise one program, as the first process of a container or a plain one.
 
     Args:
-        config: ``channels``: number of descriptors after standard error; ``packages``.
+        config: ``channels``: number of descriptors after standard error; ``packages`` to import
+            from; ``scratch``: a directory to remove at the end.
     """
-    from agent_envs.sandbox import supervisor  # Linux only; the other end may be another system
+    from agent_envs.sandbox import (
+        archive,
+        supervisor,
+    )  # Linux only; the other end may be another system
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
@@ -125,3 +129,6 @@ def main(config: dict[str, Any]) -> None:
         request, theirs, control, processes, lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0)
     )
     forwarding.join(_FLUSH_SECONDS)
+    if "scratch" in config:
+        os.chdir("/")
+        archive.remove_tree(config["scratch"])  # the host may be gone

@@ -9,14 +9,7 @@ from agent_envs.sandbox.folder import Folder
 Level: TypeAlias = Literal["strong", "container", "limits"]
 
 Status: TypeAlias = Literal[
-    "ok",
-    "error",
-    "timeout",
-    "cpu_limit",
-    "memory_limit",
-    "process_limit",
-    "output_limit",
-    "closed",
+    "ok", "error", "timeout", "cpu_limit", "memory_limit", "process_limit", "output_limit", "closed"
 ]
 """``error``: the program failed, or ended its own supervisor. ``process_limit``: too many processes
 where the kernel could not refuse them. ``closed``: the session had ended before the call."""

@@ -19,7 +19,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -272,19 +271,3 @@ def _end(main: int, processes: Processes) -> int | None:
             return exit_code
         if pid == main:
             exit_code = os.waitstatus_to_exitcode(status)
-
-
-def main(config: dict[str, Any]) -> None:
-    """Supervise one program as plain processes, at the level ``limits``.
-
-    Args:
-        config: ``control`` and ``descriptors``, inherited; ``packages`` to import from;
-            ``scratch``, the directory to remove at the end.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = socket.socket(fileno=config["control"])
-    sys.path += config["packages"]
-    request = receive_request(control)
-    supervise(request, config["descriptors"], control, Descendants(), lambda: None)
-    os.chdir("/")
-    archive.remove_tree(config["scratch"])  # the host may be gone

@@ -18,9 +18,7 @@ _SCORES = {
 }
 
 
-def musique_group_scores(
-    episodes: Iterable[tuple[str, Mapping[str, float]]],
-) -> dict[str, float]:
+def musique_group_scores(episodes: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
     """Return the official group scores of episodes of ``MuSiQue-v0`` with ``unanswerable=True``.
 
     Args:

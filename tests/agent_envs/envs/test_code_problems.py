@@ -135,8 +135,7 @@ def test_examples_in_a_docstring_become_tests():
 
 
 @pytest.mark.parametrize(
-    ("env_id", "name"),
-    [(HUMANEVAL, "humaneval_test.jsonl"), (MBPP, "mbpp.jsonl")],
+    ("env_id", "name"), [(HUMANEVAL, "humaneval_test.jsonl"), (MBPP, "mbpp.jsonl")]
 )
 def test_oracle_play_solves_real_rows(shared_data, strong_sandbox, env_id, name):
     env = gym.make(env_id, data=str(shared_data / name))

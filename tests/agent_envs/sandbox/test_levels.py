@@ -88,12 +88,7 @@ def test_the_command_prints_its_findings(sandbox):
     text = subprocess.run(
         [sys.executable, "-m", "agent_envs.sandbox"], capture_output=True, text=True, check=True
     ).stdout
-    for part in (
-        "level='strong': yes",
-        "level='limits': yes",
-        "nothing is hidden",
-        "CapEff",
-    ):
+    for part in ("level='strong': yes", "level='limits': yes", "nothing is hidden", "CapEff"):
         assert part in text
 
 
