@@ -60,12 +60,12 @@ class ContainerLauncher(PlainLauncher):
             )
 
     def start(
-        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
+        self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
         """Start a container (see `Launcher`)."""
         name = f"agent-envs-{uuid.uuid4().hex}"
         config = {"packages": [f"/packages/{i}" for i in range(len(self._packages))]}
-        end = self._start(descriptors, control, self._command(name, limits), config)
+        end = self._start(channels, control, self._command(name, limits), config)
 
         def clean_up() -> None:
             if not end():

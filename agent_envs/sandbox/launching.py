@@ -56,12 +56,12 @@ class Launcher(Protocol):
     level: Level
 
     def start(
-        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
+        self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
         """Start a supervisor that takes its request from `control`.
 
         Args:
-            descriptors: The program's standard output and error, and further ones.
+            channels: The program's descriptors after standard error.
             control: The supervisor's end of the connection.
             limits: Limits of the program.
 

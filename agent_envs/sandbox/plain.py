@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -42,7 +41,7 @@ class PlainLauncher:
         self._is_closed = False
 
     def start(
-        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
+        self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
         """Start a supervisor (see `Launcher`)."""
         del limits  # the supervisor sets them
@@ -51,7 +50,7 @@ class PlainLauncher:
         config = {"packages": self._packages, "scratch": folder}
         try:
             end = self._start(
-                descriptors, control, python_command(), config, env=environment, cwd=folder
+                channels, control, python_command(), config, env=environment, cwd=folder
             )
         except SandboxError:
             remove_tree(folder)
@@ -65,7 +64,7 @@ class PlainLauncher:
 
     def _start(
         self,
-        descriptors: Sequence[int],
+        channels: Sequence[int],
         control: socket.socket,
         command: Sequence[str],
         config: dict[str, Any],
@@ -74,7 +73,7 @@ class PlainLauncher:
         """Start `relay.main` by a command; return what ends it and tells if it ended by itself."""
         if self._is_closed:
             raise SandboxError("The sandbox is closed.")
-        config["channels"] = len(descriptors) - 2
+        config["channels"] = len(channels)
         try:
             process, stdin = start_module(
                 command, "relay", config, stdout=subprocess.PIPE, **options
@@ -82,15 +81,8 @@ class PlainLauncher:
         except OSError as error:
             raise SandboxError(f"A program could not be started: {error}") from error
         stdout = cast("IO[bytes]", process.stdout)
-        streams = {number: os.dup(descriptor) for number, descriptor in enumerate(descriptors, 1)}
-        streams[relay.CONTROL] = os.dup(control.fileno())
-        sockets = {number: each for number, each in streams.items() if number not in (1, 2)}
-        relays = [
-            threading.Thread(target=relay.forward, args=(sockets, stdin.fileno()), daemon=True),
-            threading.Thread(target=relay.receive, args=(streams, stdout.fileno()), daemon=True),
-        ]
-        for thread in relays:
-            thread.start()
+        streams = [os.dup(descriptor) for descriptor in (control.fileno(), *channels)]
+        relays = relay.start(streams, stdin.fileno(), stdout.fileno())
 
         def end() -> bool:
             ended_alone = end_process(process, _END_SECONDS)
@@ -98,7 +90,7 @@ class PlainLauncher:
                 thread.join(_END_SECONDS)
             for file in (stdin, stdout):
                 file.close()
-            for descriptor in streams.values():
+            for descriptor in streams:
                 os.close(descriptor)
             return ended_alone
 

@@ -164,16 +164,10 @@ class Sandbox:
         )
         ends, test_ends = [to_program.detach()], [to_tests.detach(), verdict.detach()]
         with ours, Execution(self._launcher, serve, limits, ends) as tested:
-            # The program's output must be read while the tests run, or it would block.
-            reader = threading.Thread(target=tested.wait, daemon=True)
-            reader.start()
-            try:
-                with Execution(self._launcher, check, longer, test_ends) as testing:
-                    testing.finish()
-            finally:
-                tested.stop()
-                reader.join()
-            return _judge(tested.result(), _read_verdict(ours))
+            with Execution(self._launcher, check, longer, test_ends) as testing:
+                testing.finish()
+            tested.stop()
+            return _judge(tested.finish(), _read_verdict(ours))
 
     def close(self) -> None:
         """End every program and session."""
@@ -236,8 +230,9 @@ class Session:
                 self._channel.send(source)
             reply = self._execution.wait(self._socket.fileno()) and self._receive()
             if reply in (b"true", b"false"):
-                self._execution.end_call()
-                return self._execution.partial_result(is_ok=reply == b"true")
+                result = self._execution.end_call(is_ok=reply == b"true")
+                if result is not None:
+                    return result
             try:
                 self._execution.stop()
                 return self._execution.finish()

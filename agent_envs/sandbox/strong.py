@@ -125,11 +125,11 @@ class StrongLauncher:
             raise
 
     def start(
-        self, descriptors: Sequence[int], control: socket.socket, limits: Limits
+        self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], None]:
         """Let the zygote fork (see `Launcher`)."""
         del limits  # the supervisor sets them
-        passed = array.array("i", [control.fileno(), *descriptors])
+        passed = array.array("i", [control.fileno(), *channels])
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
         with self._lock:
             if self._is_closed:

@@ -10,6 +10,7 @@ length, JSON), the folder to begin with, then single bytes: ``c`` a call of a se
 it is done. End of file: stop. Out: frames (`send_frame`).
 """
 
+import codecs
 import contextlib
 import ctypes
 import fcntl
@@ -26,6 +27,7 @@ from typing import Any, Final
 from agent_envs.sandbox import archive, program, usage
 
 _POLL_SECONDS: Final = 0.02
+_READ_BYTES: Final = 65_536
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
 _PENDING_SIGNALS: Final = 128
@@ -113,8 +115,9 @@ def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
     Args:
         control: The connection to it.
         kind: ``s``: the program is about to start, so every later failure is the program's.
-            ``f``: a part of the folder it left. ``r``: the report, in JSON; the last frame.
-        data: Content of the frame.
+            ``o``: the output of one call of a session. ``f``: a part of the folder it left.
+            ``r``: the report, the last frame.
+        data: Content of the frame; JSON, but for ``f``.
     """
     with contextlib.suppress(OSError):  # the host is gone
         control.sendall(kind + len(data).to_bytes(4, "big") + data)
@@ -122,7 +125,7 @@ def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
 
 def supervise(
     request: dict[str, Any],
-    descriptors: list[int],
+    channels: list[int],
     control: socket.socket,
     processes: Processes,
     confine: Callable[[], None],
@@ -131,7 +134,7 @@ def supervise(
 
     Args:
         request: See `execution.make_request`; also ``limits``.
-        descriptors: Its standard output and error, and what else it inherits.
+        channels: Its descriptors after standard error.
         control: The connection to the host.
         processes: The processes that end with it.
         confine: Called in the program's process, last of all: gives up rights for good.
@@ -140,23 +143,67 @@ def supervise(
     date = (archive.unpack(packed) if packed else archive.FIRST_DATE) + 1
     del packed  # or the program would be forked with it
     stdin = _make_stdin(request.pop("stdin").encode(errors="replace"))
-    descriptors = [stdin, *descriptors]
+    outputs = [Output(request["limits"]["output_chars"]) for _ in range(2)]
+    descriptors = [stdin, *(output.write_end for output in outputs), *channels]
     send_frame(control, b"s")
     main = os.fork()
     if main == 0:
         _become_program(request, descriptors, processes, confine)
     for descriptor in descriptors:
         os.close(descriptor)
-    ending = _watch(main, control, processes, request)
+    ending = _watch(main, control, processes, request, outputs)
     report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
+    for output in outputs:
+        output.read()
+        if output.is_over:
+            report["ended_by"] = "output_limit"
     if request["collect_files"]:
         packer = archive.Packer(lambda part: send_frame(control, b"f", part), date, started)
         packer.pack(request["limits"]["scratch_mb"] * _MB)
         report["left_out"] = packer.left_out
-    send_frame(control, b"r", json.dumps(report).encode())
+    send_frame(control, b"r", json.dumps(report | _take(outputs)).encode())
     control.close()
+
+
+class Output:
+    """One output stream of a program, up to a number of characters."""
+
+    def __init__(self, max_chars: int) -> None:
+        """Open a pipe."""
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        self._max_chars = max_chars
+        self.take()
+
+    def read(self) -> bool:
+        """Read what was written, as far as it fits; return whether more may come."""
+        while not self.is_over:
+            try:
+                data = os.read(self.read_end, _READ_BYTES)
+            except BlockingIOError:
+                break
+            self._text += self._decoder.decode(data, final=not data)
+            if not data:
+                return False
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more was written than fits."""
+        return len(self._text) > self._max_chars
+
+    def take(self) -> str:
+        """Return the text so far, and start again."""
+        text = getattr(self, "_text", "")[: self._max_chars]
+        self._text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return text
+
+
+def _take(outputs: list[Output]) -> dict[str, str]:
+    return {"stdout": outputs[0].take(), "stderr": outputs[1].take()}
 
 
 def _make_stdin(data: bytes) -> int:
@@ -223,18 +270,27 @@ def _limit_resources(request: dict[str, Any], processes: Processes) -> None:
         resource.setrlimit(which, (value, value + spare))
 
 
-def _watch(main: int, control: socket.socket, processes: Processes, request: dict[str, Any]) -> str:
+def _watch(
+    main: int,
+    control: socket.socket,
+    processes: Processes,
+    request: dict[str, Any],
+    outputs: list[Output],
+) -> str:
     """Wait until the main process ends, the host stops it, or a limit is reached; return which."""
     watch = usage.Watch(processes.pids, request["limits"])
     is_idle = request["mode"] == "session"
-    poll = select.poll()
-    pidfd = os.pidfd_open(main)
-    poll.register(pidfd, select.POLLIN)
-    poll.register(control, select.POLLIN)
+    by_descriptor = {output.read_end: output for output in outputs}
+    poll, pidfd = select.poll(), os.pidfd_open(main)
+    for descriptor in (pidfd, control.fileno(), *by_descriptor):
+        poll.register(descriptor, select.POLLIN)
     try:
         while True:
             # Between the calls of a session nothing runs, and nothing has to be watched.
-            ready = [number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)]
+            ready = {number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)}
+            for descriptor in ready.intersection(by_descriptor):
+                if not by_descriptor[descriptor].read():
+                    poll.unregister(descriptor)
             if pidfd in ready:
                 return "exit"
             _reap_orphans(main)
@@ -244,13 +300,22 @@ def _watch(main: int, control: socket.socket, processes: Processes, request: dic
                     return "stopped"
                 is_idle = order == b"d"
                 processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
-                watch.begin()
-            if not is_idle and (ending := watch.exceeded()):
-                return ending
-            if is_idle and watch.holds_too_much():
-                return "memory_limit"
+                ending = _end_call(control, watch, outputs) if is_idle else watch.begin()
+            else:
+                ending = "" if is_idle else watch.exceeded()
+            if ending or any(output.is_over for output in outputs):
+                return ending or "output_limit"
     finally:
         os.close(pidfd)
+
+
+def _end_call(control: socket.socket, watch: usage.Watch, outputs: list[Output]) -> str:
+    """Send the output of a call; return the limit that is exceeded, or an empty string."""
+    for output in outputs:
+        output.read()
+    if not any(output.is_over for output in outputs):
+        send_frame(control, b"o", json.dumps(_take(outputs)).encode())
+    return "memory_limit" if watch.holds_too_much() else ""
 
 
 def _reap_orphans(main: int) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 SHARED_OBJECT_BYTES: Final = 4 << 20
+_SAMPLE_SECONDS: Final = 0.01
 _COUNT_SECONDS: Final = 0.1
 """How often memory is counted exactly; resident memory is read at each sample."""
 _PAGE: Final = resource.getpagesize()
@@ -43,16 +44,19 @@ class Watch:
         self._cpu = 0.0
         self.begin()
 
-    def begin(self) -> None:
-        """Start the clocks."""
+    def begin(self) -> str:
+        """Start the clocks; no limit is exceeded yet."""
         self._sample()
         self._started = self._last_time = time.monotonic()
         self._cpu_before = self._cpu
         self._waited = 0.0  # for a processor
+        return ""
 
     def exceeded(self) -> str:
         """Return the limit that is exceeded, or an empty string."""
         now, cpu_before = time.monotonic(), self._cpu
+        if now < self._last_time + _SAMPLE_SECONDS:
+            return ""  # the program wrote output, which is no reason to look again
         num_threads, resident_bytes, is_runnable = self._sample()
         cpu_seconds = self._cpu - self._cpu_before
         if is_runnable:
