@@ -148,9 +148,9 @@ class Execution:
         report = self._report
         if self._is_late:
             return Result(status="timeout", exit_code=None, stdout="", stderr="")
-        if report is None and self._has_started:
-            return Result(status="error", exit_code=-9, stdout="", stderr=_CRASH_TEXT)
         if report is None or "failure" in report:
+            if self._has_started:
+                return Result(status="error", exit_code=-9, stdout="", stderr=_CRASH_TEXT)
             failure = (report or {}).get("failure", "its process ended before the program began")
             raise SandboxError(f"A sandbox could not run its program: {failure}.")
         status, stderr = report["ended_by"], report["stderr"]

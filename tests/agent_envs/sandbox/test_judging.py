@@ -191,7 +191,7 @@ FAILING = {
     "a complex NaN": ("def f(x): return complex('nan')", TOLERANCES),
     "a decimal NaN": ("import decimal\ndef f(x): return decimal.Decimal('-nan')", TOLERANCES),
     "a complex infinity": ("def f(x): return complex('inf')", TOLERANCES),
-    "a huge integer": ("def f(x): return 10 ** 20_000 + 1", [*TOLERANCES, "assert f(2) == 4, f(2)"]),
+    "a huge integer": ("def f(x): return 10 ** 20_000 + 1", TOLERANCES),
     "a text of another length": (
         "class S(str):\n    def __len__(s): return 4\n    def __str__(s): return 'four'\n"
         "def f(x): return S('')", ["assert len(f(2)) == 4 and f(2) != 'four'"]
