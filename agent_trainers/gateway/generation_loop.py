@@ -66,7 +66,7 @@ class GenerationLoop:
                 self._take_calls(stream, is_busy=is_busy)
                 if is_busy:
                     for key, result in stream.advance():
-                        stream.rest(key)  # its program may never call again
+                        stream.mark_idle(key)  # its program may never call again
                         self._deliver(key, result)
         except BaseException as error:
             self._fail_all(error)

@@ -1,4 +1,4 @@
-"""Policies: who acts. Each turns chat messages into one model turn."""
+"""Policies map chat messages to one model turn."""
 
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy, PolicyWrapper

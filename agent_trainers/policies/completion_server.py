@@ -1,7 +1,6 @@
-"""A policy behind ``vllm serve``: token ids in; token ids and log-probabilities out.
+"""A policy on ``vllm serve`` with token ids and log-probabilities, for rollouts beside a trainer.
 
-For episodes that are played beside a trainer, and for evaluation on other machines. (What
-`StepGRPOTrainer` does with ``vllm_mode: server`` goes through TRL's own client.)
+(``vllm_mode: server`` of `StepGRPOTrainer` uses TRL's own client.)
 """
 
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 from agent_trainers.policies.local import TokenPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings
-from agent_trainers.policies.server_client import ServerClient
+from agent_trainers.policies.served import ServerClient
 
 
 class VLLMServerPolicy(TokenPolicy):
-    """A chat template in front of a server; may be asked from many threads at once."""
+    """A chat template in front of a vLLM server; thread-safe."""
 
     def __init__(
         self,
@@ -30,18 +29,18 @@ class VLLMServerPolicy(TokenPolicy):
         """Connect to a server.
 
         Args:
-            base_url: Its address, as ``http://gpu-node-2:8000``. Start it with
+            base_url: Address, such as ``http://gpu-node-2:8000``. Start the server with
                 ``--logprobs-mode processed_logprobs``: only then are its log-probabilities those of
-                the distribution that it draws from.
-            renderer: Turns messages into tokens.
-            settings: How tokens are drawn.
-            max_concurrency: Requests under way at once.
-            timeout_seconds: Longest wait for one completion.
+                the sampling distribution.
+            renderer: Renders messages to tokens.
+            settings: Sampling parameters.
+            max_concurrency: Concurrent requests at most.
+            timeout_seconds: Timeout of one completion.
             connection: ``api_key_env``, ``max_retries``: see `ServerClient`.
 
         Raises:
             MissingExtraError: If the library ``openai`` is not installed.
-            ServerError: If there is no server, or another one than vLLM.
+            ServerError: If there is no server, or it is not vLLM.
         """
         self.max_concurrency = max_concurrency
         self._client = ServerClient(
@@ -53,7 +52,7 @@ class VLLMServerPolicy(TokenPolicy):
         model = self._client.call(self._client.api.models.list).data[0]
         max_model_length = (model.model_extra or {}).get("max_model_len")
         if max_model_length is None:
-            raise self._client.error("the server does not say max_model_len, as vLLM does")
+            raise self._client.error("the server does not report max_model_len; is it vLLM?")
         self._body: dict[str, Any] = {
             "model": model.id,
             "max_tokens": settings.max_new_tokens,
@@ -61,7 +60,7 @@ class VLLMServerPolicy(TokenPolicy):
             "top_p": settings.top_p,
             "n": 1,
             "logprobs": 0,  # of the sampled token only
-            # All of them: vLLM takes what is left out from the model's generation_config.json.
+            # All of them: vLLM takes missing ones from the model's generation_config.json.
             "extra_body": {
                 "top_k": settings.top_k,
                 "min_p": settings.min_p or 0.0,
@@ -78,13 +77,12 @@ class VLLMServerPolicy(TokenPolicy):
         )
 
     def close(self) -> None:
-        """Close the connections; no further request gets through."""
+        """Close the connections; further requests fail."""
         self._client.close()
 
     def _complete_all(
         self, prompts: list[list[int]], rngs: list[np.random.Generator]
     ) -> list[Completion]:
-        """Sample one completion per prompt; `rngs` give each request a seed of its own."""
         seeds = [int(rng.integers(2**31)) for rng in rngs]
         return self._client.map(self._complete_one, list(zip(prompts, seeds, strict=True)))
 

@@ -22,7 +22,9 @@ class ContinuousBatchingStream(ModelStream):
     def __init__(self, *args: Any, config: ContinuousBatchingConfig) -> None:
         """Start the manager; `args` as in `ModelStream`, `config` is transformers' own."""
         super().__init__(*args)
-        self._loan.callback(self._model.train, self._model.training)  # the manager sets eval mode
+        self._context.callback(
+            self._model.train, self._model.training
+        )  # the manager sets eval mode
         names = ("temperature", "top_k", "top_p") if self._settings.temperature else ()
         sampling = {name: getattr(self._settings, name) for name in names}
         self._manager = self._model.init_continuous_batching(
@@ -30,7 +32,7 @@ class ContinuousBatchingStream(ModelStream):
             continuous_batching_config=replace(config, return_logprobs=True),
         )
         self._manager.start()
-        self._loan.callback(self._manager.stop, block=True)
+        self._context.callback(self._manager.stop, block=True)
         self._prompts: dict[int, list[int]] = {}  # of what is under way
 
     @property

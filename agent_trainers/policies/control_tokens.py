@@ -1,10 +1,10 @@
-"""Tells the control tokens that a chat template writes from text that only looks like them.
+"""Distinguish control tokens of a chat template from text that only looks like them.
 
-What a message says is plain text, whoever said it: ``<|im_end|>`` in a passage is ten characters,
-not the end of a turn. Texts are guarded before the template is rendered (`ControlTokens.guard`): a
-lone surrogate, which no other text can hold, stands before every character with which a control
-token could begin. So in what comes out each control token has one author, the template, and only
-those become tokens (`ControlTokens.encode`).
+Messages are plain text: ``<|im_end|>`` in a passage is ten characters, not the end of a turn. Texts
+are guarded before the template is rendered (`ControlTokens.guard`): a lone surrogate, which no
+other text can contain, is put before every character that could start a control token. So every
+unmarked control token in the rendered text is the template's, and only those become tokens
+(`ControlTokens.encode`).
 """
 
 import functools
@@ -16,34 +16,34 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 _START: Final = "\udc00"
-"""Stands before a character of a text with which a control token could begin."""
+"""Precedes a character of a text that could start a control token."""
 _EDGE: Final = "\udc01"
-"""Stands where a text begins, so that it cannot end a control token that the template began."""
+"""Starts a text, so that it cannot complete a control token that the template started."""
 _NAME: Final = "\ufdd0"
-"""Begins and ends the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
+"""Delimits the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
 _MARKUP: Final = re.compile(r"[<>\[\]{}|]")
 _TAG: Final = re.compile(r"</?(?!tool_res)[\w-]+>")
-"""What a model may write; ``<tool_response>``, ``<tool_result>`` are never its own."""
+"""Tags a model may write; ``<tool_response>`` and ``<tool_result>`` are never its own."""
 
 
 class OwnMarkup(NamedTuple):
-    """What a model writes itself in a turn: calls and thoughts."""
+    """Markup that a model writes in its turn: calls and thoughts."""
 
     tags: frozenset[str] = frozenset()
     """Control tokens that count in pairs: ``<tool_call>`` with ``</tool_call>`` after it."""
     opened: str = ""
-    """The name of the tag that the template opens for the model, which only closes it; or none."""
+    """Name of the tag that the template opens and the model only closes; or empty."""
 
 
 class ControlTokens:
     """The control tokens of one tokenizer.
 
-    They are its special tokens, and its other added ones that look like markup
-    (``<tool_response>``); added words and runs of blanks are vocabulary like any other.
+    They are its special tokens and added tokens that look like markup (``<tool_response>``), but
+    not added words and runs of blanks.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Read what `tokenizer` has."""
+        """Read the tokens of `tokenizer`."""
         self._tokenizer = tokenizer
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))
@@ -52,26 +52,26 @@ class ControlTokens:
             f"{_NAME}{id}{_NAME}" if self._ids.get(str(token)) == id else str(token): (id, token)
             for id, token in added.items()
         }
-        """Id and token by the name in `_plain`."""
-        unknown = tokenizer.unk_token_id  # not a control token: what any unknown word becomes
+        """Id and token by their name in `_plain`."""
+        unknown = tokenizer.unk_token_id  # not a control token: any unknown word becomes it
         self._control_ids = frozenset(self._ids.values()) - {unknown}
         self._lengths = sorted({len(text) for text in self._ids}, reverse=True)
         self.tags = frozenset(
             text for id, token in added.items()
             if not token.special and _TAG.fullmatch(text := str(token)) and id in self._control_ids
         )  # fmt: skip
-        """Those that a model may write itself: ``<tool_call>``, ``<think>``."""
+        """Control tokens that a model may write: ``<tool_call>``, ``<think>``."""
         first = "".join(sorted({text[0] for text in self._ids}))
         self._first = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
         ends = "".join(sorted({*first, *(text[-1] for text in self._ids)}))
         self._ends = re.compile(f"[{re.escape(ends)}]" if ends else "(?!)")
 
     def guard(self, value: Any, own: OwnMarkup | None = None) -> Any:
-        """Return a text, or what holds texts, marked; as it is where there is nothing to mark.
+        """Return a text, or a structure of texts, with marks before possible control tokens.
 
         Args:
             value: Text, or a list or dictionary of such (a tool's schema, a call's arguments).
-            own: Control tokens that the text's author may write; None for none.
+            own: Markup that the text's author may write; None for none.
         """
         if isinstance(value, str):
             return self._guard_text(value, own)
@@ -82,13 +82,13 @@ class ControlTokens:
         return value
 
     def encode(self, text: str, marked: str) -> list[int]:
-        """Return the tokens of `text`; its control tokens are those the template wrote.
+        """Return the tokens of `text`, with no control tokens but the template's.
 
-        Where no text was taken for a control token they are those of the tokenizer itself.
+        They are the tokenizer's own unless that would read text as a control token.
 
         Args:
             text: A rendered conversation, or a part of one.
-            marked: The same, rendered of guarded texts.
+            marked: The same rendered from guarded texts.
         """
         ids: list[int] = self._tokenizer(clean(text), add_special_tokens=False)["input_ids"]
         if marked == text and not self._hides_markup(text):
@@ -99,7 +99,7 @@ class ControlTokens:
         return self._encode_marked(marked)
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of a text that no template wrote: none is a control token."""
+        """Return the tokens of a text without control tokens."""
         return self.encode(text, self.guard(text))
 
     def find(self, marked: str) -> Iterator[tuple[int, int, int]]:
@@ -123,9 +123,9 @@ class ControlTokens:
         parts: list[str] = []
         position, is_marked = 0, False
         for start, end in [*spans, (len(text), len(text))]:
-            said = text[position:start]
-            is_marked |= self._ends.search(said) is not None
-            parts += [self._first.sub(lambda found: _START + found[0], said), text[start:end]]
+            plain = text[position:start]
+            is_marked |= self._ends.search(plain) is not None
+            parts += [self._first.sub(lambda found: _START + found[0], plain), text[start:end]]
             position = end
         if not is_marked:
             return text
@@ -136,7 +136,7 @@ class ControlTokens:
         return marked[:indent] + _EDGE + marked[indent:]
 
     def _hides_markup(self, text: str) -> bool:
-        """Return whether the tokenizer's normaliser may turn other characters into markup."""
+        """Return whether the tokenizer's normaliser turns other characters into markup."""
         normalizer = self._backend.normalizer if self._backend is not None else None
         if normalizer is None or text.isascii():
             return False
@@ -145,7 +145,7 @@ class ControlTokens:
         )
 
     def _encode_marked(self, marked: str) -> list[int]:
-        if self._backend is None:  # cannot be told to leave text alone: the text is broken up
+        if self._backend is None:  # control tokens cannot be turned off: break up the text
             broken = re.sub(f"{_START}(.)", r"\1 ", marked).replace(_EDGE, " ")
             ids: list[int] = self._tokenizer(clean(broken), add_special_tokens=False)["input_ids"]
             return ids
@@ -164,7 +164,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _plain(self) -> Tokenizer:
-        """The tokenizer with names for control tokens that no text can hold."""
+        """The tokenizer with names for control tokens that no text can contain."""
         assert self._backend is not None
         plain = Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
@@ -181,23 +181,23 @@ class ControlTokens:
         return plain
 
     def _spelled(self, token: str, id: int) -> list[int]:
-        """Return what a token of `_plain` is in the tokenizer."""
+        """Return the ids of a token of `_plain` in the tokenizer."""
         if token in self._added:
             return [self._added[token][0]]
         if id not in self._control_ids:
             return [id]
-        # A word of the model's own vocabulary, as ``<pad>`` in word-level ones: letter by letter.
+        # A word of the model's own vocabulary, like ``<pad>`` in word-level ones: spell it out.
         letters = [i for letter in token for i in self._plain.encode(letter).ids]
         return [i for i in letters if i not in self._control_ids]
 
 
 def clean(text: str) -> str:
-    """Return `text` with question marks for lone surrogates, which cannot be encoded."""
+    """Return `text` with lone surrogates replaced by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _own_spans(text: str, own: OwnMarkup) -> list[tuple[int, int]]:
-    """Return where a text holds markup of its author's own; in linear time."""
+    """Return the spans of its author's own markup in a text, in linear time."""
     spans: list[tuple[int, int]] = []
     names = sorted(tag[1:-1] for tag in own.tags if f"</{tag[1:]}" in own.tags)
     opening = re.compile("|".join(f"<({re.escape(name)})>" for name in names) or "(?!)")

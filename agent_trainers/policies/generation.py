@@ -1,4 +1,4 @@
-"""What policies take and give: a state in, one model turn out, as text and as tokens."""
+"""Requests and results of a policy: a state, and one model turn as text and tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,36 +15,36 @@ FinishReason = Literal["stop", "length", "overflow"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One state that wants an action."""
+    """A state that needs an action."""
 
     episode_id: int
-    """Which episode asks: the place of its spec in the call of `Rollout.collect`."""
+    """Index of the episode's spec in the call of `Rollout.collect`."""
     messages: Sequence[Message]
-    """The state."""
+    """Messages of the state."""
     tools: Sequence[dict[str, Any]] | None
-    """Function schemas for the chat template; None where the state itself describes the tools."""
+    """Function schemas for the chat template; None if the state describes the tools."""
     previous: Transition | None
-    """The step before in the same episode: its tokens are the prefix of a state that extends it."""
+    """Previous step of the episode, whose tokens are the prefix of a state that extends it."""
     rng: np.random.Generator
-    """The episode's own generator; every draw of the policy comes from it."""
+    """The episode's own generator, the source of all sampling."""
     is_over: Callable[[Sequence[int]], bool] | None = None
-    """Says of the tokens sampled so far whether the turn ends there, beside the policy's own ends.
-    A policy may sample on: who asks cuts the turn."""
+    """Whether the turn ends after the tokens sampled so far, in addition to the policy's own ends.
+    A policy may ignore it; the caller truncates the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What was asked of a model."""
+    """Counts of model calls and tokens."""
 
     calls: int = 0
     """Model turns."""
     prompt_tokens: int = 0
-    """Tokens of the states, each counted whenever it was sent."""
+    """Tokens of the states, counted for every call."""
     completion_tokens: int = 0
-    """Tokens that the model wrote."""
+    """Sampled tokens."""
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Return both together."""
+        """Return the sum."""
         return Usage(
             calls=self.calls + other.calls,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
@@ -54,25 +54,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One model turn. A policy that knows no tokens gives the text alone."""
+    """One model turn; only `text` if the policy has no tokens."""
 
     text: str
     """The action: the sampled tokens as text, without special tokens."""
     prompt_ids: list[int] = field(default_factory=list)
     """Tokens of the state."""
     completion_ids: list[int] = field(default_factory=list)
-    """Sampled tokens, the end-of-turn token included."""
+    """Sampled tokens, including the end-of-turn token."""
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Log-probability of each sampled token when it was sampled, shape (len(completion_ids),)."""
+    """Log-probability of each token when it was sampled, shape (len(completion_ids),)."""
     finish_reason: FinishReason = "stop"
-    """``stop``: the model ended its turn; ``length``: it was cut off; ``overflow``: the state
-    does not fit, and nothing was sampled."""
+    """``stop``: the model ended its turn; ``length``: the turn was truncated; ``overflow``: the
+    state does not fit the context, and nothing was sampled."""
     usage: Usage | None = None
-    """What the turn took, where a server counted it; None: the tokens above say it."""
+    """Usage counted by a server; None to count the tokens above."""
 
     @property
     def spent(self) -> Usage:
-        """What the turn took: as a server counted it, else by the tokens themselves."""
+        """Usage of the turn."""
         if self.usage is not None:
             return self.usage
         if self.finish_reason == "overflow":

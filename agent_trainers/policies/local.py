@@ -1,4 +1,4 @@
-"""Policies that sample tokens: a chat template in front of something that completes prompts."""
+"""Policies that sample tokens: a chat template in front of a function that completes prompts."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completio
 
 
 class TokenPolicy(Policy):
-    """Renders states to tokens and lets `complete` sample after them."""
+    """Renders states to tokens and samples completions."""
 
     def __init__(
         self,
@@ -35,18 +35,17 @@ class TokenPolicy(Policy):
         make_stream: MakeStream | None = None,
         settings: SamplingSettings | None = None,
     ) -> None:
-        """Put a chat template in front of `complete`.
+        """Combine a renderer and a sampling function.
 
         Args:
-            renderer: Turns messages into tokens.
-            complete: Samples one completion per prompt; called once per `generate`, also with no
+            renderer: Renders messages to tokens.
+            complete: Samples one completion per prompt; called once per `generate`, even without
                 prompts, so that collective backends stay in step.
-            eos_token_ids: Tokens that end a turn; a completion without one was cut off.
-            max_prompt_tokens: Longer states are not sampled from: ``overflow``.
-            make_stream: Makes what serves a rollout without waves, of two functions: from a request
-                to its tokens (None where they do not fit), and from tokens and what was sampled
-                after them to an action. None for the stream of any other policy.
-            settings: How tokens are drawn; None if nobody is to be told.
+            eos_token_ids: Tokens that end a turn; a completion without one was truncated.
+            max_prompt_tokens: Longest state; longer ones are an ``overflow``.
+            make_stream: Makes the stream of a rollout from functions for the prompt of a request
+                and the action of a completion. None for the default stream of policies.
+            settings: Sampling parameters, if known.
         """
         self.sampling = settings.distribution if settings is not None else {}
         self._renderer = renderer
@@ -56,7 +55,7 @@ class TokenPolicy(Policy):
         self._make_stream = make_stream
 
     def open_stream(self) -> GenerationStream:
-        """Return what serves the episodes of one rollout."""
+        """Return the stream for the episodes of one rollout."""
         if self._make_stream is None:
             return super().open_stream()
         return self._make_stream(self.encode, self._generation)
@@ -76,7 +75,7 @@ class TokenPolicy(Policy):
         return self._renderer.count_tokens(messages, tools)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        """Return the tokens of a state; None where it does not fit."""
+        """Return the tokens of a state; None if it does not fit."""
         ids = self._prompt_ids(request)
         return ids if len(ids) <= self._max_prompt_tokens else None
 
@@ -85,7 +84,7 @@ class TokenPolicy(Policy):
         return self._renderer.decode(completion_ids)
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Say whether the chat template shows tools."""
+        """Return whether the chat template shows tools."""
         return self._renderer.shows_tools(tools)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
@@ -112,10 +111,10 @@ def transformers_policy(
     max_batch_size: int = 64,
     **sampling: Any,
 ) -> TokenPolicy:
-    """Make a policy of a transformers model that is not being trained.
+    """Make a policy of a transformers model outside of training.
 
-    At most `max_batch_size` prompts are sampled from at once. `sampling` are fields of
-    `SamplingSettings`: ``max_new_tokens``, and others as wanted.
+    Batches have at most `max_batch_size` prompts. `sampling` are fields of `SamplingSettings`:
+    ``max_new_tokens``, and others as needed.
     """
     eos_token_ids = eos_ids(model.generation_config.eos_token_id, tokenizer)
     settings = SamplingSettings(
@@ -147,11 +146,13 @@ def transformers_policy(
 def load_policy(
     name: str, *, dtype: str = "auto", max_new_tokens: int | None = None, **options: Any
 ) -> TokenPolicy:
-    """Load a model, onto the accelerator if there is one, and make a policy of it.
+    """Load a model, on the accelerator if there is one, and make a policy of it.
 
-    `name` and `dtype` are those of `find_model` and `load_model`; `max_new_tokens`, if not given,
-    is what the model's folder says it was trained for, else 24 with a vocabulary as small as the
-    embedded policy's, else 512; `options` are those of `transformers_policy`.
+    Args:
+        name: See `find_model`.
+        dtype: See `load_model`.
+        max_new_tokens: Longest turn; None for the one in the model's recipe, or see `local_policy`.
+        options: Options of `transformers_policy`.
 
     Raises:
         ConfigurationError: If the model cannot be loaded.
@@ -168,7 +169,7 @@ def local_policy(
 ) -> TokenPolicy:
     """Make a policy of a loaded model, on the accelerator if there is one; see `load_policy`.
 
-    `max_new_tokens` is 24 or 512 if not given: a loaded model does not say where it came from.
+    The default of `max_new_tokens` is 24 for a tiny vocabulary, else 512.
     """
     model.eval()
     is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
@@ -185,6 +186,6 @@ def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]
 
 
 def context_length(model: Any) -> int:
-    """Return how many tokens a model, or one with this config, can attend to."""
+    """Return the context length of a model or a configuration."""
     config = getattr(model, "config", model).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or 2**20)

@@ -1,8 +1,7 @@
-"""Models from anywhere: a name on the hub, a folder, or a GGUF file, whose weights are dequantised.
+"""Models by a name on the hub, a folder, or a GGUF file, whose weights are dequantised.
 
-A GGUF file is converted once: beside the other models that this project keeps in its cache there is
-then a folder that everything else reads like any other. Torch and transformers are imported where a
-model is loaded: that there is none of a name is said without them (`check_model`).
+A GGUF file is converted once to a folder in this project's cache. Torch and transformers are
+imported only to load a model, so that `check_model` is fast.
 """
 
 import hashlib
@@ -21,37 +20,37 @@ from agent_envs.data.files import fsync_file
 from agent_envs.errors import ConfigurationError
 
 CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
-"""Environment variable: where models that are made are kept."""
-_WHAT_IT_IS: Final = "a name on the hub, a folder that save_pretrained wrote, or a GGUF file"
+"""Environment variable of the folder for converted models."""
+_VALID_NAMES: Final = "a name on the hub, a folder that save_pretrained wrote, or a GGUF file"
 _CONFIGS: Final = ("config.json", "adapter_config.json")
-"""One of them is in every folder of a model."""
+"""Every folder of a model has one of them."""
 
 
 def cache_folder() -> Path:
-    """Return the folder for models that are made: ``$AGENT_R1_CACHE`` or ``~/.cache/agent-r1``."""
+    """Return the folder for converted models: ``$AGENT_R1_CACHE`` or ``~/.cache/agent-r1``."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent-r1")
 
 
 def check_model(name: str) -> None:
-    """Make sure that a name can be that of a model, as far as this machine tells.
+    """Check that a name can be that of a model, without access to the hub.
 
     Raises:
-        ConfigurationError: If it is a path where no model lies, no name that the hub could have, or
-            one of the hub's that is not in the cache while the hub is out of reach.
+        ConfigurationError: If it is a path without a model, not a valid name on the hub, or not in
+            the hub's cache in offline mode.
     """
     if not name:
-        raise ConfigurationError(f"The model's name is empty. Pass {_WHAT_IT_IS}.")
+        raise ConfigurationError(f"The model's name is empty. Pass {_VALID_NAMES}.")
     path = Path(name)
     if path.is_dir():
         if not any((path / config).is_file() for config in _CONFIGS):
             raise ConfigurationError(
-                f"Model {name}: the folder holds no {_CONFIGS[0]}. Pass {_WHAT_IT_IS}."
+                f"Model {name}: the folder contains no {_CONFIGS[0]}. Pass {_VALID_NAMES}."
             )
     elif name.endswith(".gguf") or path.exists():
         if not path.is_file():
             raise ConfigurationError(f"Model {name}: there is no such file.")
         if path.suffix != ".gguf":
-            raise ConfigurationError(f"Model {name}: is no GGUF file. Pass {_WHAT_IT_IS}.")
+            raise ConfigurationError(f"Model {name}: not a GGUF file. Pass {_VALID_NAMES}.")
     else:
         _check_hub_name(name)
 
@@ -61,23 +60,23 @@ def _check_hub_name(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError:
         raise ConfigurationError(
-            f"Model {name!r}: there is no such folder, and no model on the hub can be called so. "
-            f"Pass {_WHAT_IT_IS}."
+            f"Model {name!r}: there is no such folder, and it is not a valid name on the hub. "
+            f"Pass {_VALID_NAMES}."
         ) from None
     cached = (try_to_load_from_cache(name, config) for config in _CONFIGS)
     if constants.HF_HUB_OFFLINE and not any(isinstance(path, str) for path in cached):
         raise ConfigurationError(
-            f"Model {name}: there is no such folder, and the hub's model of that name is not in "
-            "the cache, while HF_HUB_OFFLINE is set. Check the path, or unset it to download."
+            f"Model {name}: there is no such folder, and the hub's model of that name is not "
+            "cached while HF_HUB_OFFLINE is set. Check the path, or unset it to download."
         )
 
 
 def find_model(name: str) -> str:
-    """Return a model as transformers loads it: `name` itself, or the folder of a GGUF file.
+    """Return the name or folder that transformers can load; a GGUF file is converted.
 
     Raises:
-        MissingExtraError: If a GGUF file is named, and what reads it is not installed.
-        ConfigurationError: See `check_model`; or if the file cannot be read.
+        MissingExtraError: If the name is a GGUF file and ``gguf`` is not installed.
+        ConfigurationError: If the name is invalid (`check_model`) or the file cannot be read.
     """
     check_model(name)
     path = Path(name)
@@ -91,7 +90,7 @@ def find_model(name: str) -> str:
 def dequantise(path: Path, folder: Path) -> Path:
     """Write the float32 weights and the tokenizer of a GGUF file to `folder`; return it.
 
-    A folder that is there already is left as it is.
+    An existing folder is left unchanged.
 
     Raises:
         MissingExtraError: If the library ``gguf`` is not installed.
@@ -111,7 +110,7 @@ def dequantise(path: Path, folder: Path) -> Path:
         raise ConfigurationError(
             f"Model {path}: transformers cannot read this GGUF file ({error})."
         ) from error
-    # What is in memory is no longer quantised, but says so, and would refuse to be saved.
+    # The weights are no longer quantised, but marked so, which would prevent saving.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -131,7 +130,7 @@ def dequantise(path: Path, folder: Path) -> Path:
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model, padding on the left.
+    """Load the tokenizer of a model, with padding on the left.
 
     Raises:
         ConfigurationError: If it cannot be loaded.
@@ -140,12 +139,12 @@ def load_tokenizer(name: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(name, padding_side="left")
-    except Exception as error:  # hundreds of types of models and files raise all kinds
+    except Exception as error:  # types of models and files raise many kinds of errors
         raise _not_loaded(name, "no tokenizer could be loaded", error) from error
 
 
 def load_model(name: str, dtype: str = "auto") -> Any:
-    """Load a causal language model; `dtype` is that of its weights, ``"auto"`` for the saved one.
+    """Load a causal language model with weights of `dtype`, ``"auto"`` for the saved one.
 
     Raises:
         ConfigurationError: If it cannot be loaded.
@@ -160,5 +159,5 @@ def load_model(name: str, dtype: str = "auto") -> Any:
 
 def _not_loaded(name: str, what: str, error: Exception) -> ConfigurationError:
     reason = " ".join(str(error).split())
-    is_here = "" if Path(name).exists() else "there is no such folder here, and "
-    return ConfigurationError(f"Model {name}: {is_here}{what} ({reason}). Pass {_WHAT_IT_IS}.")
+    is_here = "" if Path(name).exists() else "there is no such folder, and "
+    return ConfigurationError(f"Model {name}: {is_here}{what} ({reason}). Pass {_VALID_NAMES}.")

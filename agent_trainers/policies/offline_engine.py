@@ -1,7 +1,7 @@
 """A policy on vLLM's offline engine, for evaluation: tokens in, tokens out.
 
-Written to vLLM's documented interface (``LLM.generate`` on ``prompt_token_ids``), tested with a
-stand-in for the package; the engine itself was not run by us.
+Uses vLLM's documented interface (``LLM.generate`` on ``prompt_token_ids``). It is tested with a
+fake of the package, not with the engine itself.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ def vllm_policy(
 ) -> TokenPolicy:
     """Load a model into a vLLM engine and make a policy of it.
 
-    `temperature` 0 takes the most likely token. vLLM sets memory aside for a sequence of
-    `max_model_len` tokens: as many as the model can attend to if not given.
+    `temperature` 0 is greedy decoding. vLLM reserves memory for a sequence of `max_model_len`
+    tokens, by default the context length of the model.
 
     Raises:
         MissingExtraError: If vLLM is not installed.
@@ -42,7 +42,7 @@ def vllm_policy(
     length = max_model_len or context_length(config)
     llm = LLM(model=model, max_model_len=length)
     declared = None
-    with contextlib.suppress(OSError):  # some models declare nothing
+    with contextlib.suppress(OSError):  # some models have no generation config
         declared = GenerationConfig.from_pretrained(model).eos_token_id
     eos_token_ids = eos_ids(declared, tokenizer)
 

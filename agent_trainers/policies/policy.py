@@ -1,4 +1,4 @@
-"""Who acts: the base class of every policy, and of those that act through another one."""
+"""Base classes of policies and of wrappers around policies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 
 
 class Policy(ABC):
-    """Turns states into actions, many at once.
+    """Maps states to actions, many at once.
 
-    A policy of your own needs `generate` alone::
+    A custom policy only needs `generate`::
 
         class Echo(Policy):
             def generate(self, requests):
@@ -29,17 +29,17 @@ class Policy(ABC):
     """
 
     max_concurrency: int | None = None
-    """How many calls of `generate` a rollout may have under way at once, each in a thread of its
-    own and with one request; None: one call at a time, with all states that wait."""
+    """Concurrent calls of `generate` with one request each, in threads; None: one call at a time
+    with all pending requests."""
     sampling: Mapping[str, float] = MappingProxyType({})
-    """How tokens are drawn, by the names of `SamplingSettings`; empty where it is not known."""
+    """Sampling distribution by the names of `SamplingSettings`; empty if unknown."""
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one generation per request, in order."""
 
     def open_stream(self) -> GenerationStream:
-        """Return what serves the episodes of one rollout."""
+        """Return the stream for the episodes of one rollout."""
         if self.max_concurrency is not None:
             return ConcurrentStream(self.generate, self.max_concurrency)
         return WaveStream(self.generate)
@@ -47,58 +47,58 @@ class Policy(ABC):
     def count_tokens(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
     ) -> int:
-        """Count the tokens of a state; an estimate if the policy does not know better."""
+        """Count the tokens of a state; by default an estimate."""
         return estimate_tokens(messages)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        """Return the tokens of a state: none where only a server knows, None if it does not fit."""
+        """Return the tokens of a state: empty if only a server knows them, None if too long."""
         return []
 
     def decode(self, completion_ids: Sequence[int]) -> str | None:
-        """Return sampled tokens as text; None where only a server knows tokens."""
+        """Return sampled tokens as text; None if only a server knows the tokens."""
         return None
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Say whether the model sees the tools of a request."""
+        """Return whether the model sees the tools of a request."""
         return True
 
 
 class PolicyWrapper(Policy):
-    """Acts through another policy, and generates as that one does: in slots, waves or threads.
+    """A policy around another one, which generates in the other one's stream.
 
-    Override `before` to change what it is asked, `after` to change what it answers.
+    Override `before` to change requests, `after` to change generations.
     """
 
     def __init__(self, policy: Policy) -> None:
-        """Act through `policy`."""
+        """Wrap `policy`."""
         self.policy = policy
         self.max_concurrency = policy.max_concurrency
         self.sampling = policy.sampling
 
     def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
-        """Return what the policy is asked, or the action itself: then it is not asked."""
+        """Return the request for the policy, or an action that replaces its own."""
         return request
 
     def after(self, request: GenerationRequest, generation: Generation) -> Generation:
-        """Return what is made of the policy's turn; `request` is as it was before `before`."""
+        """Return the action for the policy's generation; `request` is that before `before`."""
         return generation
 
     def forget(self, episode_id: int) -> None:
-        """Forget an episode, which is over; another one may get its number."""
+        """Remove the state of an episode that is over; its id may be reused."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one generation per request, in order."""
-        asked = [self.before(request) for request in requests]
+        changed = [self.before(request) for request in requests]
         replies = iter(
-            self.policy.generate([each for each in asked if isinstance(each, GenerationRequest)])
+            self.policy.generate([each for each in changed if isinstance(each, GenerationRequest)])
         )
         return [
             each if isinstance(each, Generation) else self.after(request, next(replies))
-            for request, each in zip(requests, asked, strict=True)
+            for request, each in zip(requests, changed, strict=True)
         ]
 
     def open_stream(self) -> GenerationStream:
-        """Return the policy's own stream, with `before` and `after` around it."""
+        """Return the policy's stream with `before` and `after` around it."""
         return _WrappedStream(self, self.policy.open_stream())
 
     def count_tokens(
@@ -108,7 +108,7 @@ class PolicyWrapper(Policy):
         return self.policy.count_tokens(messages, tools)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        """Return the tokens of a state, as the policy sees it without this wrapper."""
+        """Return the tokens of a state for the wrapped policy."""
         return self.policy.encode(request)
 
     def decode(self, completion_ids: Sequence[int]) -> str | None:
@@ -116,19 +116,19 @@ class PolicyWrapper(Policy):
         return self.policy.decode(completion_ids)
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Say whether the model sees the tools of a request."""
+        """Return whether the model sees the tools of a request."""
         return self.policy.shows_tools(tools)
 
 
 class _WrappedStream(GenerationStream):
-    """A stream with a wrapper's `before` and `after` around it."""
-
     def __init__(self, wrapper: PolicyWrapper, stream: GenerationStream) -> None:
         super().__init__()
         self._wrapper, self._stream = wrapper, stream
-        self._requests: dict[int, GenerationRequest] = {}  # the newest of each episode
+        self._requests: dict[int, GenerationRequest] = {}  # the latest of each episode
         self._ready: dict[int, Generation | BaseException] = {}
         self.gathers = stream.gathers
+        self.mark_idle = stream.mark_idle  # type: ignore[method-assign]
+        self.close = stream.close  # type: ignore[method-assign]
 
     @property
     def has_requests(self) -> bool:
@@ -136,11 +136,11 @@ class _WrappedStream(GenerationStream):
 
     def add(self, key: int, request: GenerationRequest) -> None:
         self._requests[key] = request
-        asked = _result_of(self._wrapper.before, request)
-        if isinstance(asked, GenerationRequest):
-            self._stream.add(key, asked)
+        changed = _result_of(self._wrapper.before, request)
+        if isinstance(changed, GenerationRequest):
+            self._stream.add(key, changed)
         else:
-            self._ready[key] = asked
+            self._ready[key] = changed
 
     def advance(self) -> list[StreamedResult]:
         ready, self._ready = list(self._ready.items()), {}
@@ -155,12 +155,6 @@ class _WrappedStream(GenerationStream):
         self._stream.drop(key)
         if (request := self._requests.pop(key, None)) is not None:
             self._wrapper.forget(request.episode_id)
-
-    def rest(self, key: int) -> None:
-        self._stream.rest(key)
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 def _result_of(function: Callable[..., Result], *arguments: Any) -> Result | Exception:

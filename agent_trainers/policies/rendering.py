@@ -1,41 +1,75 @@
-"""From messages to tokens with a chat template, without ever re-encoding what was sampled.
+"""Rendering of messages to tokens with a chat template, without re-encoding sampled tokens.
 
-A state that extends the step before begins with that step's very tokens, prompt and completion;
-only what the environment added is rendered and encoded. Any other state is rendered afresh; so is
-one in which the template writes earlier turns otherwise than the model did, as those of thinking
-models do that drop the thoughts of turns before the last question: the model sees what a server
-would show it that renders the whole conversation each time, spaces and line breaks aside. Text is
-never encoded as control tokens (`ControlTokens`): those are the template's, and the model's own.
+A state that extends the previous step starts with that step's prompt and completion tokens; only
+the environment's additions are rendered and encoded. Any other state is rendered completely, as is
+one in which the template changes earlier turns, such as those of thinking models that drop earlier
+thoughts: the model sees what a server would show it that renders the whole conversation each time,
+whitespace aside. Text is never encoded as control tokens (`ControlTokens`), except for the
+template's and the model's own.
 """
 
 import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+import sys
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
-from agent_trainers.policies.encoding_cache import EncodingCache
 from agent_trainers.trajectory import Transition
 
 _CACHE_BYTES: Final = 2**25
 _MARK: Final = "\udc02"
-"""Stands for a turn where only what is around it is of interest; a lone surrogate, which no message
-holds."""
+"""Placeholder of a turn, to find the text around it; a lone surrogate, so in no message."""
 _CALL_ID: Final = "call00000"  # some templates ask for nine letters or digits
 _QUESTION: Final[Message] = {"role": "user", "content": "Hello"}
 _THOUGHT: Final = ("<think>", "</think>")
 _TAG: Final = re.compile(r"</?[\w-]+>|\[/?[A-Z_]+\]")
-"""What may stand for the beginning or the end of a thought or a call."""
-_OWN_WORDS: Final = ("content", "reasoning_content", "thinking")
-"""Members of an assistant's message where it may open calls and thoughts itself."""
+"""Possible start or end of a thought or a call."""
+_OWN_FIELDS: Final = ("content", "reasoning_content", "thinking")
+"""Fields of an assistant's message that may contain its own calls and thoughts."""
 
+_TOKEN_BYTES: Final = 36
+"""Memory of a token in a list: a number and its reference."""
 Schemas = Sequence[dict[str, Any]] | None
+Tokens = TypeVar("Tokens", bound=list[int] | None)
+
+
+class EncodingCache(Generic[Tokens]):
+    """A thread-safe LRU cache of `encode`, limited by memory. Callers must not modify results."""
+
+    def __init__(self, encode: Callable[..., Tokens], max_bytes: int) -> None:
+        """Cache about `max_bytes` of texts and tokens."""
+        self._encode, self._room = encode, max_bytes
+        self._known: dict[Hashable, tuple[Tokens, int]] = {}
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Return itself: copies share the cache, like those of functools."""
+        return self
+
+    def __call__(self, text: str, *more: Hashable) -> Tokens:
+        """Return the result of `encode`."""
+        key = (text, *more)
+        with self._lock:
+            if (known := self._known.pop(key, None)) is not None:
+                self._known[key] = known  # as the newest
+                return known[0]
+        ids = self._encode(text, *more)
+        size = sys.getsizeof(text) + _TOKEN_BYTES * (0 if ids is None else len(ids))
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = ids, size
+                self._room -= size
+            while self._room < 0:
+                self._room += self._known.pop(next(iter(self._known)))[1]
+        return ids
 
 
 class ChatRenderer:
@@ -59,14 +93,14 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.control_tokens = ControlTokens(tokenizer)
         self._kwargs = dict(chat_template_kwargs or {})
-        # The members of a group begin with the same state, and often get the same replies.
-        self._encode_state = EncodingCache(self._encode_state_anew, _CACHE_BYTES)
-        self._encode_suffix = EncodingCache(self._encode_suffix_anew, _CACHE_BYTES)
+        # The members of a group share the first state, and often get the same replies.
+        self._encode_state = EncodingCache(self._encode_new_state, _CACHE_BYTES)
+        self._encode_suffix = EncodingCache(self._encode_new_suffix, _CACHE_BYTES)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Schemas, previous: Transition | None
     ) -> list[int]:
-        """Return the tokens of a state, ready for the model to go on after step `previous`."""
+        """Return the tokens of a state that follows step `previous`, or starts an episode."""
         if previous is not None and (reply := _reply(messages, previous)) is not None:
             suffix = self._encode_suffix(_key(reply, tools), previous.completion_ids[-1])
             if suffix is not None and self._stays(messages, tools, previous):
@@ -74,15 +108,15 @@ class ChatRenderer:
         return list(self._encode_state(_key(messages, tools)))
 
     def render(self, messages: Sequence[Message], tools: Schemas) -> str:
-        """Return a state as text, the opening of the model's turn included."""
+        """Return a state as text, including the generation prompt."""
         return clean(self._apply_template(messages, tools))
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
-        """Count the tokens of a state rendered afresh."""
-        return len(self._encode_state_anew(_key(messages, tools)))
+        """Count the tokens of a completely rendered state."""
+        return len(self._encode_new_state(_key(messages, tools)))
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Make sure that the template shows the model its tools.
+        """Check that the template shows the model its tools.
 
         Raises:
             ConfigurationError: If it renders the same with and without them.
@@ -90,23 +124,23 @@ class ChatRenderer:
         if tools and not self.shows_tools(tools):
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ignores tools, so the model "
-                "would never learn which it has. Use a template with tool support, or "
+                "would not see them. Use a template with tool support, or "
                 'tool_format="tags", which describes the tools in the system prompt.'
             )
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Say whether the template renders otherwise with tools than without."""
+        """Return whether the template renders differently with tools than without."""
         return self.render([_QUESTION], tools) != self.render([_QUESTION], None)
 
     def turn_ids(self, text: str) -> list[int]:
-        """Return the tokens of a turn as the model would write it, the end of the turn included."""
+        """Return the tokens of a turn of the model, including the end of the turn."""
         return [*self.note_ids(text), self._end_of_turn]
 
     def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
-        """Return the tokens of the last message, a turn of the model, calls apart from its text.
+        """Return the tokens of the last message, a turn of the model with structured calls.
 
         Raises:
-            ConfigurationError: If the template does not write it after what came before.
+            ConfigurationError: If the template does not append it to the messages before.
         """
         guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
         turns = [self._last_turn(messages, tools), self._last_turn(guarded, schemas)]
@@ -118,14 +152,14 @@ class ChatRenderer:
         return self.control_tokens.encode(text, marked)
 
     def note_ids(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands in a message and may quote the model's turns."""
+        """Return the tokens of a text in a message that may quote the model's turns."""
         marked = self.control_tokens.guard(text, self._own_markup)
         return self.control_tokens.encode(clean(text), marked)
 
     def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
-        """Return where the last message before the model's turn ends in a state's tokens.
+        """Return the index at which the last message before the model's turn ends.
 
-        None where it does not end as a user's message does.
+        None if it does not end like a user's message.
 
         Raises:
             ConfigurationError: If the template ends a user's message with plain text.
@@ -138,8 +172,8 @@ class ChatRenderer:
         whole = self._apply_template(messages, tools, add_generation_prompt=False)
         if not whole.startswith(before):
             raise ConfigurationError(
-                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn where "
-                "the model would begin it. Write the call into the message's content instead."
+                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn after "
+                "its generation prompt. Write the call into the message's content instead."
             )
         return whole[len(before) :]
 
@@ -149,7 +183,7 @@ class ChatRenderer:
         assert isinstance(text, str)
         return text
 
-    def _encode_state_anew(self, key: str) -> list[int]:
+    def _encode_new_state(self, key: str) -> list[int]:
         messages, tools = json.loads(key)
         text = self._apply_template(messages, tools)
         guarded = self._guard(messages), self.control_tokens.guard(tools)
@@ -158,10 +192,10 @@ class ChatRenderer:
             text, text if is_plain else self._apply_template(*guarded)
         )
 
-    def _encode_suffix_anew(self, key: str, last_id: int) -> list[int] | None:
-        """Return what the template puts between the model's last token and its next turn.
+    def _encode_new_suffix(self, key: str, last_id: int) -> list[int] | None:
+        """Return the tokens between the model's last token and its next turn.
 
-        None where the template's own text does not tell the place.
+        None if the template's own text does not show the place.
         """
         reply, tools = json.loads(key)
         guarded = self._guard(reply), self.control_tokens.guard(tools)
@@ -169,12 +203,12 @@ class ChatRenderer:
         text = marked if guarded == (reply, tools) else self._suffix(reply, tools, last_id)
         if text is None or marked is None:
             return None
-        # Encoded with the token before it: some tokenizers treat the beginning of a text apart.
+        # Encoded with the previous token: some tokenizers treat the start of a text differently.
         ids = self.control_tokens.encode(text, marked)
         return ids[1:] if ids[:1] == [last_id] else None
 
     def _suffix(self, reply: Sequence[Message], tools: Schemas, last_id: int) -> str | None:
-        """Render what follows a turn of the model, from its last token on."""
+        """Render the text after a turn of the model, from its last token on."""
         dummy: list[Message] = [
             {"role": "user", "content": _MARK},
             {"role": "assistant", "content": f"{_MARK}{_MARK}"},
@@ -186,7 +220,7 @@ class ChatRenderer:
         return rest[start:] if is_last else None
 
     def _stays(self, messages: Sequence[Message], tools: Schemas, previous: Transition) -> bool:
-        """Return whether the template writes all that was said as it stands in the tokens."""
+        """Return whether the template renders the conversation like the previous step's tokens."""
         if self._keeps_turns:
             return True
         turn = self.tokenizer.decode(list(previous.completion_ids[:-1]))
@@ -196,9 +230,9 @@ class ChatRenderer:
     def _is_written(
         self, messages: Sequence[Message], tools: Schemas, place: int, turn: str
     ) -> bool:
-        """Return whether a conversation is written as it came about, spaces aside.
+        """Return whether a conversation renders as its concatenated parts, whitespace aside.
 
-        First the state before `place`, then `turn`, then what follows any turn of the model.
+        The parts are the state before `place`, `turn`, and the text after a turn of the model.
         """
         after = self._suffix(messages[place + 1 :], tools, self._end_of_turn) or ""
         before = self._apply_template(messages[:place], tools)
@@ -207,10 +241,10 @@ class ChatRenderer:
 
     @functools.cached_property
     def _keeps_turns(self) -> bool:
-        """Whether the template writes every turn as it was written, whatever is in it.
+        """Whether the template renders every turn unchanged.
 
-        Asked with each tag that its source names, for a template that looks into a turn names what
-        it looks for; before a user's message, and before a tool's.
+        Tested with each tag in its source, since a template that parses a turn names the tags, and
+        before messages of a user and of a tool.
         """
         tags = dict.fromkeys([*_TAG.findall(str(self.tokenizer.chat_template)), *_THOUGHT])
         turns = ["Yes", "Hm".join(("", *_THOUGHT, "")), *(f"Hm{tag}Yes" for tag in tags)]
@@ -219,12 +253,12 @@ class ChatRenderer:
             {"role": "tool", "name": "f", "content": "Go on"},
         ]
         for turn, reply in itertools.product(turns, replies):
-            said: Message = {"role": "assistant", "content": turn}
-            messages = [_QUESTION, said, reply, said, reply]
+            answer: Message = {"role": "assistant", "content": turn}
+            messages = [_QUESTION, answer, reply, answer, reply]
             try:
                 if not self._is_written(messages, None, 3, turn):
                     return False
-            except Exception:  # noqa: BLE001, S112 - foreign code: such a conversation is none
+            except Exception:  # noqa: BLE001, S112 - foreign code: the template rejects it
                 continue
         return True
 
@@ -242,14 +276,14 @@ class ChatRenderer:
         return text
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
-        """Guard what messages say; the model's own turns may hold its own markup."""
+        """Guard the texts of messages; the model's own turns may contain its markup."""
         guard = self.control_tokens.guard
         return [
             cast(
                 Message,
                 {
                     name: guard(value, self._own_markup)
-                    if message["role"] == "assistant" and name in _OWN_WORDS
+                    if message["role"] == "assistant" and name in _OWN_FIELDS
                     else guard(value)
                     for name, value in message.items()
                 },
@@ -260,11 +294,11 @@ class ChatRenderer:
     @functools.cached_property
     def _end_of_turn(self) -> int:
         """The token with which the template ends a turn of the model."""
-        told: list[Message] = [
+        messages: list[Message] = [
             {"role": "user", "content": _MARK},
             {"role": "assistant", "content": f"{_MARK}{_MARK}"},
         ]
-        text = self._apply_template(told, None, add_generation_prompt=False)
+        text = self._apply_template(messages, None, add_generation_prompt=False)
         _, _, rest = text.partition(f"{_MARK}{_MARK}")
         id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
         if id is None or rest[:start].strip():
@@ -281,19 +315,19 @@ class ChatRenderer:
         if id is None or rest[:start].strip():
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ends a user's message with "
-                "plain text, so there is no telling where a skill belongs. Use a template that "
-                "ends it with a control token, as <|im_end|>, or leave SkillDistillation out."
+                "plain text, so the place of a skill is unknown. Use a template that ends it with "
+                "a control token, such as <|im_end|>, or leave SkillDistillation out."
             )
         return id
 
     @functools.cached_property
     def _own_markup(self) -> OwnMarkup:
-        """What a model writes itself in a turn, as ``<tool_call>``.
+        """Markup that a model writes in a turn, such as ``<tool_call>``.
 
-        ``<tool_response>`` is none: the template puts it around what others say.
+        ``<tool_response>`` is not: the template puts it around a tool's result.
         """
         call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
-        told: Any = [
+        messages: Any = [
             _QUESTION,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": _MARK},
@@ -302,8 +336,8 @@ class ChatRenderer:
         try:
             prompt = self._apply_template([_QUESTION], None).rstrip()
             opened = next((tag[1:-1] for tag in tags if prompt.endswith(tag)), "")
-            text = self._apply_template(told, None, add_generation_prompt=False)
-        except Exception:  # noqa: BLE001 - foreign code: it may know of no tools
+            text = self._apply_template(messages, None, add_generation_prompt=False)
+        except Exception:  # noqa: BLE001 - foreign code: it may not support tools
             return OwnMarkup(tags, opened)
         before, mark, after = text.partition(_MARK)
         written = [before[start:end] for _, start, end in self.control_tokens.find(before)][-1:]
@@ -315,11 +349,11 @@ class ChatRenderer:
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:
     key = json.dumps([list(messages), list(tools) if tools else None], ensure_ascii=False)
-    return clean(key)  # of lone surrogates, which a tool may return all the same
+    return clean(key)  # a tool may return lone surrogates
 
 
 def _reply(messages: Sequence[Message], previous: Transition) -> Sequence[Message] | None:
-    """Return what was said since `previous`, or None where `messages` does not extend it."""
+    """Return the messages since `previous`, or None if `messages` does not extend it."""
     length = len(previous.messages)
     if not previous.completion_ids or len(messages) <= length + 1:
         return None

@@ -1,8 +1,7 @@
-"""Sample with ``model.generate``, every draw from the episode's own generator.
+"""Sampling with ``model.generate`` from the episodes' own random generators.
 
-A token is drawn by inverting the cumulative distribution at one uniform number. The numbers come
-from the caller, row by row, so what an episode samples depends neither on which other episodes
-share its batch nor on the number of processes.
+A token is drawn by inverting the cumulative distribution at one uniform number per row. So what an
+episode samples depends neither on the other episodes of its batch nor on the number of processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,16 +28,15 @@ from agent_trainers.batching.mixture import without_router_loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How tokens are drawn."""
+    """Parameters of sampling."""
 
     max_new_tokens: int
     """Longest turn, in tokens."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end a turn."""
     pad_token_id: int = 0
-    """Fills rows that ended early; no one looks at it."""
     temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token."""
+    """Divides the logits; 0 for greedy decoding."""
     top_p: float = 1.0
     """Nucleus: keeps the smallest set of tokens with this probability."""
     top_k: int = 0
@@ -50,13 +48,13 @@ class SamplingSettings:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether tokens are drawn from another distribution than the model's at `temperature`."""
+        """Whether the sampling distribution differs from the model's at `temperature`."""
         is_cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p is not None
         return is_cut or self.repetition_penalty != 1.0 or self.temperature == 0.0
 
     @property
     def distribution(self) -> dict[str, float]:
-        """What tokens are drawn from, by the names of the fields."""
+        """Parameters of the sampling distribution by name."""
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -66,7 +64,7 @@ class SamplingSettings:
         }
 
     def generation_config(self, **options: Any) -> GenerationConfig:
-        """Return what ``generate`` wants to know, with more `options` of its own."""
+        """Return the configuration of ``generate``, with more `options`."""
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens,
             eos_token_id=list(self.eos_token_ids),
@@ -75,7 +73,7 @@ class SamplingSettings:
         )
 
     def warpers(self) -> LogitsProcessorList:
-        """Return what shapes the distribution before a token is drawn."""
+        """Return the processors that shape the distribution."""
         warpers = LogitsProcessorList()
         if self.temperature not in (0.0, 1.0):
             warpers.append(TemperatureLogitsWarper(self.temperature))
@@ -90,22 +88,22 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What was sampled after one prompt."""
+    """Sampled tokens of one turn."""
 
     token_ids: list[int]
-    """Sampled tokens, the end-of-turn token included."""
+    """Tokens, including the end-of-turn token."""
     logprobs: npt.NDArray[np.float32]
-    """Log-probability of each under the distribution it was drawn from."""
+    """Log-probability of each under the sampling distribution."""
 
 
 class SeededSampling(LogitsProcessor):  # type: ignore[misc]
-    """Draws the next token itself and leaves ``generate``'s argmax no other choice.
+    """Draws the next token and leaves ``generate``'s argmax no other choice.
 
     Must be the last processor. Relies on ``generate`` calling the processors once per new token.
     """
 
     def __init__(self, uniforms: torch.Tensor | None) -> None:
-        """Draw at `uniforms`, shape (B, T) in [0, 1), or take the most likely token if None."""
+        """Draw at `uniforms`, shape (B, T) in [0, 1), or greedily if None."""
         self._uniforms = uniforms
         self.logprobs: list[torch.Tensor] = []  # one (B,) per new token
 
@@ -122,7 +120,7 @@ def draw(scores: torch.Tensor, points: torch.Tensor | None) -> tuple[torch.Tenso
 
     Args:
         scores: Logits, (B, V).
-        points: Where, (B,) in [0, 1), double; None takes the most likely token.
+        points: Uniform numbers, (B,) in [0, 1), double; None for the most likely token.
 
     Returns:
         Tokens (B,), int64, and their log-probabilities (B,), double.
@@ -145,10 +143,7 @@ def sample(
     rngs: Sequence[np.random.Generator],
     settings: SamplingSettings,
 ) -> list[Completion]:
-    """Sample one completion per prompt.
-
-    Each of `rngs`, one per prompt, is asked for `max_new_tokens` numbers.
-    """
+    """Sample one completion per prompt, from `max_new_tokens` numbers of each of `rngs`."""
     if not prompts:
         return []
     device = model.device
@@ -184,9 +179,9 @@ def sample(
 
 @contextmanager
 def _only(model: Any, config: GenerationConfig) -> Iterator[None]:
-    """Generate by `config` alone: what it leaves open, ``generate`` takes from the model's own."""
+    """Replace the model's generation config, from which ``generate`` takes missing values."""
     own = model.generation_config
-    # PEFT hands its generation config down to the model inside.
+    # PEFT hands its generation config down to the inner model.
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     model.generation_config = config
     try:

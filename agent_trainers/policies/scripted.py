@@ -1,4 +1,4 @@
-"""A policy that follows a script: for tests, demonstrations and upper bounds."""
+"""A policy that follows a script, for tests, demonstrations and upper bounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from agent_trainers.policies.policy import Policy
 
 
 class ScriptedPolicy(Policy):
-    """Acts by a function of the request. Its tokens are the UTF-8 bytes of the text."""
+    """A function of the request. Tokens are the UTF-8 bytes of the text."""
 
     def __init__(self, act: Callable[[GenerationRequest], str]) -> None:
-        """Follow `act`, which returns the text of one turn."""
+        """Use `act`, which returns the text of one turn."""
         self._act = act
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:

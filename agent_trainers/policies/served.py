@@ -1,10 +1,17 @@
-"""A policy on a served model: any server with OpenAI's chat completions."""
+"""Policies on served models: any server with OpenAI's chat completions.
 
-from collections.abc import Sequence
-from typing import Any
+Retries with back-off, timeouts and connections are those of the ``openai`` library.
+"""
 
-from agent_envs.core.lookup import lookup
-from agent_envs.errors import ConfigurationError
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from agent_envs.core.lookup import lookup, require_extra
+from agent_envs.errors import ConfigurationError, ServerError
 from agent_envs.formats.chat_messages import (
     action_text,
     native_messages,
@@ -15,18 +22,125 @@ from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.server_client import (
-    MAX_REASON_CHARS,
-    PromptTooLongError,
-    ServerClient,
+
+MAX_REASON_CHARS: Final = 500
+DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"
+_NO_KEY: Final = "none"
+"""Sent without a key, since the library requires one."""
+_TOO_LONG: Final = re.compile(
+    r"context[ _](length|size|window)|max_model_len|too many (input )?tokens"
+    r"|(prompt|input) is too long",
+    re.IGNORECASE,
 )
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class PromptTooLongError(ServerError):
+    """A state exceeds the context of the served model."""
+
+
+class ServerClient:
+    """A connection to a server; thread-safe."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key_env: str | None = None,
+        max_concurrency: int,
+        timeout_seconds: float = 300.0,
+        max_retries: int = 6,
+    ) -> None:
+        """Prepare the connection without sending anything.
+
+        Args:
+            base_url: Base of the API, such as ``http://localhost:8000/v1``.
+            model: Name of the model, for messages.
+            api_key_env: Environment variable of the key; ``OPENAI_API_KEY`` if None, and no key if
+                that one is not set.
+            max_concurrency: Concurrent requests at most.
+            timeout_seconds: Timeout of one request.
+            max_retries: Retries after a failed connection, a timeout, or status 408, 409, 429, 500
+                and above.
+
+        Raises:
+            MissingExtraError: If the library ``openai`` is not installed.
+            ConfigurationError: If `api_key_env` is not set, or `max_concurrency` is below 1.
+        """
+        require_extra("openai", "A served model", "openai")
+        import openai
+
+        if max_concurrency < 1:
+            raise ConfigurationError(f"max_concurrency must be at least 1, not {max_concurrency}.")
+        self._key = os.environ.get(api_key_env or DEFAULT_API_KEY_ENV) or _NO_KEY
+        if self._key == _NO_KEY and api_key_env is not None:
+            raise ConfigurationError(
+                f"The environment variable {api_key_env} is not set. Set it to the server's API "
+                "key."
+            )
+        self.api = openai.OpenAI(
+            base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
+        )
+        self._where = base_url if model is None else f"{base_url}, model {model!r}"
+        self._timeout = timeout_seconds
+        self._max_concurrency = max_concurrency
+        self._slots = threading.BoundedSemaphore(max_concurrency)
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Call `function` for each of `items` concurrently; return the results in order."""
+        if len(items) <= 1:
+            return [function(item) for item in items]
+        workers = min(len(items), self._max_concurrency)
+        with ThreadPoolExecutor(workers, thread_name_prefix="server-client") as pool:
+            return list(pool.map(function, items))
+
+    def call(self, create: Callable[..., Result], **body: Any) -> Result:
+        """Send a request by `create`, a method of `api`.
+
+        Raises:
+            PromptTooLongError: If the server rejects the prompt as too long.
+            ServerError: If the server fails after all retries, or rejects the request.
+        """
+        import openai
+
+        try:
+            with self._slots:
+                if self.api.is_closed():
+                    raise self.error("the connection was closed")
+                return create(**body)
+        except openai.APIStatusError as error:
+            reason = _reason(error)
+            is_too_long = error.status_code in (400, 413, 422) and _TOO_LONG.search(reason)
+            kind = PromptTooLongError if is_too_long else ServerError
+            raise self.error(f"status {error.status_code}: {reason}", kind) from None
+        except openai.APITimeoutError:
+            raise self.error(f"no answer within {self._timeout:g} seconds") from None
+        except openai.APIConnectionError as error:
+            raise self.error(
+                f"cannot be reached ({error.__cause__ or error}). Check that the server is running "
+                "and that the address is right."
+            ) from None
+        except (openai.APIError, ValueError) as error:
+            raise self.error(f"{type(error).__name__}: {error}") from None
+
+    def error(self, reason: str, kind: type[ServerError] = ServerError) -> ServerError:
+        """Return an error that names the server, without its key."""
+        if self._key != _NO_KEY:
+            reason = reason.replace(self._key, "…")  # some servers quote a rejected key
+        return kind(f"{self._where}: {reason}")
+
+    def close(self) -> None:
+        """Close the connections; further requests fail."""
+        self.api.close()
 
 
 class OpenAIPolicy(Policy):
-    """Asks an OpenAI-compatible server for each turn. For evaluation only.
+    """A policy on an OpenAI-compatible server, for evaluation only.
 
-    A server gives no token ids and no log-probabilities of what it sampled, so generations hold
-    none, and nothing can be trained on them: trainers have policies of their own.
+    A server returns neither token ids nor log-probabilities of the sampled tokens, so its
+    generations cannot be trained on.
     """
 
     def __init__(
@@ -43,23 +157,21 @@ class OpenAIPolicy(Policy):
         control_tokens: Sequence[str] = (),
         **connection: Any,
     ) -> None:
-        """Ask `model` at `base_url`.
+        """Connect to `model` at `base_url`.
 
         Args:
-            base_url: Where the API begins, such as ``http://localhost:8000/v1``.
-            model: The name under which the server knows the model.
-            tool_format: The environment's tool format, or its name. With structured calls
-                (``openai``) the server is told of the tools and the model calls them natively; with
-                every other format calls are text.
+            base_url: Base of the API, such as ``http://localhost:8000/v1``.
+            model: Name of the model on the server.
+            tool_format: The environment's tool format, or its name. With ``openai`` the server gets
+                the tools and the model makes structured calls; in other formats calls are text.
             max_new_tokens: Longest turn.
-            temperature: 0 takes the most likely token.
+            temperature: 0 for greedy decoding.
             top_p: Nucleus sampling.
-            max_concurrency: Requests under way at once, at most.
-            parallel_calls: Whether the server may make several structured calls in one turn; as the
-                environment's ``parallel_calls``.
-            control_tokens: Control tokens of the model's tokenizer, beside those of well-known
-                families: in what messages say they are broken up by a blank, since the server would
-                take them for the chat template's (see `break_control_strings`).
+            max_concurrency: Concurrent requests at most.
+            parallel_calls: Whether the server may make several structured calls in one turn.
+            control_tokens: Control tokens of the model's tokenizer, in addition to those of
+                well-known families. In messages they are broken up by a blank, since the server
+                would take them for the chat template's (see `break_control_strings`).
             connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
 
         Raises:
@@ -70,27 +182,22 @@ class OpenAIPolicy(Policy):
         if isinstance(tool_format, str):
             tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
         if max_new_tokens < 1:
-            raise ConfigurationError(f"max_new_tokens ({max_new_tokens}) must be at least 1.")
+            raise ConfigurationError(f"max_new_tokens must be at least 1, not {max_new_tokens}.")
         self.max_concurrency = max_concurrency
         self.sampling = {"temperature": temperature, "top_p": top_p}
         self._parallel_calls = parallel_calls
         self._format = tool_format
         self._control_tokens = tuple(control_tokens)
-        self._body: dict[str, Any] = {
-            "model": model,
-            "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-        }
+        self._body = {"model": model, "max_tokens": max_new_tokens, **self.sampling}
         self._client = ServerClient(
             base_url, model=model, max_concurrency=max_concurrency, **connection
         )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order; safe to call from many threads.
+        """Return one generation per request, in order; thread-safe.
 
         Raises:
-            ServerError: If the server fails after all retries, or refuses a request.
+            ServerError: If the server fails after all retries, or rejects a request.
         """
         return self._client.map(self._turn, requests)
 
@@ -109,20 +216,20 @@ class OpenAIPolicy(Policy):
         return self._read(reply)
 
     def _conversation(self, request: GenerationRequest) -> dict[str, Any]:
-        said, tools, hidden = request.messages, request.tools, self._control_tokens
+        messages, tools, hidden = request.messages, request.tools, self._control_tokens
         if not self._format.is_structured:
-            return {"messages": text_messages(said, tools, hidden)}
-        messages = {"messages": native_messages(said, hidden)}
-        if not tools:
-            return messages
-        parallel_calls = {"parallel_tool_calls": self._parallel_calls}
-        return messages | {"tools": native_tools(tools, hidden)} | parallel_calls
+            return {"messages": text_messages(messages, tools, hidden)}
+        conversation: dict[str, Any] = {"messages": native_messages(messages, hidden)}
+        if tools:
+            conversation["tools"] = native_tools(tools, hidden)
+            conversation["parallel_tool_calls"] = self._parallel_calls
+        return conversation
 
     def _read(self, reply: Any) -> Generation:
-        # The library checks nothing: a proxy's error page comes as a string.
+        # The library does not validate replies: a proxy's error page is a string.
         if not getattr(reply, "choices", None) or reply.choices[0].message is None:
-            said = str(reply)[:MAX_REASON_CHARS]
-            raise self._client.error(f"the reply is no chat completion: {said}")
+            text = str(reply)[:MAX_REASON_CHARS]
+            raise self._client.error(f"the reply is not a chat completion: {text}")
         choice = reply.choices[0]
         calls = [
             FunctionCall(name=call.function.name or "", arguments=call.function.arguments or "")
@@ -139,3 +246,9 @@ class OpenAIPolicy(Policy):
                 completion_tokens=counted.completion_tokens if counted else 0,
             ),
         )
+
+
+def _reason(error: Any) -> str:
+    body = error.body if isinstance(error.body, dict) else {"message": error.body}
+    code, text = body.get("code"), body.get("message") or error.message
+    return f"{text} ({code})"[:MAX_REASON_CHARS] if code else str(text)[:MAX_REASON_CHARS]

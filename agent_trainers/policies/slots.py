@@ -1,9 +1,8 @@
-"""Generation on a transformers model without waves: each episode has a slot in one batch.
+"""Continuous batching on a transformers model with a KV-cache slot per episode.
 
-A slot keeps the keys and values of its episode's tokens. When the episode comes back with a longer
-state, only what is new goes through the model; while it is away with a tool, the others go on.
-Every token is drawn from its episode's own generator, so what an episode samples depends on its own
-state only, as in waves.
+A later request of an episode only prefills the new tokens of its state. Other episodes keep
+generating while a tool runs. Every token is drawn from its episode's own generator, so what an
+episode samples only depends on its own state.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,24 +20,24 @@ from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
 from agent_trainers.policies.streams import GenerationStream, StreamedResult
 
 _GROWTH: Final = 256
-"""Slots grow by this many tokens."""
+"""Tokens by which slots grow."""
 _PREFILL_SHARE: Final = 0.25
-"""New states are read once they are this share of the batch, or nothing else is to be done."""
-_READ_TOKENS: Final = 16_384
-"""Tokens read at once."""
+"""Share of the batch from which on new states are prefilled while others decode."""
+_PREFILL_TOKENS: Final = 16_384
+"""Tokens of a prefill batch."""
 _SPAN: Final = 3
-"""Slots that a token is written to, with those in between, for each that is in use."""
+"""Largest ratio of decoded slots, including idle ones in between, to those in use."""
 
 Prompt = Callable[[GenerationRequest], list[int] | None]
 Finish = Callable[[list[int], Completion | None], Generation]
-LendModel = Callable[[], AbstractContextManager[Any]]
+ModelContext = Callable[[], AbstractContextManager[Any]]
 
 
 def can_serve(model: Any, settings: SamplingSettings) -> bool:
-    """Say whether slots serve a model: plain attention throughout, with a mask that is given.
+    """Return whether slots support a model: full attention with an explicit mask, rotary positions.
 
-    Others (sliding windows, recurrent layers, positions other than rotary ones, flash attention, a
-    repetition penalty) are served in waves by ``model.generate``.
+    Others (sliding windows, recurrent layers, flash attention, a repetition penalty) generate in
+    batches by ``model.generate``.
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
@@ -57,14 +56,14 @@ def can_serve(model: Any, settings: SamplingSettings) -> bool:
 
 
 class SlotCache:
-    """Keys and values of all slots, as a transformers model asks for them.
+    """Keys and values of all slots, with the interface of a transformers cache.
 
-    Relies on a model calling ``update(keys, values, layer)`` once per layer, and on a mask of four
-    dimensions being taken as it is.
+    Relies on a model calling ``update(keys, values, layer)`` once per layer, and on using a
+    four-dimensional mask unchanged.
     """
 
     def __init__(self) -> None:
-        """Start empty; shapes come with the first states."""
+        """Start empty; the first states determine the shapes."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._slots = torch.zeros(0, dtype=torch.long)
         self._read: slice | torch.Tensor = slice(0)
@@ -74,7 +73,7 @@ class SlotCache:
         self.is_compileable = False
 
     def reserve(self, num_slots: int, capacity: int) -> None:
-        """Make room; what is stored stays."""
+        """Grow to this size, keeping the content."""
         if num_slots <= self.num_slots and capacity <= self.capacity:
             return
         self.num_slots = max(num_slots, self.num_slots)
@@ -82,10 +81,12 @@ class SlotCache:
         for layer, stored in self._layers.items():
             self._layers[layer] = (self._grown(stored[0]), self._grown(stored[1]))
 
-    def aim(self, slots: Sequence[int], positions: torch.Tensor, width: int) -> None:
-        """Say where the next tokens go: slots (B,), positions (B, T); read up to `width`."""
+    def set_write_positions(
+        self, slots: Sequence[int], positions: torch.Tensor, width: int
+    ) -> None:
+        """Set slots (B,) and positions (B, T) of the next tokens, and the `width` to read."""
         self._slots = torch.tensor(slots, device=positions.device)
-        # The first slots, all of them: nothing need be copied to be read.
+        # All of the first slots can be read without a copy.
         is_first = list(slots) == list(range(len(slots)))
         self._read = slice(len(slots)) if is_first else self._slots
         self._positions, self._width = positions, width
@@ -93,7 +94,7 @@ class SlotCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store (B, H, T, D) and return what the slots hold, (B, H, width, D)."""
+        """Store (B, H, T, D) and return the content of the slots, (B, H, width, D)."""
         if layer not in self._layers:
             self._layers[layer] = (self._empty(keys), self._empty(values))
         rows = self._slots[:, None]  # (B, 1)
@@ -103,13 +104,13 @@ class SlotCache:
         return found[0], found[1]
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Give slots the first `length` tokens of another."""
+        """Copy the first `length` tokens of a slot to others."""
         for stored in self._layers.values():
             for tensor in stored:
                 tensor[list(targets), :, :length] = tensor[source, :, :length]
 
     def get_seq_length(self, *_: Any) -> int:
-        """Return 0: positions are always given."""
+        """Return 0: positions are always explicit."""
         return 0
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
@@ -124,108 +125,111 @@ class SlotCache:
 
 @dataclass(slots=True)
 class _Turn:
-    """A state in a slot, and what was sampled after it so far."""
+    """A state in a slot, and the tokens sampled so far."""
 
     slot: int
     prompt: list[int]
     uniforms: np.ndarray[Any, np.dtype[np.float64]] | None
     num_stored: int
-    """Tokens of the prompt whose keys and values the slot holds."""
+    """Prompt tokens whose keys and values are in the slot."""
     is_over: Callable[[Sequence[int]], bool] | None = None
-    """Says whether the turn ends with what was sampled so far, for who asked."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def num_unread(self) -> int:
-        """Tokens to read before the last one, which gives the first new token."""
+    def num_missing(self) -> int:
+        """Tokens to prefill before the last one, which gives the first new token."""
         return len(self.prompt) - 1 - self.num_stored
 
 
 class ModelStream(GenerationStream):
-    """Generation on a model that is lent for one rollout; its weights stay as they are."""
+    """Generation on a model that stays in its context for one rollout."""
 
     def __init__(
-        self, lend_model: LendModel, prompt: Prompt, finish: Finish, settings: SamplingSettings
+        self,
+        model_context: ModelContext,
+        prompt: Prompt,
+        finish: Finish,
+        settings: SamplingSettings,
     ) -> None:
-        """Borrow the model.
+        """Enter the model's context.
 
         Args:
-            lend_model: Lends the model, in the state in which it generates.
-            prompt: Turns a request into tokens; None where they do not fit.
-            finish: Turns tokens, and what was sampled after them, into an action.
-            settings: How tokens are drawn.
+            model_context: Returns a context manager that yields the model for generation.
+            prompt: Returns the tokens of a request; None if they do not fit.
+            finish: Returns the action for prompt tokens and their completion.
+            settings: Sampling parameters.
         """
         super().__init__()
-        self._loan = ExitStack()
-        self._model = self._loan.enter_context(lend_model())
+        self._context = ExitStack()
+        self._model = self._context.enter_context(model_context())
         self._prompt, self._finish, self._settings = prompt, finish, settings
 
     def close(self) -> None:
-        """Give the model back."""
-        self._loan.close()
+        """Leave the model's context."""
+        self._context.close()
 
 
 class SlotStream(ModelStream):
-    """A batch that episodes join and leave token by token; at most `max_slots` at once."""
+    """A batch of at most `max_slots` episodes that changes token by token."""
 
     def __init__(self, *args: Any, max_slots: int) -> None:
-        """Serve one rollout; `args` as in `ModelStream`."""
+        """See `ModelStream` for `args`."""
         super().__init__(*args)
         self._max_slots = max_slots
         self._cache = SlotCache()
         self._free: list[int] = []
         self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
-        self._reading: dict[int, _Turn] = {}
-        self._writing: dict[int, _Turn] = {}
-        self._resting: dict[int, None] = {}  # episodes whose slots others may have, oldest first
+        self._prefilling: dict[int, _Turn] = {}
+        self._decoding: dict[int, _Turn] = {}
+        self._idle: dict[int, None] = {}  # episodes whose slots may be reclaimed, oldest first
 
     @property
     def has_requests(self) -> bool:
-        """Whether actions are wanted."""
-        return bool(self._waiting or self._reading or self._writing)
+        """Whether any request is pending or running."""
+        return bool(self._waiting or self._prefilling or self._decoding)
 
     def add(self, key: int, request: GenerationRequest) -> None:
-        """Ask for an action of episode `key`, which needs its slot again if it still has it."""
+        """Add a request; an idle episode keeps its slot if it still has it."""
         super().add(key, request)
-        self._resting.pop(key, None)
+        self._idle.pop(key, None)
 
     def drop(self, key: int) -> None:
         """Free the slot of episode `key`."""
-        for turns in (self._waiting, self._reading, self._writing, self._resting):
+        for turns in (self._waiting, self._prefilling, self._decoding, self._idle):
             turns.pop(key, None)
         if key in self._stored:
             self._free.append(self._stored.pop(key)[0])
 
-    def rest(self, key: int) -> None:
-        """Let an episode that waits have the slot of `key` if there is no other."""
+    def mark_idle(self, key: int) -> None:
+        """Allow the slot of episode `key` to be reclaimed if there is no free one."""
         if key in self._stored:
-            self._resting[key] = None
+            self._idle[key] = None
 
     def close(self) -> None:
-        """Give the model back and free the memory."""
+        """Leave the model's context and free the memory."""
         super().close()
         self._cache = SlotCache()
 
     @torch.no_grad()
     def advance(self) -> list[StreamedResult]:
-        """Seat who waits, read new states, and write one token for everybody else."""
-        ready = self._seat()
-        enough = _PREFILL_SHARE * (len(self._reading) + len(self._writing))
-        if self._reading and (not self._writing or len(self._reading) >= enough):
-            self._read()
-        if self._writing:
-            self._write()
+        """Admit pending requests, prefill, and decode one token for all others."""
+        ready = self._admit()
+        enough = _PREFILL_SHARE * (len(self._prefilling) + len(self._decoding))
+        if self._prefilling and (not self._decoding or len(self._prefilling) >= enough):
+            self._prefill()
+        if self._decoding:
+            self._decode()
         return ready + self._finished()
 
-    def _seat(self) -> list[StreamedResult]:
-        """Give slots to those who wait; return those whose state does not fit."""
+    def _admit(self) -> list[StreamedResult]:
+        """Assign slots to pending requests; return those whose state does not fit."""
         ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
             if key not in self._stored and len(self._stored) >= self._max_slots:
-                if not self._resting:
+                if not self._idle:
                     continue
-                self.drop(next(iter(self._resting)))
+                self.drop(next(iter(self._idle)))
             del self._waiting[key]
             prompt = self._prompt(request)
             if prompt is None:
@@ -239,46 +243,46 @@ class SlotStream(ModelStream):
                 uniforms = request.rng.random(self._settings.max_new_tokens)
             known = min(_common_prefix(tokens, prompt), len(prompt) - 1)
             self._stored[key] = (slot, prompt)
-            self._reading[key] = _Turn(slot, prompt, uniforms, known, request.is_over)
+            self._prefilling[key] = _Turn(slot, prompt, uniforms, known, request.is_over)
         return ready
 
-    def _read(self) -> None:
-        """Store keys and values of new states; equal first states are read once."""
-        twins: dict[tuple[int, ...], list[_Turn]] = {}
-        unread: list[_Turn] = []
-        for turn in self._reading.values():
-            if turn.num_unread > 0 and turn.num_stored == 0:
-                twins.setdefault(tuple(turn.prompt), []).append(turn)
-            elif turn.num_unread > 0:
-                unread.append(turn)
-        unread += [group[0] for group in twins.values()]
-        longest = max(len(turn.prompt) for turn in self._reading.values())
+    def _prefill(self) -> None:
+        """Store keys and values of new states; equal first states are computed once."""
+        equal: dict[tuple[int, ...], list[_Turn]] = {}
+        new: list[_Turn] = []
+        for turn in self._prefilling.values():
+            if turn.num_missing > 0 and turn.num_stored == 0:
+                equal.setdefault(tuple(turn.prompt), []).append(turn)
+            elif turn.num_missing > 0:
+                new.append(turn)
+        new += [group[0] for group in equal.values()]
+        longest = max(len(turn.prompt) for turn in self._prefilling.values())
         num_slots = max(slot for slot, _ in self._stored.values()) + 1
         self._cache.reserve(num_slots, longest + self._settings.max_new_tokens + 1)
         for batch in pack(
-            [0] * len(unread),
-            [turn.num_unread for turn in unread],
-            max_rows=len(unread),
-            max_tokens=_READ_TOKENS,
+            [0] * len(new),
+            [turn.num_missing for turn in new],
+            max_rows=len(new),
+            max_tokens=_PREFILL_TOKENS,
         ):
-            turns = [unread[i] for i in batch]
+            turns = [new[i] for i in batch]
             starts = [turn.num_stored for turn in turns]
             tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
             self._forward([turn.slot for turn in turns], starts, tokens)
-        for first, *others in twins.values():
+        for first, *others in equal.values():
             if others:
                 length = len(first.prompt) - 1
                 self._cache.copy(first.slot, [turn.slot for turn in others], length)
-        self._writing |= self._reading
-        self._reading = {}
+        self._decoding |= self._prefilling
+        self._prefilling = {}
 
-    def _write(self) -> None:
-        """Draw one more token for everybody."""
-        turns = sorted(self._writing.values(), key=lambda turn: turn.slot)
+    def _decode(self) -> None:
+        """Draw one more token for each turn."""
+        turns = sorted(self._decoding.values(), key=lambda turn: turn.slot)
         slots = [turn.slot for turn in turns]
         starts = dict.fromkeys(slots, 0)
-        # Slots in between that rest go along without a token: that costs less than a copy of all
-        # that the others hold, unless those that rest are many.
+        # Idle slots in between take part without a token, which is cheaper than copying the
+        # others' content unless there are many.
         if slots[-1] < _SPAN * len(slots):
             starts = dict.fromkeys(range(slots[-1] + 1), 0)
         tokens: dict[int, list[int]] = {slot: [] for slot in starts}
@@ -303,13 +307,13 @@ class SlotStream(ModelStream):
     def _forward(
         self, slots: list[int], starts: list[int], tokens: list[list[int]]
     ) -> torch.Tensor:
-        """Run tokens that stand at `starts` in their slots; return logits (B, 1, V)."""
+        """Run tokens from positions `starts` of their slots on; return logits (B, 1, V)."""
         device, dtype = self._model.device, self._model.dtype
         lengths = [len(ids) for ids in tokens]
         longest = max(lengths)
         pad, trash = self._settings.pad_token_id, self._cache.capacity - 1
         input_ids = [[*ids, *[pad] * (longest - len(ids))] for ids in tokens]
-        positions = torch.tensor(  # (B, T); padding goes where no token ever stands
+        positions = torch.tensor(  # (B, T); padding goes to the last, unused position
             [
                 [*range(start, start + length), *[trash] * (longest - length)]
                 for start, length in zip(starts, lengths, strict=True)
@@ -317,7 +321,7 @@ class SlotStream(ModelStream):
             device=device,
         )
         width = max(start + length for start, length in zip(starts, lengths, strict=True))
-        self._cache.aim(slots, positions, width)
+        self._cache.set_write_positions(slots, positions, width)
         is_hidden = torch.arange(width, device=device) > positions[:, None, :, None]
         mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)  # (B, 1, T, width)
         mask.masked_fill_(is_hidden, torch.finfo(dtype).min)
@@ -333,16 +337,16 @@ class SlotStream(ModelStream):
         return logits
 
     def _finished(self) -> list[StreamedResult]:
-        """Take out the turns that have ended; their slots keep what was said."""
+        """Remove and return the ended turns; their slots keep the tokens."""
         ready: list[StreamedResult] = []
-        for key, turn in list(self._writing.items()):
+        for key, turn in list(self._decoding.items()):
             is_ended = turn.token_ids[-1] in self._settings.eos_token_ids or (
                 turn.is_over is not None and turn.is_over(turn.token_ids)
             )
             if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
                 continue
-            del self._writing[key]
-            # The last token was drawn but has not gone through the model yet.
+            del self._decoding[key]
+            # The last token has no keys and values yet.
             self._stored[key] = (turn.slot, [*turn.prompt, *turn.token_ids[:-1]])
             logprobs = np.array(turn.logprobs, np.float32)
             completion = Completion(token_ids=turn.token_ids, logprobs=logprobs)

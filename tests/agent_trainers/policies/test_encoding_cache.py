@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_trainers.policies.encoding_cache import EncodingCache
+from agent_trainers.policies.rendering import EncodingCache
 
 
 @pytest.fixture

@@ -90,11 +90,11 @@ def test_a_model_that_is_none_is_named(tmp_path):
     ("name", "message"),
     [
         ("", "name is empty"),
-        ("./nowhere", r"no such folder, and no model on the hub can be called so"),
-        ("a/b/c", r"no model on the hub can be called so"),
-        ("folder", r"folder: the folder holds no config\.json"),
-        ("notes.txt", r"notes\.txt: is no GGUF file"),
-        ("nowhere/at-all", r"not in the cache, while HF_HUB_OFFLINE is set"),
+        ("./nowhere", r"no such folder, and it is not a valid name on the hub"),
+        ("a/b/c", r"not a valid name on the hub"),
+        ("folder", r"folder: the folder contains no config\.json"),
+        ("notes.txt", r"notes\.txt: not a GGUF file"),
+        ("nowhere/at-all", r"not cached while HF_HUB_OFFLINE is set"),
     ],
 )
 def test_what_can_be_no_model_is_refused_before_anything_is_loaded(

@@ -201,10 +201,10 @@ def test_faults_of_the_server_are_retried():
         (refuses(500, "out of memory"), "status 500: out of memory"),
         (refuses(401, "wrong key", code="invalid_api_key"), r"status 401: wrong key \(invalid_a"),
         (refuses(400, "no such field"), "status 400: no such field"),
-        (Reply("<html>502</html>", headers={"Content-Type": "text/html"}), "no chat completion"),
+        (Reply("<html>502</html>", headers={"Content-Type": "text/html"}), "not a chat completion"),
         (Reply("{"), "JSONDecodeError"),
-        (Reply({"choices": []}), "no chat completion"),
-        (Reply({}), "no chat completion"),
+        (Reply({"choices": []}), "not a chat completion"),
+        (Reply({}), "not a chat completion"),
     ],
 )
 def test_other_faults_are_errors_that_name_the_server(reply, message):

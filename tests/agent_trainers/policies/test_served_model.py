@@ -80,7 +80,7 @@ def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path, capsys):
         (["--base_url", "http://localhost/v1"], "--base_url needs --model"),
         (["--base_url", "http://localhost/v1", "--model", "m", "--top_k", "5"], "--top_k"),
         (["--tool_format", "openai"], "--tool_format openai is for served models"),
-        (["--api_key_env", "KEY"], "--api_key_env goes with --base_url"),
+        (["--api_key_env", "KEY"], "--api_key_env needs --base_url"),
         (["--base_url", "http://localhost/v1", "--model", "m", "--max_concurrency", "0"],
          "--max_concurrency must be at least 1"),
     ],

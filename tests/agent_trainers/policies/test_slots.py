@@ -150,12 +150,12 @@ def test_a_cache_that_grows_keeps_what_it_holds():
     cache = SlotCache()
     cache.reserve(1, 4)
     states = torch.arange(6.0).reshape(1, 1, 3, 2)  # one slot, one head, three tokens
-    cache.aim([0], torch.tensor([[0, 1, 2]]), 3)
+    cache.set_write_positions([0], torch.tensor([[0, 1, 2]]), 3)
     cache.update(states, states, 0)
     cache.reserve(3, 1000)
     assert cache.capacity >= 1000
     cache.copy(0, [2], 3)
-    cache.aim([2], torch.tensor([[3]]), 4)
+    cache.set_write_positions([2], torch.tensor([[3]]), 4)
     keys, _ = cache.update(torch.full((1, 1, 1, 2), 9.0), torch.zeros(1, 1, 1, 2), 0)
     assert keys.tolist() == [[[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [9.0, 9.0]]]]
 
@@ -206,16 +206,16 @@ def test_an_episode_that_rests_gives_its_slot_to_one_that_waits_and_loses_nothin
     stream.add(1, request())
     for _ in range(3):
         assert stream.advance() == []  # 0 may still come back
-    stream.rest(0)
+    stream.mark_idle(0)
     assert finish(stream) == [(1, expected)]
-    stream.rest(1)
+    stream.mark_idle(1)
     stream.add(0, request())
     assert finish(stream) == [(0, expected)]
-    stream.rest(0)
+    stream.mark_idle(0)
     stream.add(1, request())
     stream.add(0, request())  # back before anybody took its slot
     assert finish(stream) == [(0, expected)]
-    stream.rest(0)
+    stream.mark_idle(0)
     assert finish(stream) == [(1, expected)]
 
 
