@@ -142,8 +142,8 @@ class _Turn:
         return len(self.prompt) - 1 - self.num_stored
 
 
-class ModelStream(GenerationStream):
-    """Generation on a model that stays in its context for one rollout."""
+class SlotStream(GenerationStream):
+    """A batch of at most `max_slots` episodes that changes token by token."""
 
     def __init__(
         self,
@@ -151,31 +151,22 @@ class ModelStream(GenerationStream):
         prompt: Prompt,
         finish: Finish,
         settings: SamplingSettings,
+        *,
+        max_slots: int,
     ) -> None:
-        """Enter the model's context.
+        """Enter the model's context, which lasts for one rollout.
 
         Args:
             model_context: Returns a context manager that yields the model for generation.
             prompt: Returns the tokens of a request; None if they do not fit.
             finish: Returns the action for prompt tokens and their completion.
             settings: Sampling parameters.
+            max_slots: Episodes at the same time.
         """
         super().__init__()
         self._context = ExitStack()
         self._model = self._context.enter_context(model_context())
         self._prompt, self._finish, self._settings = prompt, finish, settings
-
-    def close(self) -> None:
-        """Leave the model's context."""
-        self._context.close()
-
-
-class SlotStream(ModelStream):
-    """A batch of at most `max_slots` episodes that changes token by token."""
-
-    def __init__(self, *args: Any, max_slots: int) -> None:
-        """See `ModelStream` for `args`."""
-        super().__init__(*args)
         self._max_slots = max_slots
         self._cache = SlotCache()
         self._free: list[int] = []
@@ -208,7 +199,7 @@ class SlotStream(ModelStream):
 
     def close(self) -> None:
         """Leave the model's context and free the memory."""
-        super().close()
+        self._context.close()
         self._cache = SlotCache()
 
     @torch.no_grad()

@@ -1,7 +1,6 @@
 """Sampling with the trained model: vLLM through TRL, or transformers.
 
-transformers generates in slots where model and settings allow it, else batch by batch, or with its
-continuous batching.
+transformers generates in slots if model and settings allow it, else batch by batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.distributed import ProcessGroup
-from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.local import MakeStream, TokenPolicy, context_length
 from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
@@ -39,9 +37,7 @@ class TrainerGenerator:
     """Tokens that end a turn."""
     is_sharded: bool
     """Whether weights are gathered in each pass, so that all processes must pass together."""
-    continuous_batching: Any
-    """Settings of transformers' continuous batching; None where it is not used."""
-    lend_model: Callable[[], AbstractContextManager[Any]]
+    model_context: Callable[[], AbstractContextManager[Any]]
     """Context manager that yields the model for generation."""
     generate_with_vllm: Callable[[list[list[int]]], TokensAndLogprobs]
     """Samples one completion per prompt with vLLM."""
@@ -103,22 +99,16 @@ class TrainerGenerator:
 
     def _stream_maker(self) -> MakeStream | None:
         """Return the stream of transformers' generation; None to generate batch by batch."""
-        if not self.args.use_transformers_continuous_batching:
-            has_slots = not self.is_collective and can_serve(self.model, self.settings)
-            return self._open_slots if has_slots else None
-        if self.is_collective or self.settings.min_p or self.args.repetition_penalty != 1.0:
+        if self.args.use_transformers_continuous_batching:
             raise ConfigurationError(
-                "use_transformers_continuous_batching=True does not go with vLLM, FSDP, DeepSpeed, "
-                "min_p or a repetition penalty. Leave it out, or leave those out."
+                "use_transformers_continuous_batching=True is not supported: rollouts batch "
+                "continuously without it. Leave it out."
             )
-        return self._open_continuous_batching
-
-    def _open_continuous_batching(self, prompt: Prompt, finish: Finish) -> GenerationStream:
-        lend, config = self.lend_model, self.continuous_batching
-        return ContinuousBatchingStream(lend, prompt, finish, self.settings, config=config)
+        has_slots = not self.is_collective and can_serve(self.model, self.settings)
+        return self._open_slots if has_slots else None
 
     def _open_slots(self, prompt: Prompt, finish: Finish) -> GenerationStream:
-        return SlotStream(self.lend_model, prompt, finish, self.settings, max_slots=2**31)
+        return SlotStream(self.model_context, prompt, finish, self.settings, max_slots=2**31)
 
     def _complete(
         self, prompts: list[list[int]], rngs: list[np.random.Generator]
@@ -130,7 +120,7 @@ class TrainerGenerator:
             return unused[:0]
         if self.args.use_vllm:
             return self._complete_with_vllm(prompts)
-        with self.lend_model() as model:
+        with self.model_context() as model:
             return sample(model, prompts, rngs, self.settings)
 
     @property
@@ -169,7 +159,7 @@ def make_generator(trainer: Any) -> TrainerGenerator:
     """Return the generator of a ``GRPOTrainer``."""
 
     @contextmanager
-    def lend_model() -> Iterator[Any]:
+    def model_context() -> Iterator[Any]:
         with (
             unwrap_model_for_generation(
                 trainer.model_wrapped,
@@ -195,8 +185,7 @@ def make_generator(trainer: Any) -> TrainerGenerator:
         tokenizer=trainer._tokenizer,
         eos_token_ids=trainer.eos_token_ids,
         is_sharded=trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
-        continuous_batching=trainer.continuous_batching_config,
-        lend_model=lend_model,
+        model_context=model_context,
         generate_with_vllm=generate_with_vllm,
     )
 

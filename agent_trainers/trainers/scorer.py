@@ -118,8 +118,7 @@ class Scorer:
             `agent_trainers.batching.mixture`.
         """
         args, fixed, is_training = self.args, {}, policy.training
-        is_other_engine = args.use_vllm or args.use_transformers_continuous_batching
-        needs_correction = is_other_engine and args.vllm_importance_sampling_correction
+        needs_correction = args.use_vllm and args.vllm_importance_sampling_correction
         # whether some optimiser steps on a batch start with newer weights than sampled it
         generate_every = args.steps_per_generation * args.num_iterations
         is_trained_again = args.gradient_accumulation_steps % generate_every != 0

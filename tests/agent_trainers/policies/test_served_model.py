@@ -66,7 +66,7 @@ def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path, capsys):
     assert result["success_of_all"] == solved / 5
     assert result["metrics"]["success"] == solved / 4
     printed = capsys.readouterr().out
-    assert "of all, faults as failures" in printed
+    assert "of all, errors as failures" in printed
     assert "1 of 5" in printed
     reasons = sorted(episode.stop_reason for episode in episodes)
     assert reasons.count(StopReason.ANSWERED) == 4

@@ -1,7 +1,6 @@
-"""Generation in slots: the same as in waves, with less work, and without waiting."""
+"""Generation in slots: the same tokens as batch by batch, with less work and no waiting."""
 
 import time
-from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs import tool
-from agent_trainers.policies.continuous_batching import ContinuousBatchingStream
 from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.sampling import SamplingSettings
@@ -30,7 +28,7 @@ def specs(count, group_size=4):
     ]  # fmt: skip
 
 
-def play(policy, count, **env_kwargs):
+def roll_out(policy, count, **env_kwargs):
     return Rollout(lambda: gym.make(ID, **env_kwargs), policy).collect(specs(count))
 
 
@@ -40,9 +38,9 @@ def tokens(trajectories):
 
 @pytest.fixture
 def make_policy(model, tokenizer, monkeypatch):
-    def make(*, in_waves=False, **settings):
+    def make(*, in_batches=False, **settings):
         policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24, **settings)
-        if in_waves:
+        if in_batches:
             monkeypatch.setattr(policy, "open_stream", lambda: WaveStream(policy.generate))
         return policy
 
@@ -54,26 +52,26 @@ def make_policy(model, tokenizer, monkeypatch):
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}]
 )
-def test_an_episode_is_the_same_in_slots_and_in_waves(
+def test_an_episode_is_the_same_in_slots_and_batch_by_batch(
     make_policy, model, attention, context, sampling
 ):
     model.set_attn_implementation(attention)
-    in_slots = play(make_policy(**sampling), 16, context=context)
-    in_waves = play(make_policy(in_waves=True, **sampling), 16, context=context)
+    in_slots = roll_out(make_policy(**sampling), 16, context=context)
+    in_batches = roll_out(make_policy(in_batches=True, **sampling), 16, context=context)
     assert max(len(t.transitions) for t in in_slots) > 1
-    assert tokens(in_slots) == tokens(in_waves)
-    for one, other in zip(in_slots, in_waves, strict=True):
+    assert tokens(in_slots) == tokens(in_batches)
+    for one, other in zip(in_slots, in_batches, strict=True):
         for a, b in zip(one.transitions, other.transitions, strict=True):
             assert a.prompt_ids == b.prompt_ids
             assert np.abs(a.logprobs - b.logprobs).max() < 1e-4
 
 
 def test_fewer_slots_than_episodes_change_nothing(make_policy):
-    many = play(make_policy(), 12)
-    assert tokens(play(make_policy(max_batch_size=3), 12)) == tokens(many)
+    many = roll_out(make_policy(), 12)
+    assert tokens(roll_out(make_policy(max_batch_size=3), 12)) == tokens(many)
 
 
-def test_a_state_that_extends_the_last_is_read_from_where_it_ended(make_policy, model, monkeypatch):
+def test_only_the_new_tokens_of_an_extended_state_are_prefilled(make_policy, model, monkeypatch):
     forwarded = []
     forward = type(model).forward
 
@@ -83,14 +81,14 @@ def test_a_state_that_extends_the_last_is_read_from_where_it_ended(make_policy, 
         return forward(self, input_ids=input_ids, position_ids=position_ids, **rest)
 
     monkeypatch.setattr(model, "forward", counting.__get__(model))
-    (episode,) = play(make_policy(), 1)
+    (episode,) = roll_out(make_policy(), 1)
     last = episode.transitions[-1]
     assert len(episode.transitions) > 1
     # every token once, but the last one sampled: nothing comes after it
     assert sum(forwarded) == len(last.prompt_ids) + len(last.completion_ids) - 1
 
 
-def test_members_of_a_group_share_the_reading_of_their_first_state(make_policy, model, monkeypatch):
+def test_equal_first_states_of_a_group_are_prefilled_once(make_policy, model, monkeypatch):
     rows = []
     forward = type(model).forward
 
@@ -99,13 +97,13 @@ def test_members_of_a_group_share_the_reading_of_their_first_state(make_policy, 
         return forward(self, input_ids=input_ids, **rest)
 
     monkeypatch.setattr(model, "forward", counting.__get__(model))
-    play(make_policy(), 8)
+    roll_out(make_policy(), 8)
     assert rows[0][0] == 2  # two groups of four
     assert rows[0][1] > 1
     assert rows[1] == (8, 1)
 
 
-def test_others_generate_while_some_wait_for_their_tools(make_policy):
+def test_episodes_generate_while_others_wait_for_tools(make_policy):
     @tool
     def search(query: str) -> str:
         """Search.
@@ -118,10 +116,10 @@ def test_others_generate_while_some_wait_for_their_tools(make_policy):
 
     policy = make_policy()
     alone = time.monotonic()
-    play(policy, 16)
+    roll_out(policy, 16)
     alone = time.monotonic() - alone
     started = time.monotonic()
-    episodes = play(policy, 16, tools=[search])
+    episodes = roll_out(policy, 16, tools=[search])
     slow = time.monotonic() - started
     num_calls = sum(t.metrics["num_tool_calls"] for t in episodes)
     longest = max(t.metrics["num_tool_calls"] for t in episodes)
@@ -129,7 +127,7 @@ def test_others_generate_while_some_wait_for_their_tools(make_policy):
     assert slow < 0.3 * longest + 2 * alone + 1.0  # one after the other: 0.3 * num_calls
 
 
-def test_slots_serve_plain_attention_only():
+def test_slots_support_full_attention_only():
     def config(**changes):
         return Qwen2Config(
             vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -146,7 +144,7 @@ def test_slots_serve_plain_attention_only():
     assert not can_serve(Qwen2ForCausalLM(config()), penalty)
 
 
-def test_a_cache_that_grows_keeps_what_it_holds():
+def test_a_growing_cache_keeps_its_content():
     cache = SlotCache()
     cache.reserve(1, 4)
     states = torch.arange(6.0).reshape(1, 1, 3, 2)  # one slot, one head, three tokens
@@ -160,7 +158,7 @@ def test_a_cache_that_grows_keeps_what_it_holds():
     assert keys.tolist() == [[[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [9.0, 9.0]]]]
 
 
-def test_an_episode_that_is_dropped_frees_its_slot(make_policy):
+def test_a_dropped_episode_frees_its_slot(make_policy):
     policy = make_policy()
     stream = policy.open_stream()
     assert isinstance(stream, SlotStream)
@@ -184,7 +182,7 @@ def test_an_episode_that_is_dropped_frees_its_slot(make_policy):
     assert stream._stored[1][0] == 0
 
 
-def test_an_episode_that_rests_gives_its_slot_to_one_that_waits_and_loses_nothing(make_policy):
+def test_the_slot_of_an_idle_episode_is_reclaimed_without_loss(make_policy):
     env = gym.make(ID)
     _, info = env.reset(options={"task": 0})
 
@@ -213,38 +211,7 @@ def test_an_episode_that_rests_gives_its_slot_to_one_that_waits_and_loses_nothin
     assert finish(stream) == [(0, expected)]
     stream.mark_idle(0)
     stream.add(1, request())
-    stream.add(0, request())  # back before anybody took its slot
+    stream.add(0, request())  # back before its slot is reclaimed
     assert finish(stream) == [(0, expected)]
     stream.mark_idle(0)
     assert finish(stream) == [(1, expected)]
-
-
-@pytest.fixture
-def small_batches():
-    from transformers import ContinuousBatchingConfig
-
-    return ContinuousBatchingConfig(
-        page_size=32, num_blocks=64, max_batch_tokens=64, auto_switch_to_flash=False
-    )
-
-
-def test_an_episode_is_the_same_with_transformers_continuous_batching(
-    make_policy, model, monkeypatch, small_batches
-):
-    policy = make_policy(temperature=0.0)
-    in_slots = play(policy, 4)
-    settings = SamplingSettings(
-        max_new_tokens=24, eos_token_ids=(model.generation_config.eos_token_id,), pad_token_id=0,
-        temperature=0.0,
-    )  # fmt: skip
-    monkeypatch.setattr(
-        policy, "_make_stream",
-        lambda prompt, finish: ContinuousBatchingStream(
-            lambda: nullcontext(model), prompt, finish, settings, config=small_batches
-        ),
-    )  # fmt: skip
-    batched = play(policy, 4)
-    assert tokens(batched) == tokens(in_slots)
-    for one, other in zip(in_slots, batched, strict=True):
-        for a, b in zip(one.transitions, other.transitions, strict=True):
-            assert np.abs(a.logprobs - b.logprobs).max() < 1e-3
