@@ -23,12 +23,12 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.monitoring.live_view import NUMBERS, duration
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
+    BatchRecord,
     TrajectorySample,
     choose,
     state_change,

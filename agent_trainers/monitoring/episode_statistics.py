@@ -1,4 +1,4 @@
-"""What a batch of episodes looked like, in numbers small enough to send between processes."""
+"""Episodes as numbers, small enough to send between processes, and the metrics of a batch."""
 
 import hashlib
 from collections import Counter
@@ -15,54 +15,49 @@ from agent_trainers.trajectory import StopReason, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
-    """One episode without its texts and tokens; enough to assign credit and to log."""
+    """An episode without texts and tokens; enough for credit assignment and logging."""
 
     task_id: str
-    """The environment's id of the task."""
     group_id: str
-    """Episodes with the same id are compared with each other."""
     rewards: tuple[float, ...]
     """Reward of each step."""
     lengths: tuple[int, ...]
     """Number of action tokens of each step."""
     anchors: tuple[bytes, ...]
-    """A digest of the observation before each step."""
+    """Digest of the observation before each step."""
     is_truncated: bool
-    """Whether the episode was cut off."""
     is_scorable: bool
-    """Whether the episode counts."""
     reward_terms: dict[str, float]
     """Sum of each reward term over the episode."""
     metrics: dict[str, float]
-    """What the environment measured at the end."""
+    """Metrics of the environment at the end."""
     stop_reason: StopReason
-    """Why the episode ended."""
     step_counts: Mapping[str, int]
-    """How often a step was a mistake or left something out, under the names that are logged."""
+    """Number of steps with an error or a shortened state, by the name of the metric."""
     tool_calls: Mapping[str, int]
-    """Calls by tool."""
+    """Number of calls by tool."""
     tool_errors: Mapping[str, int]
-    """Calls that failed, by error code."""
+    """Number of failed calls by error code."""
     tool_seconds: list[float]
-    """Seconds that the steps with a call took; empty where nobody measured."""
+    """Seconds of each step with a call; empty if not measured."""
     num_tokens: int
     """Tokens of the last state and action: the length of the episode."""
     timings: dict[str, float]
     """Seconds by kind of work."""
     start: int = 0
-    """The first step that it does not share with the episode it branched off."""
+    """First step not shared with the episode that this one branched off."""
     roles: tuple[str, ...] = ()
-    """Who acted in each step; ``""`` where there are no roles."""
+    """Role of each step; ``""`` without roles."""
     reward_owners: tuple[str | None, ...] = ()
-    """Whose the reward of each step is; None: everybody's."""
+    """Role that owns the reward of each step; None for all."""
     frozen_roles: frozenset[str] = frozenset()
-    """Roles that nothing is learned from."""
+    """Roles that are not trained."""
     env: str = ""
-    """The name of the environment, where several are played."""
+    """Name of the environment if there are several."""
 
     @property
     def num_steps(self) -> int:
-        """Model turns."""
+        """Number of model turns."""
         return len(self.rewards)
 
     @property
@@ -74,10 +69,7 @@ class EpisodeSummary:
 def summarise(
     trajectory: Trajectory, reward_factors: Mapping[str, float] | None = None
 ) -> EpisodeSummary:
-    """Reduce a trajectory to its numbers.
-
-    `reward_factors` are what the reward terms are multiplied with now; 1 where not named.
-    """
+    """Return the numbers of a trajectory; its reward terms are multiplied by `reward_factors`."""
     factors = reward_factors or {}
     terms: dict[str, float] = {}
     rewards = trajectory.rewards
@@ -87,7 +79,7 @@ def summarise(
             terms[name] = terms.get(name, 0.0) + factor * value
             rewards[t] += (factor - 1.0) * value
     actions = [transition.info.get("action") or {} for transition in trajectory.transitions]
-    # A turn may hold several calls; the environment's time is that of the whole turn.
+    # a turn may contain several calls; its seconds are those of all
     with_calls = [t for t, action in enumerate(actions) if action.get("kind") == "tool_call"]
     each = [call for t in with_calls for call in actions[t].get("calls") or [actions[t]]]
     calls = [call for call in each if call.get("kind") == "tool_call"]
@@ -129,8 +121,7 @@ def _step_counts(trajectory: Trajectory, actions: Sequence[Mapping[str, Any]]) -
         if code := action.get("error"):
             counts[f"actions/{code}"] += 1
             counts["actions/invalid"] += action.get("kind") != "tool_call"
-    # What the last step's context would leave out, nobody sees.
-    for transition in trajectory.transitions[:-1]:
+    for transition in trajectory.transitions[:-1]:  # the state after the last step is not used
         if context := transition.info.get("context"):
             counts["context/drops"] += 1
             counts[f"context/{str(context.get('reason', '')).split(':')[0]}"] += 1
@@ -143,17 +134,10 @@ def trainer_metrics(
     advantages: Sequence[Any],
     outcome_terms: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return the metrics of a batch under the names that TRL's loggers show.
+    """Return the metrics of a batch by the names in the documentation of monitoring.
 
-    ``reward``, ``reward_std`` and ``frac_reward_zero_std`` as in TRL; ``success``;
-    ``rewards/<term>`` per episode and ``rewards_per_step/<term>`` per step, and where
-    `outcome_terms` are known ``reward/outcome`` and ``reward/process``, their sums;
-    ``metrics/<metric>`` of the environment; ``episodes/<stop reason>`` and ``actions/<error code>``
-    as shares; ``tools/…`` with calls, failures and latencies; ``context/…``, what states left out;
-    ``groups/without_variance``, the share of groups whose members all earned the same;
-    ``completions/…`` in tokens; ``roles/<role>/…``, of the episodes in which the role acted: its
-    return, turns and tokens; ``time/…`` in seconds of the batch (generation is shared out,
-    environments add up). Of branches, ``branches/…`` alone: how many, their steps and tokens.
+    Branches count in ``branches/...`` only. With `outcome_terms`, the return is also split into
+    ``reward/outcome`` and ``reward/process``.
     """
     metrics = _branches([episode for episode in episodes if episode.start])
     pairs = zip(episodes, advantages, strict=True)
@@ -193,7 +177,7 @@ def trainer_metrics(
 
 
 def _branches(branches: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Return what branches were played, and what they took; nothing where there are none."""
+    """Return number and cost of branches; nothing without any."""
     if not branches:
         return {}
     return {
@@ -205,7 +189,7 @@ def _branches(branches: Sequence[EpisodeSummary]) -> dict[str, float]:
 
 
 def _endings(episodes: Sequence[EpisodeSummary], num_scored: int) -> dict[str, float]:
-    """Return how the episodes ended, and the seconds they took."""
+    """Return the share of each stop reason, and the seconds of all episodes."""
     num_episodes = max(1, len(episodes))
     metrics = {"episodes/unscorable": (len(episodes) - num_scored) / num_episodes}
     for reason in StopReason:
@@ -217,7 +201,7 @@ def _endings(episodes: Sequence[EpisodeSummary], num_scored: int) -> dict[str, f
 
 
 def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Return calls per episode, by tool too, failures as shares of calls, and seconds of a call."""
+    """Return calls per episode, failures as shares of calls, and seconds of a call."""
     calls = _sum(episode.tool_calls for episode in scored)
     num_calls = sum(calls.values())
     metrics = {"tools/calls": num_calls / len(scored)}
@@ -235,7 +219,7 @@ def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
 
 
 def _roles(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Return what each role earned and did, over the episodes in which it acted."""
+    """Return the mean return, turns and tokens of each role, over the episodes with it."""
     parts = [
         (part.group_id.rpartition("/")[2], part)
         for episode in scored
@@ -263,14 +247,14 @@ def _sum(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _share_without_signal(episodes: Sequence[EpisodeSummary], advantages: Sequence[Any]) -> float:
-    """Return the share of groups in which every advantage is 0: nothing to learn from."""
+    """Return the share of groups in which every advantage is 0."""
     scored = [e for e in zip(episodes, advantages, strict=True) if e[0].is_scorable]
     with_signal = {episode.group_id for episode, values in scored if np.any(values)}
     return 1.0 - len(with_signal) / len({episode.group_id for episode, _ in scored})
 
 
 def _share_without_variance(scored: Sequence[EpisodeSummary]) -> float:
-    """Return the share of groups of two or more whose members all earned the same; 0 of none."""
+    """Return the share of groups of two or more with equal returns; 0 without such groups."""
     returns: dict[str, list[float]] = {}
     for episode in scored:
         returns.setdefault(episode.group_id, []).append(sum(episode.rewards))

@@ -1,11 +1,15 @@
-"""``metrics.jsonl``: everything the trainer logs, one JSON object a line, for any tool to read."""
+"""Metrics of a run: ``metrics.jsonl``, means over tokens, and the seconds of each step."""
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_text
@@ -15,19 +19,19 @@ METRICS_FILE: Final = "metrics.jsonl"
 
 
 class MetricsLog(TrainerCallback):  # type: ignore[misc]
-    """Appends to ``metrics.jsonl`` in the output folder, on the main process.
+    """Appends each log entry to ``metrics.jsonl`` in the output folder, on the main process.
 
-    A new run starts the file anew. A resumed one first cuts off what came after its checkpoint, so
-    that no step is there twice; that is also what becomes of a line that a crash cut in half.
+    A new run starts a new file. A resumed run first removes what came after its checkpoint, so that
+    no step is there twice, and a line that a crash cut in half.
     """
 
     def __init__(self) -> None:
         """Write nothing until training begins."""
         self._path: Path | None = None
-        self._early: list[str] = []  # an evaluation before training; is it a new run or a resumed?
+        self._early: list[str] = []  # an evaluation before training, new or resumed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Make the file fit the state that training begins with."""
+        """Start the file, or cut it to the state that training resumes from."""
         if not state.is_world_process_zero:
             return
         self._path = Path(args.output_dir) / METRICS_FILE
@@ -50,23 +54,22 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
                 file.write(line)
         except OSError as error:
             raise DataError(
-                f"{self._path}: cannot be written ({error.strerror}). Has the output folder been "
-                "moved or deleted, or the disk filled up? A run goes on from its last checkpoint."
+                f"{self._path}: cannot be written ({error.strerror}). Check whether the output "
+                "folder was moved or deleted, or the disk is full, then resume from the last "
+                "checkpoint."
             ) from error
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read a ``metrics.jsonl``, or that of an output folder.
-
-    It may be written meanwhile: half a line at its end is left out.
+    """Read a ``metrics.jsonl``, or that of an output folder, also while it grows.
 
     Raises:
-        DataError: If it cannot be read, or a line is no JSON object; names file and line.
+        DataError: If it cannot be read or a line is not a JSON object; names file and line.
     """
     path = Path(path)
     path = path / METRICS_FILE if path.is_dir() else path
     try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # the last may be incomplete
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path}: cannot be read ({reason}). Check the path.") from None
@@ -77,17 +80,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             record["step"] += 0
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(
-                f"{path}, line {number}: is no JSON object with a number 'step' ({error!r})."
+                f"{path}, line {number}: not a JSON object with a number 'step' ({error!r})."
             ) from None
         records.append(record)
     return records
 
 
 def _until_checkpoint(path: Path, state: Any) -> list[dict[str, Any]]:
-    """Return what had been logged when the checkpoint was written.
+    """Return the records logged before a checkpoint.
 
-    All of the steps before its own; of its own as much as its history knows: what a run logs after
-    its last checkpoint (the summary, an evaluation at the end) has the same step.
+    Those of its own step are as many as its history has: a run logs more of that step after it.
     """
     if not path.exists():
         return []
@@ -98,11 +100,11 @@ def _until_checkpoint(path: Path, state: Any) -> list[dict[str, Any]]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps({name: _finite(value) for name, value in record.items()}) + "\n"
+    return json.dumps({name: _json_value(value) for name, value in record.items()}) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    """Return a value that JSON has: null for NaN and infinity, text for what is no number."""
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON: null for NaN and infinity, text for non-numbers."""
     if value is None or isinstance(value, bool | int | str):
         return value
     try:
@@ -110,3 +112,97 @@ def _finite(value: Any) -> Any:
     except (TypeError, ValueError):
         return str(value)
     return number if math.isfinite(number) else None
+
+
+class RunningMeans:
+    """Means and maxima over micro-batches, gathered over all processes."""
+
+    def __init__(self, accelerator: Any) -> None:
+        """Gather through `accelerator`."""
+        self._accelerator = accelerator
+        self._sums: dict[str, torch.Tensor] = {}
+        self._maxima: dict[str, float] = {}
+
+    def add(self, name: str, part: Any, whole: Any = 1.0) -> None:
+        """Add to numerator and denominator of a mean."""
+        sums = torch.tensor([float(part), float(whole)])
+        self._sums[name] = self._sums.get(name, torch.zeros(2)) + sums
+
+    def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add the values of the tokens in `mask` to a mean."""
+        self.add(name, (values.detach() * mask).sum(), mask.sum())
+
+    def add_maximum(self, name: str, value: float) -> None:
+        """Add a value to a maximum."""
+        self._maxima[name] = max(self._maxima.get(name, value), value)
+
+    def gather(self) -> dict[str, float]:
+        """Return the results since the last call; each process must have added the same names."""
+        own = torch.stack(list(self._sums.values()))
+        added = torch.cat([own.flatten(), torch.tensor(list(self._maxima.values()))])
+        gathered = self._accelerator.gather(added.to(self._accelerator.device)[None])  # (P, N)
+        sums = gathered[:, : own.numel()].sum(dim=0).reshape(own.shape).tolist()
+        means = {
+            name: part / whole if whole else 0.0
+            for name, (part, whole) in zip(self._sums, sums, strict=True)
+        }
+        maxima = gathered[:, own.numel() :].amax(dim=0).tolist() if self._maxima else []
+        means |= dict(zip(self._maxima, maxima, strict=True))
+        self._sums.clear()
+        self._maxima.clear()
+        return means
+
+
+class StepClock(TrainerCallback):  # type: ignore[misc]
+    """Logs the wall-clock seconds of the parts of each optimiser step, on the main process.
+
+    ``time/rollout_seconds``: until the last episode has ended, of which ``time/wait_seconds``
+    without generation. ``time/score_seconds``: rows, log-probabilities, values and advantages.
+    ``time/train_seconds``: the rest.
+    """
+
+    def __init__(self, metrics: dict[str, list[float]]) -> None:
+        """Log into `metrics`, TRL's lists of the mode ``train``."""
+        self._metrics = metrics
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._generated = 0.0
+        self._started: float | None = None
+        self.part = "train"
+
+    @contextlib.contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Count the block's seconds as `part` only, also inside another block."""
+        started, before = time.perf_counter(), sum(self._seconds.values())
+        outer, self.part = self.part, part
+        try:
+            yield
+        finally:
+            self.part = outer
+            inside = sum(self._seconds.values()) - before
+            self._seconds[part] += time.perf_counter() - started - inside
+
+    def note_generation(self, seconds: float) -> None:
+        """Add seconds of the rollout in which tokens were generated."""
+        self._generated += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of the step so far, by part."""
+        rollout, score = self._seconds["rollout"], self._seconds["score"]
+        total = 0.0 if self._started is None else time.perf_counter() - self._started
+        return {
+            "rollout": rollout,
+            "wait": max(0.0, rollout - self._generated),
+            "score": score,
+            "train": max(0.0, total - rollout - score),
+        }
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start a step. Relies on: generation follows."""
+        self._seconds.clear()
+        self._generated = 0.0
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Log the step. Relies on: called after the optimiser step and before `log`."""
+        for part, seconds in self.seconds().items():
+            self._metrics[f"time/{part}_seconds"].append(seconds)

@@ -1,10 +1,10 @@
-"""Trajectories worth looking at, with what training made of them; and their way to Parquet."""
+"""Sample trajectories with the numbers of their training: tokens, rows, advantages; as Parquet."""
 
 import dataclasses
 import difflib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,8 +15,40 @@ import numpy.typing as npt
 from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
-from agent_trainers.monitoring.batch_record import BatchRecord, StepTokens, step_tokens
 from agent_trainers.trajectory import Trajectory, Transition
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """This process's share of a generation batch, with its training tensors."""
+
+    trajectories: Sequence[Trajectory]
+    """The episodes; `Row.episode` is an index into it."""
+    rows: Sequence[Row]
+    """Their rows, without padding rows."""
+    tensors: Mapping[str, Any]
+    """The batch as trained, (B, ...): the rows in order, then padding rows."""
+    advantages: Sequence[Floats] = ()
+    """The estimator's advantages of each trajectory, per step or per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """The action tokens of one step, each list of shape (len(completion_ids),)."""
+
+    row: int
+    """Which of its trajectory's rows contains the step, from 0."""
+    fork_reason: str | None
+    """Why a later step starts a new row; None if it does not."""
+    is_trained: list[bool]
+    advantages: list[float]
+    values: list[float] | None
+    """The critic's value before each token; None without a critic."""
+    ratios: list[float] | None
+    """Probability of each token in the updated policy relative to the sampling policy; None if not
+    computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,37 +65,76 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectorySample:
-    """A trajectory worth showing."""
+    """A trajectory to show."""
 
     label: str
-    """Where it comes from: ``training, step 1``."""
+    """Its origin: ``training, step 1``."""
     trajectory: Trajectory
-    """What was played."""
     optimiser_step: int
-    """The optimiser step it was played for."""
+    """The optimiser step it was sampled for."""
     steps: Sequence[StepTokens] | None = None
-    """How its steps were trained, shape (S,); None where nothing was trained on it."""
+    """Training of its steps, shape (S,); None if it was not trained on."""
     rows: Sequence[Row] = ()
-    """Its training rows; none where nothing was trained on it."""
+    """Its training rows."""
     marks: Sequence[Mark] = ()
     """Signs of reward hacking in it."""
     diagnosis: Any = None
-    """Which step lost it, where that was looked into."""
+    """The step that lost it, if diagnosed."""
 
 
 class StateChange(NamedTuple):
-    """How a state differs from the one before it and the action taken there."""
+    """Difference of a state from the previous one with its action."""
 
     added: list[Message]
-    """What is new: what the environment said, or all of it in a first state."""
+    """New messages; all of them in a first state."""
     dropped: list[Message]
-    """What is gone, or was replaced by something shorter."""
+    """Messages that were removed or shortened."""
+
+
+def step_tokens(
+    record: BatchRecord, episode: int, new_logprobs: npt.NDArray[Any] | None = None
+) -> list[StepTokens]:
+    """Return the action tokens of each step of a trajectory, as they were trained.
+
+    Args:
+        record: The batch.
+        episode: Index of the trajectory.
+        new_logprobs: Log-probabilities of the updated policy, (B, T).
+    """
+    advantages = _array(record.tensors.get("advantages"))
+    values = _array(record.tensors.get("old_values"))
+    # a turn without tokens has nothing to train
+    nothing = StepTokens(
+        row=0, fork_reason=None, is_trained=[], advantages=[], values=None, ratios=None
+    )
+    steps = [nothing] * len(record.trajectories[episode].transitions)
+    own = [(i, row) for i, row in enumerate(record.rows) if row.episode == episode]
+    for number, (i, row) in enumerate(own):
+        row_steps, is_action = np.array(row.steps), np.array(row.is_action, bool)
+        for step in dict.fromkeys(row_steps[is_action].tolist()):
+            at = np.flatnonzero((row_steps == step) & is_action)  # positions in the row
+            ratios = None
+            if new_logprobs is not None:
+                ratios = np.exp(new_logprobs[i, at] - np.array(row.logprobs)[at]).tolist()
+            steps[step] = StepTokens(
+                row=number,
+                fork_reason=row.fork_reason if step == row.steps[0] else None,
+                is_trained=np.array(row.is_trained, bool)[at].tolist(),
+                advantages=[0.0] * len(at) if advantages is None else advantages[i, at].tolist(),
+                values=None if values is None else values[i, at].tolist(),
+                ratios=ratios,
+            )
+    return steps
+
+
+def _array(tensor: Any) -> Floats | None:
+    return None if tensor is None else tensor.detach().float().cpu().numpy()
 
 
 def choose(trajectories: Sequence[Trajectory], count: int) -> list[int]:
-    """Return the numbers of at most `count` trajectories: failures and successes in turn.
+    """Return the indices of at most `count` trajectories, failures and successes alternating.
 
-    One of each group comes before a second of any.
+    The first of each group precedes the second of any.
     """
     seen: Counter[str] = Counter()
     by_outcome: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
@@ -86,36 +157,32 @@ def trained_samples(
     new_logprobs: npt.NDArray[Any] | None = None,
     find_marks: Callable[[Trajectory], Sequence[Mark]] = lambda _: (),
 ) -> list[TrajectorySample]:
-    """Return the trajectories of a training batch that have the numbers `chosen`, as samples.
-
-    `new_logprobs`, (B, T), are of the policy to compare with; see `step_tokens`.
-    """
+    """Return the trajectories `chosen` (indices) of a training batch; see `step_tokens`."""
     samples = []
     for i in chosen:
-        played = record.trajectories[i]
-        # One that cannot be scored, or is a branch that only measures, has none.
-        rows = [row for row in record.rows if row.episode == i]
+        trajectory = record.trajectories[i]
+        rows = [row for row in record.rows if row.episode == i]  # none if it cannot be scored
         samples.append(
             TrajectorySample(
-                label=f"{label}, {played.env}" if played.env else label,
-                trajectory=played,
+                label=f"{label}, {trajectory.env}" if trajectory.env else label,
+                trajectory=trajectory,
                 optimiser_step=optimiser_step,
                 steps=step_tokens(record, i, new_logprobs) if rows else None,
                 rows=rows,
-                marks=find_marks(played),
+                marks=find_marks(trajectory),
             )
         )
     return samples
 
 
 def state_change(trajectory: Trajectory, step: int) -> StateChange:
-    """Return what the state of `step` added to, and dropped from, all that was said before it."""
+    """Return the messages that the state of `step` added to and dropped from the conversation."""
     after: list[Message] = list(trajectory.transitions[step].messages)
     if step == 0:
         return StateChange(added=after, dropped=[])
     previous = trajectory.transitions[step - 1]
     before = [*previous.messages, _action_message(previous, after)]
-    # What follows the model's last message is new, even if something like it was said before.
+    # what follows the model's last message is new, even if it repeats earlier text
     roles = [message["role"] for message in after]
     num_new = roles[::-1].index("assistant") if "assistant" in roles else 0
     kept, new = after[: len(after) - num_new], after[len(after) - num_new :]
@@ -130,7 +197,7 @@ def state_change(trajectory: Trajectory, step: int) -> StateChange:
 
 
 def _action_message(previous: Transition, after: Sequence[Message]) -> Message:
-    """Return the action as the next state holds it; formats with native calls hold it in parts."""
+    """Return the action as in the next state, where native calls are structured."""
     at = len(previous.messages)
     extends = len(after) > at and list(after[:at]) == previous.messages
     if extends and after[at]["role"] == "assistant":
@@ -142,7 +209,7 @@ def _key(message: Message) -> str:
     return json.dumps(message, sort_keys=True, default=str)
 
 
-# Text goes to Parquet as UTF-8, which has no lone surrogates: those become question marks.
+# Parquet stores UTF-8, without lone surrogates: those become question marks
 _TEXT: Final = ("task_id", "group_id", "stop_reason", "fork_reason", "context", "error_code",
                 "added", "dropped", "action", "tool_result", "reward_terms", "metrics",
                 "error", "signs")  # fmt: skip
@@ -152,15 +219,11 @@ _TOKEN_REALS: Final = ("logprobs", "advantages", "values", "ratios")
 
 
 def save_samples(path: str | Path, samples: Iterable[TrajectorySample], tokenizer: Any) -> None:
-    """Write samples as Parquet, one row per environment step; whole or not at all.
+    """Write samples as Parquet, one row per environment step, atomically.
 
-    Columns: ``optimiser_step``, ``sample``, ``turn`` (from 1), ``task_id``, ``group_id``; ``added``
-    and ``dropped``, how the state changed, ``action``, ``tool_result``; ``reward``,
-    ``reward_terms`` (JSON), ``return``, ``success``, ``metrics`` (JSON), ``stop_reason``,
-    ``error``; ``error_code``, ``context`` and ``signs`` (of reward hacking) of the step; ``row``,
-    ``fork_reason``, ``prompt_tokens``, ``seconds``; and per token of the action ``tokens``,
-    ``token_ids``, ``logprobs``, ``is_trained``, ``advantages``, ``values``, ``ratios``. Null
-    is what was not measured or not trained.
+    Null is what was not measured or not trained. ``reward_terms`` and ``metrics`` are JSON;
+    ``added`` and ``dropped`` are the change of state, ``signs`` those of reward hacking; token
+    columns are lists with an entry per token of the action.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -189,7 +252,7 @@ def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) ->
     trajectory = sample.trajectory
     transition = trajectory.transitions[turn]
     change = state_change(trajectory, turn)
-    action = transition.info.get("action") or {}
+    signs = dict.fromkeys(mark.sign for mark in sample.marks if mark.step in (turn, None))
     record = {
         "optimiser_step": sample.optimiser_step,
         "sample": number,
@@ -207,8 +270,8 @@ def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) ->
         "metrics": json.dumps(trajectory.metrics, default=float),
         "stop_reason": trajectory.stop_reason.value,
         "error": trajectory.error,
-        "error_code": action.get("error"),
-        "signs": _as_words(mark.sign for mark in sample.marks if mark.step in (turn, None)),
+        "error_code": (transition.info.get("action") or {}).get("error"),
+        "signs": ", ".join(signs) or None,
         "context": (transition.info.get("context") or {}).get("reason"),
         "prompt_tokens": len(transition.prompt_ids),
         "seconds": dict(enumerate(trajectory.step_seconds)).get(turn),
@@ -225,13 +288,8 @@ def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) ->
 
 
 def _as_text(messages: Sequence[Message]) -> str | None:
-    if not messages:
-        return None
-    return "\n".join(f"[{message['role']}] {message.get('content', '')}" for message in messages)
-
-
-def _as_words(names: Iterable[str]) -> str | None:
-    return ", ".join(dict.fromkeys(names)) or None
+    lines = [f"[{message['role']}] {message.get('content', '')}" for message in messages]
+    return "\n".join(lines) or None
 
 
 def _clean(value: Any) -> str:

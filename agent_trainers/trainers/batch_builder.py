@@ -16,8 +16,8 @@ from agent_trainers.batching.collate import collate, num_rows_per_process, pad_l
 from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
-from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
+from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trainers.scorer import Scorer

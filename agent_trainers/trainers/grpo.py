@@ -23,13 +23,11 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
-from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.live_view import show_in_notebook
-from agent_trainers.monitoring.metrics_log import MetricsLog
-from agent_trainers.monitoring.running_means import RunningMeans
-from agent_trainers.monitoring.step_clock import StepClock
+from agent_trainers.monitoring.metrics_log import MetricsLog, RunningMeans, StepClock
+from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.tasks.env_members import Member
 from agent_trainers.tasks.samplers import TaskSampler, make_sampler
 from agent_trainers.tasks.sources import (

@@ -13,7 +13,7 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
-from agent_trainers.monitoring.running_means import RunningMeans
+from agent_trainers.monitoring.metrics_log import RunningMeans
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trainers.scorer import record_drift

@@ -31,8 +31,8 @@ from agent_trainers.batching.per_token import (
 )
 from agent_trainers.batching.rows import state_row
 from agent_trainers.batching.shared_prefix import align
-from agent_trainers.monitoring.batch_record import BatchRecord
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
+from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trainers.batch_builder import Credit
 from agent_trainers.trainers.config import StepPPOConfig, has_critic
 from agent_trainers.trainers.grpo import StepGRPOTrainer

@@ -28,7 +28,7 @@ from agent_trainers.batching.shared_prefix import (
     forward_rows,
     forward_shared,
 )
-from agent_trainers.monitoring.running_means import RunningMeans
+from agent_trainers.monitoring.metrics_log import RunningMeans
 from agent_trainers.trainers.config import StepGRPOConfig
 
 Batch = Mapping[str, torch.Tensor]

@@ -12,7 +12,7 @@ from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
-from agent_trainers.monitoring.running_means import RunningMeans
+from agent_trainers.monitoring.metrics_log import RunningMeans
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trainers.scorer import DRIFT

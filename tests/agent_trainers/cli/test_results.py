@@ -9,7 +9,7 @@ from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.results import SampleCollector, print_results
 from agent_trainers.experimental.hack_watch.watch import HackWatch
-from agent_trainers.monitoring.batch_record import BatchRecord
+from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 

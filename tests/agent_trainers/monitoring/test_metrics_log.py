@@ -1,5 +1,7 @@
+import contextlib
 import json
 import shutil
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_envs import DataError
-from agent_trainers.monitoring.metrics_log import METRICS_FILE, MetricsLog, _line, read_metrics
+from agent_trainers.monitoring import metrics_log
+from agent_trainers.monitoring.metrics_log import (
+    METRICS_FILE,
+    MetricsLog,
+    StepClock,
+    _line,
+    read_metrics,
+)
 
 
 def state(step=0, history=(), is_main=True):
@@ -111,3 +120,58 @@ def test_any_value_makes_a_line_that_strict_json_reads(value):
 def test_numbers_of_numpy_are_numbers():
     line = _line({"step": 1, "a": np.float32(0.5), "b": np.float64("inf"), "c": [1, 2]})
     assert json.loads(line) == {"step": 1, "a": 0.5, "b": None, "c": "[1, 2]"}
+
+
+@pytest.fixture
+def wait(monkeypatch):
+    """Let time pass without waiting."""
+    now = [100.0]
+    monkeypatch.setattr(metrics_log.time, "perf_counter", lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds
+
+    return wait
+
+
+def test_the_seconds_of_a_step_are_split_into_its_parts(wait):
+    metrics = defaultdict(list)
+    clock = StepClock(metrics)
+    for _ in range(2):  # a step begins at zero
+        clock.on_step_begin(None, None, None)
+        with clock.measure("rollout"):
+            assert clock.part == "rollout"
+            wait(3)
+        clock.note_generation(2.0)
+        with clock.measure("score"):
+            wait(1)
+        assert clock.part == "train"
+        wait(4)
+        clock.on_step_end(None, None, None)
+    assert dict(metrics) == {
+        "time/rollout_seconds": [3, 3],
+        "time/wait_seconds": [1, 1],  # 3 seconds, in 2 of which tokens were generated
+        "time/score_seconds": [1, 1],
+        "time/train_seconds": [4, 4],
+    }
+
+
+def test_a_part_inside_another_is_not_counted_twice(wait):
+    clock = StepClock(defaultdict(list))
+    clock.on_step_begin(None, None, None)
+    with clock.measure("rollout"):
+        wait(1)
+        with clock.measure("score"):
+            wait(2)
+    assert clock.seconds()["rollout"] == 1
+    assert clock.seconds()["score"] == 2
+
+
+def test_a_part_that_fails_is_over(wait):
+    clock = StepClock(defaultdict(list))
+    clock.on_step_begin(None, None, None)
+    with contextlib.suppress(ValueError), clock.measure("rollout"):
+        wait(1)
+        raise ValueError("broken")
+    assert clock.part == "train"
+    assert clock.seconds()["rollout"] == 1

@@ -5,14 +5,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.monitoring.batch_record import StepTokens
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
     _axes,
     plot_learning_curve,
     write_trajectory_page,
 )
-from agent_trainers.monitoring.trajectory_samples import Mark, TrajectorySample
+from agent_trainers.monitoring.trajectory_samples import Mark, StepTokens, TrajectorySample
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 HOSTILE = "<script>alert(1)</script>\ud800"

@@ -8,12 +8,13 @@ import torch
 from agent_envs.data.records import read_records
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.monitoring.batch_record import BatchRecord, step_tokens
 from agent_trainers.monitoring.trajectory_samples import (
+    BatchRecord,
     TrajectorySample,
     choose,
     save_samples,
     state_change,
+    step_tokens,
     trained_samples,
 )
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
