@@ -10,7 +10,7 @@ turns. An assistant message *is* a turn that was sampled in this session if
 Call ids, ``null`` for ``""``, text parts, and members that no chat template shows are ignored. Such
 a message is replaced by the sampled text, and the state by the sampled tokens (see `ChatRenderer`).
 Any other assistant message was written by the program: the state is rendered again from there on,
-and becomes a row of its own.
+and becomes a separate row.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Where a turn ends, besides the policy's own end: token limits and stop texts."""
+"""Ends of turns besides the policy's own: token limits and stop texts."""
 
 import bisect
 from collections.abc import Callable, Sequence

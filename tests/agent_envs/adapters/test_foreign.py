@@ -1,4 +1,4 @@
-"""Environments of other libraries as ours: what they say is what our policies see and earn."""
+"""Environments of other libraries as ours: observations and rewards are the same."""
 
 import contextlib
 import itertools
@@ -15,12 +15,12 @@ from agent_envs.adapters.foreign import ForeignEnv, Reply
 from agent_envs.core.messages import Message
 from agent_envs.testing import check
 
-pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours to mend
+pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
 GUESSES = [r"\boxed{1} [1]", "hm", r"\boxed{9} [9]", r"\boxed{4} [4]"]
 
 
 class Dice(ForeignEnv):
-    """Guess what the process's generators draw, as GEM and TextArena let one."""
+    """Draws from the process's global generators, as GEM and TextArena do."""
 
     draws_globally = True
 
@@ -38,8 +38,8 @@ class Dice(ForeignEnv):
 gym.register("Test/Dice-v0", entry_point=f"{__name__}:Dice")
 
 
-def play(env, seed, actions):
-    """Return what each turn said and paid, until the end."""
+def run(env, seed, actions):
+    """Return the outcomes of each turn, until the end."""
     observation, _ = env.reset(seed=seed)
     seen = [observation]
     for action in actions:
@@ -51,12 +51,12 @@ def play(env, seed, actions):
     return seen
 
 
-def test_an_environment_of_another_library_keeps_the_contract():
+def test_the_wrapper_passes_the_conformance_kit():
     check("Test/Dice-v0")
 
 
-def test_episodes_do_not_depend_on_what_runs_beside_them_nor_change_it():
-    alone = play(Dice(), 3, ["a", "b", "end"])
+def test_global_generators_are_isolated():
+    alone = run(Dice(), 3, ["a", "b", "end"])
     one, other = Dice(), Dice()
     random.seed(11)
     expected = random.random()
@@ -70,7 +70,7 @@ def test_episodes_do_not_depend_on_what_runs_beside_them_nor_change_it():
     assert random.random() == expected
 
 
-def test_an_episode_goes_on_from_a_snapshot():
+def test_an_episode_continues_from_a_snapshot():
     env = Dice()
     env.reset(seed=3)
     env.step("a")
@@ -94,14 +94,14 @@ def test_a_seed_is_a_task_and_a_task_is_a_seed():
         by_task.reset(options={"tusk": 1})
 
 
-def test_the_end_is_told_as_they_tell_it():
-    assert play(Dice(), 1, ["end"])[-1][2:] == (True, False)
-    assert play(Dice(), 1, ["cut"])[-1][2:] == (False, True)
+def test_both_kinds_of_end_are_kept():
+    assert run(Dice(), 1, ["end"])[-1][2:] == (True, False)
+    assert run(Dice(), 1, ["cut"])[-1][2:] == (False, True)
 
 
 @contextlib.contextmanager
 def seeded(seed):
-    """Let a library draw from global generators as if nothing else did."""
+    """Seed the global generators, and restore them."""
     state = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
@@ -138,9 +138,11 @@ def textarena_pair(seed):
         seen, done = ["".join(text for _, text, _ in theirs.get_observation()[1])], False
         for guess in GUESSES:
             done, _ = theirs.step(guess)
-            told = [m for _, m, kind in theirs.get_observation()[1] if kind.name[:6] != "PLAYER"]
+            messages = [
+                m for _, m, kind in theirs.get_observation()[1] if kind.name[:6] != "PLAYER"
+            ]
             reward = float(theirs.close()[0][0]) if done else 0.0
-            seen.append(("\n".join(told), reward, done, False))
+            seen.append(("\n".join(messages), reward, done, False))
             if done:
                 break
     return ours, seen
@@ -158,8 +160,8 @@ def skyrl_pair(seed):
     seen = [theirs.init(prompt)[0][-1]["content"]]
     for guess in GUESSES:
         step = theirs.step(guess)
-        said = "".join(message["content"] for message in step["observations"])
-        seen.append((said, step["reward"], step["done"], False))
+        text = "".join(message["content"] for message in step["observations"])
+        seen.append((text, step["reward"], step["done"], False))
         if step["done"]:
             break
     return gym.make(url, env_id=name, rows=rows), seen
@@ -174,7 +176,7 @@ def openenv_pair(seed):
         return OwnEnvironment(env_id)
 
     theirs = gym.make(env_id)
-    return OpenEnvEnv(make=make, action_class=TextAction), play(theirs, seed, GUESSES)
+    return OpenEnvEnv(make=make, action_class=TextAction), run(theirs, seed, GUESSES)
 
 
 PAIRS = {
@@ -193,12 +195,12 @@ def pair(request):
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])
-def test_what_they_say_and_pay_is_what_we_see(pair, seed):
+def test_observations_and_rewards_are_the_same(pair, seed):
     ours, seen = pair(seed)
-    assert play(ours, seed, GUESSES) == seen
+    assert run(ours, seed, GUESSES) == seen
 
 
-def test_theirs_go_on_from_a_snapshot(pair):
+def test_wrapped_environments_continue_from_a_snapshot(pair):
     ours, _ = pair(3)
     ours.reset(seed=3)
     saved = ours.unwrapped.snapshot()
@@ -207,7 +209,7 @@ def test_theirs_go_on_from_a_snapshot(pair):
     assert ours.unwrapped.step(GUESSES[0]) == first
 
 
-def test_a_rollout_plays_theirs(pair):
+def test_rollouts_run_wrapped_environments(pair):
     rollout_of = pytest.importorskip("agent_trainers.rollout.collector", exc_type=ImportError)
     scripted = pytest.importorskip("agent_trainers.policies.scripted", exc_type=ImportError)
     ours, seen = pair(3)
@@ -223,21 +225,21 @@ def test_a_rollout_plays_theirs(pair):
     assert rewards[: len(seen) - 1] == [turn[1] for turn in seen[1:]]
 
 
-def test_a_game_of_two_is_played_against_an_opponent():
+def test_a_game_of_two_runs_against_an_opponent():
     pytest.importorskip("textarena", reason="make test-adapters installs it")
-    told = []
+    messages = []
 
     def opponent(text):
-        told.append(text)
+        messages.append(text)
         free = re.findall(r"'\[(\d)\]'", text)
         return f"[{free[-1]}]"
 
     url = "agent_envs.adapters.textarena:AgentR1/TextArena-v0"
     env = gym.make(url, env_id="TicTacToe-v0-raw", opponents=[opponent])
-    seen = play(env, 1, ["[0]", "[1]", "[2]"])
+    seen = run(env, 1, ["[0]", "[1]", "[2]"])
     assert seen[-1][1:] == (1.0, True, False)
     assert "[Player 1] [8]" in seen[1][0]
-    assert "[Player 0] [0]" in told[0]
+    assert "[Player 0] [0]" in messages[0]
     second = gym.make(url, env_id="TicTacToe-v0-raw", opponents=[opponent], player=1)
     assert "[Player 0] [8]" in second.reset(seed=1)[0]
 

@@ -1,4 +1,4 @@
-"""The examples of the page, for the libraries that are installed."""
+"""The examples of the documentation, for the libraries that are installed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Environments of libraries that only ask a model, as programs: a session's URL and key are enough.
+"""Environments of libraries that call a model, as programs.
 
 Those that are not installed are skipped; ``make test-adapters`` installs them.
 """
@@ -17,18 +17,18 @@ from agent_envs.errors import RolloutError
 from tests.agent_envs.adapters.drivers import ChatServer, drawn_task, reference
 from tests.agent_envs.adapters.test_conformance import ID, oracle, verifiers_module
 
-pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours to mend
+pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
 
 
 @contextlib.contextmanager
 def session(reply, key):
-    """Open an endpoint as a session of the gateway has it; yield it and what was asked there."""
+    """Open an endpoint like a session of the gateway; yield it and its server."""
     with ChatServer(reply) as server:
         yield SimpleNamespace(base_url=f"http://127.0.0.1:{server.port}/v1", key=key), server
 
 
 @pytest.fixture
-def play_verifiers(tmp_path, monkeypatch):
+def run_verifiers(tmp_path, monkeypatch):
     pytest.importorskip("verifiers")
     from agent_envs.adapters.verifiers import environment_program
 
@@ -38,14 +38,14 @@ def play_verifiers(tmp_path, monkeypatch):
     return environment_program({"taskset": taskset, "agent": {"runtime": {"type": "subprocess"}}})
 
 
-def test_an_environment_of_verifiers_earns_what_its_trace_does(play_verifiers):
+def test_the_reward_of_a_verifiers_environment_is_its_traces(run_verifiers):
     env = gym.make(ID)
     env.reset(**drawn_task(ID, {}, 7))
     actions = oracle(env)
     expected = reference(ID, {}, drawn_task(ID, {}, 7), actions)
 
     async def play(sessions):
-        return await asyncio.gather(*(play_verifiers(each, {"task": 0}) for each in sessions))
+        return await asyncio.gather(*(run_verifiers(each, {"task": 0}) for each in sessions))
 
     with contextlib.ExitStack() as stack:
         opened = [
@@ -58,13 +58,13 @@ def test_an_environment_of_verifiers_earns_what_its_trace_does(play_verifiers):
     assert not [name for name in os.environ if name.startswith("AGENT_R1_SESSION")]
 
 
-def test_a_failure_of_verifiers_is_said(play_verifiers):
+def test_failures_of_verifiers_are_raised(run_verifiers):
     with session(lambda place, _: "x", "a") as (opened, _):
         with pytest.raises(ConfigurationError, match="no task 2"):
-            asyncio.run(play_verifiers(opened, {"task": 2}))
-        nobody = SimpleNamespace(base_url="http://127.0.0.1:9/v1", key="a")
+            asyncio.run(run_verifiers(opened, {"task": 2}))
+        missing = SimpleNamespace(base_url="http://127.0.0.1:9/v1", key="a")
         with pytest.raises(RolloutError, match="verifiers: "):
-            asyncio.run(play_verifiers(nobody, {"task": 0}))
+            asyncio.run(run_verifiers(missing, {"task": 0}))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def arithmetic():
 CALL = '{"tool_calls": [{"function": {"name": "add", "arguments": "{\\"x\\": 20, \\"y\\": 3}"}}]}'
 
 
-def test_a_task_of_inspect_ai_earns_what_its_scorers_say(arithmetic, tmp_path, monkeypatch):
+def test_the_reward_of_an_inspect_task_is_its_scorers(arithmetic, tmp_path, monkeypatch):
     from agent_envs.adapters.inspect_ai import task_program
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -111,7 +111,7 @@ def test_a_task_of_inspect_ai_earns_what_its_scorers_say(arithmetic, tmp_path, m
         session(lambda place, _: turns[place], "secret") as (right, server),
         session(lambda place, _: "31", "other") as (wrong, _),
     ):
-        threads = [  # side by side, as programs are: they take turns
+        threads = [  # at once, as programs are; they take turns
             threading.Thread(target=lambda s=s, t=t: outcomes.update({t: run(s, {"task": t})}))
             for t, s in enumerate([wrong, right])
         ]
@@ -127,7 +127,7 @@ def test_a_task_of_inspect_ai_earns_what_its_scorers_say(arithmetic, tmp_path, m
     assert second["messages"][-1]["content"] == "23"  # what their tool returned
 
 
-def test_what_cannot_be_played_of_inspect_ai_is_said(arithmetic, tmp_path, monkeypatch):
+def test_missing_samples_and_scores_are_refused(arithmetic, tmp_path, monkeypatch):
     from agent_envs.adapters.inspect_ai import task_program
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -52,7 +52,7 @@ class Served:
 
 @pytest.fixture
 def serve():
-    """Return what starts a server of an id, or of what makes an environment."""
+    """Starts a server of an id, or of a function that makes an environment."""
     with contextlib.ExitStack() as stack:
 
         def start(make_env, kwargs=None, **options):
@@ -68,7 +68,7 @@ def serve():
 
 @pytest.fixture
 def remote():
-    """Return what makes a remote environment, which is closed again."""
+    """Makes remote environments, which are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(*servers, **kwargs):

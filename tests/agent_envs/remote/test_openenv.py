@@ -1,4 +1,4 @@
-"""OpenEnv's own client plays our servers, unchanged; `make test-packages` installs it."""
+"""OpenEnv's client on our servers; `make test-packages` installs it."""
 
 import gymnasium as gym
 import pytest
@@ -8,7 +8,7 @@ openenv = pytest.importorskip("openenv.core.generic_client", reason="openenv-cor
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
 
 
-def test_openenvs_client_plays_an_episode(serve):
+def test_openenvs_client_runs_an_episode(serve):
     served, env = serve(MULTI_HOP, token="secret"), gym.make(MULTI_HOP)
     observation, _ = env.reset(seed=7)
     url = f"http://user:secret@127.0.0.1:{served.port}"
@@ -31,7 +31,7 @@ def test_openenvs_client_plays_an_episode(serve):
         client.reset(seed=8)
 
 
-def test_what_a_server_says_of_itself_is_what_openenv_expects(serve):
+def test_documents_have_the_types_of_openenv(serve):
     import requests
     from openenv.core.env_server.types import EnvironmentMetadata, HealthResponse, SchemaResponse
 

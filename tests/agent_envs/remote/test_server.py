@@ -1,4 +1,4 @@
-"""A server and its clients: OpenEnv's messages, bounds, and clients that mean harm."""
+"""A server: OpenEnv's messages, limits, and hostile clients."""
 
 import contextlib
 import http.client
@@ -24,19 +24,19 @@ MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
 
 @pytest.fixture
 def client():
-    """Return what opens a connection, and says what a server answers to a text."""
+    """Opens a connection; the result sends a text and returns the reply."""
     with contextlib.ExitStack() as stack:
 
         def open_one(served, **options):
             url = f"ws://127.0.0.1:{served.port}/ws"
             link = stack.enter_context(connect(url, proxy=None, compression=None, **options))
 
-            def say(text):
+            def send(text):
                 link.send(text if isinstance(text, str | bytes) else json.dumps(text))
                 return json.loads(link.recv(timeout=60))
 
-            say.link = link
-            return say
+            send.link = link
+            return send
 
         yield open_one
 
@@ -45,9 +45,9 @@ def request(served, method, path, body=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     connection.request(method, path, body, headers)
     response = connection.getresponse()
-    status, said = response.status, json.loads(response.read() or "null")
+    status, body = response.status, json.loads(response.read() or "null")
     connection.close()
-    return status, said
+    return status, body
 
 
 def wait_until(is_true, seconds=60.0):
@@ -58,18 +58,18 @@ def wait_until(is_true, seconds=60.0):
 
 
 def test_an_episode_over_the_socket_equals_a_local_one(serve, client):
-    say, env = client(serve(MULTI_HOP)), gym.make(MULTI_HOP)
+    send, env = client(serve(MULTI_HOP)), gym.make(MULTI_HOP)
     observation, info = env.reset(seed=7)
-    reply = say({"type": "reset", "data": {"seed": 7, "episode_id": "mine"}})
+    reply = send({"type": "reset", "data": {"seed": 7, "episode_id": "mine"}})
     assert reply["type"] == "observation"
     assert (reply["data"]["reward"], reply["data"]["done"]) == (None, False)
     assert reply["data"]["observation"]["text"] == observation
     assert reply["data"]["observation"]["info"] == json.loads(json.dumps(info))
     action = env.unwrapped.write_answer("nothing")
     _, reward, terminated, _, _ = env.step(action)
-    reply = say({"type": "step", "data": {"text": action, "metadata": {}}})
+    reply = send({"type": "step", "data": {"text": action, "metadata": {}}})
     assert (reply["data"]["reward"], reply["data"]["done"]) == (reward, terminated)
-    state = say({"type": "state"})["data"]
+    state = send({"type": "state"})["data"]
     assert state == {"episode_id": "mine", "task_id": info["task_id"], "step_count": 1}
 
 
@@ -131,18 +131,18 @@ GARBAGE = [
 
 
 def test_garbage_is_refused_and_the_session_continues(serve, client):
-    say = client(serve(MULTI_HOP))
+    send = client(serve(MULTI_HOP))
     for text, code in GARBAGE:
-        reply = say(text)
+        reply = send(text)
         assert (reply["type"], reply["data"]["code"]) == ("error", code), text[:80]
-    early = say({"type": "step", "data": {"text": "x"}})["data"]
+    early = send({"type": "step", "data": {"text": "x"}})["data"]
     assert (early["code"], early["kind"]) == ("EXECUTION_ERROR", "ResetNeeded")
-    say({"type": "reset", "data": {"seed": 1}})
-    reply = say('{"type": "step", "data": {"text": "\\ud800"}}')
+    send({"type": "reset", "data": {"seed": 1}})
+    reply = send('{"type": "step", "data": {"text": "\\ud800"}}')
     assert reply["data"]["observation"]["info"]["action"]["error"] == "no_action"
-    say.link.send('{"type": "close"}')
+    send.link.send('{"type": "close"}')
     with pytest.raises(ConnectionClosed):
-        say.link.recv(timeout=60)
+        send.link.recv(timeout=60)
 
 
 def test_garbage_over_http_is_refused(serve):
@@ -158,7 +158,7 @@ def test_garbage_over_http_is_refused(serve):
 
 
 def test_hostile_clients_do_not_affect_others(serve, client):
-    """A frame that is too long, one that never ends, answers that nobody reads."""
+    """A frame that is too long, one that never ends, replies that are not read."""
     served = serve(MULTI_HOP)
     good = client(served)
     good({"type": "reset", "data": {"seed": 1}})
@@ -170,8 +170,8 @@ def test_hostile_clients_do_not_affect_others(serve, client):
     deaf = client(served)
     for _ in range(200):
         deaf.link.send(json.dumps({"type": "reset", "data": {"seed": 1}}))
-    with socket.create_connection(("127.0.0.1", served.port)) as never_asks:
-        never_asks.sendall(b"GET /ws HTTP/1.1\r\nHost")
+    with socket.create_connection(("127.0.0.1", served.port)) as never_sends:
+        never_sends.sendall(b"GET /ws HTTP/1.1\r\nHost")
         reply = good({"type": "step", "data": {"text": "x"}})
     assert reply["data"]["observation"]["metrics"]["num_turns"] == 1
     half.link.socket.shutdown(socket.SHUT_RDWR)
@@ -179,8 +179,8 @@ def test_hostile_clients_do_not_affect_others(serve, client):
 
 def test_sessions_are_bounded(serve, client):
     served = serve(MULTI_HOP, max_sessions=2)
-    for say in (client(served), client(served)):
-        say({"type": "reset", "data": {}})
+    for send in (client(served), client(served)):
+        send({"type": "reset", "data": {}})
     refused = client(served)({"type": "state"})["data"]
     assert refused["code"] == "CAPACITY_REACHED"
     assert "2 sessions are in use" in refused["message"]
@@ -203,14 +203,14 @@ def test_sessions_end_when_they_are_idle(serve, client, remote):
 
 def test_a_session_ends_when_its_client_disconnects(serve, client):
     served = serve(MULTI_HOP, max_sessions=1)
-    say = client(served)
-    say({"type": "reset", "data": {}})
-    say.link.socket.shutdown(socket.SHUT_RDWR)
+    send = client(served)
+    send({"type": "reset", "data": {}})
+    send.link.socket.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: served.num_open == 0)
 
 
 class Slow(ToolEnv):
-    """Waits where it is told to."""
+    """Its steps wait for a test."""
 
     num_tasks = 3
     begun = threading.Event()
@@ -233,11 +233,11 @@ def test_a_session_counts_until_its_environment_returns(serve, client):
     Slow.gate.clear()
     Slow.closed.clear()
     served = serve(Slow, max_sessions=1)
-    say = client(served)
-    say({"type": "reset", "data": {}})
-    say.link.send('{"type": "step", "data": {"text": "x"}}')
+    send = client(served)
+    send({"type": "reset", "data": {}})
+    send.link.send('{"type": "step", "data": {"text": "x"}}')
     assert Slow.begun.wait(20)
-    say.link.socket.shutdown(socket.SHUT_RDWR)
+    send.link.socket.shutdown(socket.SHUT_RDWR)
     assert client(served)({"type": "state"})["data"]["code"] == "CAPACITY_REACHED"
     Slow.gate.set()
     wait_until(lambda: served.num_open == 0)
@@ -296,9 +296,9 @@ def test_environments_without_tools_are_refused(serve):
 
 
 def test_a_client_cannot_read_the_answer(serve, client):
-    say = client(serve(Leaky, with_reference=False))
-    assert "gold" not in json.dumps(say({"type": "reset", "data": {"seed": 0}}))
-    assert say({"type": "reference_actions"})["data"]["code"] == "NOT_OFFERED"
+    send = client(serve(Leaky, with_reference=False))
+    assert "gold" not in json.dumps(send({"type": "reset", "data": {"seed": 0}}))
+    assert send({"type": "reference_actions"})["data"]["code"] == "NOT_OFFERED"
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer no"}, {"Authorization": "x"}])
@@ -326,7 +326,7 @@ def test_clients_with_the_token_are_accepted(serve, remote, monkeypatch):
 
 
 def test_web_pages_are_refused(serve):
-    """A page in a browser may send requests to this machine; the browser says for whom."""
+    """Browsers send an Origin header with requests of web pages."""
     served = serve(MULTI_HOP)
     assert request(served, "GET", "/health", Origin="https://evil.example")[0] == 403
     url = f"ws://127.0.0.1:{served.port}/ws"

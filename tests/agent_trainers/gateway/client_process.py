@@ -1,6 +1,6 @@
-"""A process with programs in threads; needs nothing but Python, so that many start quickly.
+"""A process with programs in threads; with the standard library only, so that many start quickly.
 
-Each says in every call what it was told to say, and checks that what it hears is about itself.
+Each sends its own word in every call, and checks that the replies are about that word.
 """
 
 import http.client

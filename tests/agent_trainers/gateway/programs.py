@@ -40,7 +40,7 @@ def play(session, env, task, complete, echo=as_it_came):
         messages.append(echo(message))
         calls = list(message.tool_calls or ())
         for said in info["messages"][num_known:]:
-            if calls and said["role"] == "tool":  # mistakes are told by the user
+            if calls and said["role"] == "tool":  # mistakes are user messages
                 call = calls.pop(0)
                 said = {"role": "tool", "tool_call_id": call.id, "content": said["content"]}
             messages.append(said)

@@ -1,4 +1,4 @@
-"""Clients that hold connections and do not use them: others are served."""
+"""Clients that open connections and do not use them do not affect others."""
 
 import contextlib
 import http.client
@@ -26,17 +26,17 @@ def gateway(scripted):
 
 @pytest.fixture
 def attack():
-    """Opens connections, says the same on each, and keeps them."""
+    """Opens connections, sends the same on each, and keeps them."""
     with contextlib.ExitStack() as stack:
 
-        def connect(session, said=b"", number=5 * LIMIT, wait=False):
+        def connect(session, data=b"", number=5 * LIMIT, wait=False):
             url = urlsplit(session.base_url)
             connections = []
             for _ in range(number):
                 connection = socket.create_connection((url.hostname, url.port), timeout=10)
                 connections.append(stack.enter_context(connection))
                 with contextlib.suppress(ConnectionError):
-                    connection.sendall(said)
+                    connection.sendall(data)
                     if wait:
                         connection.recv(4096)
             return connections
@@ -50,7 +50,7 @@ def client(session):
     url = urlsplit(session.base_url)
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=10)
 
-    def ask():
+    def get():
         connection.request(
             "GET", f"{url.path}/models", headers={"Authorization": f"Bearer {session.key}"}
         )
@@ -59,11 +59,11 @@ def client(session):
         return reply.status, connection.sock.getsockname()
 
     with contextlib.closing(connection):
-        yield ask
+        yield get
 
 
 def num_open(connections):
-    """How many the gateway has not closed."""
+    """Return how many the gateway has not closed."""
 
     def is_open(connection):
         connection.setblocking(False)
@@ -88,7 +88,7 @@ def head(session, method, path, key=None, more=""):
 
 
 def attacks(hostile):
-    """What a program may say to hold a connection, and whether it waits for the answer."""
+    """Yield requests that keep a connection open, and whether to wait for the answer."""
     yield "nothing", b"", False
     yield "half a head", b"GET /x HTTP/1.1\r\n", False
     yield "a wrong key", head(hostile, "GET", "models", key="none"), True
@@ -97,40 +97,40 @@ def attacks(hostile):
     yield "half a request", head(hostile, "POST", "chat/completions", more=body) + b"{", False
 
 
-def test_a_program_that_holds_connections_takes_them_from_itself(gateway, attack):
+def test_a_program_with_many_connections_loses_its_own(gateway, attack):
     honest, hostile = (gateway.open(task_id=str(i)) for i in range(2))
-    for name, said, wait in attacks(hostile):
-        with client(honest) as ask:
-            first = ask()
-            taken = attack(hostile, said, wait=wait)
-            assert ask() == first == (200, first[1]), name  # on the connection that it had
+    for name, data, wait in attacks(hostile):
+        with client(honest) as get:
+            first = get()
+            taken = attack(hostile, data, wait=wait)
+            assert get() == first == (200, first[1]), name  # on the connection that it had
             with client(honest) as another:
                 assert another()[0] == 200, name
             assert num_open(taken) <= LIMIT - 1, name
 
 
-def test_who_holds_less_than_others_keeps_what_it_has(gateway, attack):
+def test_a_client_with_few_connections_keeps_them(gateway, attack):
     honest, *hostile = (gateway.open(task_id=str(i)) for i in range(3))
-    with client(honest) as ask, client(honest) as again:
-        firsts = ask(), again()
+    with client(honest) as get, client(honest) as again:
+        firsts = get(), again()
         for session in hostile:
             attack(session, head(session, "GET", "models"), wait=True)
             attack(session)
-        assert (ask(), again()) == firsts
+        assert (get(), again()) == firsts
 
 
-def test_a_connection_that_is_closed_makes_room(gateway, attack):
+def test_closed_connections_do_not_count(gateway, attack):
     session = gateway.open(task_id="0")
-    with client(session) as ask:
-        first = ask()
+    with client(session) as get:
+        first = get()
         for _ in range(3):
             for connection in attack(session, head(session, "GET", "models"), LIMIT - 1, wait=True):
                 connection.close()
-        assert ask() == first
+        assert get() == first
     assert not gateway.connections._held.keys() - {"", session.id}
 
 
-def test_a_call_under_way_is_not_given_up_for_who_comes(scripted, attack):
+def test_running_calls_are_not_dropped_for_new_connections(scripted, attack):
     may_answer = threading.Event()
 
     def act(request):
@@ -143,8 +143,8 @@ def test_a_call_under_way_is_not_given_up_for_who_comes(scripted, attack):
     length = f"Content-Length: {len(body)}\r\n"
     calls = []
     for session in sessions:
-        said = head(session, "POST", "chat/completions", more=length) + body.encode()
-        calls += attack(session, said, number=1)
+        data = head(session, "POST", "chat/completions", more=length) + body.encode()
+        calls += attack(session, data, number=1)
     while not all(session._busy_keys for session in sessions):
         time.sleep(0.002)
     attack(sessions[0])
@@ -156,11 +156,11 @@ def test_a_call_under_way_is_not_given_up_for_who_comes(scripted, attack):
     ("num_files", "expected"),
     [(1024, (512, 64)), (65_536, (4096, 2048)), (resource.RLIM_INFINITY, (4096, 1024))],
 )
-def test_connections_leave_the_process_half_of_its_files(monkeypatch, num_files, expected):
+def test_default_limits_leave_half_of_the_file_descriptors(monkeypatch, num_files, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (num_files, num_files))
     assert default_limits() == expected
 
 
-def test_no_connection_at_all_is_refused():
+def test_a_limit_of_no_connections_is_refused():
     with pytest.raises(ConfigurationError, match="max_connections"):
         Gateway(ScriptedPolicy(str), max_connections=0)

@@ -116,8 +116,8 @@ def test_forks_are_rows_and_the_main_conversation_keeps_its_tokens(episode):
     found = result(echo["tool_calls"][0])
     second = episode.complete(QUESTION, echo, found).choices[0].message
     helper = {"role": "user", "content": "who is tilda ekberg ?"}
-    said = as_it_came(episode.complete(helper, tools=[]).choices[0].message)
-    episode.complete(helper, said, {"role": "user", "content": "and ?"}, tools=[])
+    messages = as_it_came(episode.complete(helper, tools=[]).choices[0].message)
+    episode.complete(helper, messages, {"role": "user", "content": "and ?"}, tools=[])
     again = {"role": "user", "content": "so ?"}
     episode.complete(QUESTION, echo, found, {"role": "assistant", "content": second.content}, again)
     compacted = {"role": "user", "content": "amber island : tilda ekberg ."}
@@ -145,16 +145,16 @@ def test_choices_are_branches_and_each_keeps_its_tokens(episode):
 
 
 def test_a_result_needs_its_call(episode):
-    with pytest.raises(openai.BadRequestError, match="no tool call 'nobody'"):
-        episode.complete(QUESTION, {"role": "tool", "tool_call_id": "nobody", "content": "x"})
+    with pytest.raises(openai.BadRequestError, match="no tool call 'missing'"):
+        episode.complete(QUESTION, {"role": "tool", "tool_call_id": "missing", "content": "x"})
 
 
 def test_consecutive_results_are_read_in_linear_time():
     call = ApiCall(id="a", name="f", arguments="{}")
-    said = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=(call,))]
-    said += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
+    messages = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=(call,))]
+    messages += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
     began = time.process_time()
-    state = Conversations(TOOL_FORMATS["tags"]).read(said, None)
+    state = Conversations(TOOL_FORMATS["tags"]).read(messages, None)
     # 0.1 s; quadratic time would be 20 s, in which all sessions wait
     assert time.process_time() - began < 2
     assert [message["role"] for message in state.messages] == ["user", "assistant", "user"]

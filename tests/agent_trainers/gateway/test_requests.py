@@ -1,4 +1,4 @@
-"""What a program may send: honoured, or refused by name, with the errors its client knows."""
+"""Requests of programs: honoured, or refused by name with the errors of OpenAI's client."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def ask(session, messages=USER, **options):
     return client_of(session).chat.completions.create(model="any", messages=messages, **options)
 
 
-def says(text):
+def reply_with(text):
     return lambda request: text
 
 
@@ -96,7 +96,7 @@ def test_a_turn_ends_after_the_requested_number_of_tokens(gateway):
 
 
 def test_a_turn_ends_at_a_stop_which_the_program_does_not_see(scripted):
-    gateway = scripted(says("Action: look\nObservation: nothing"))
+    gateway = scripted(reply_with("Action: look\nObservation: nothing"))
     session = gateway.open(task_id="0")
     choice = ask(session, stop=["Observation:", "never"]).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Action: look\n", "stop")
@@ -137,7 +137,7 @@ def test_a_seed_repeats_in_its_session_only(gateway):
 )  # fmt: skip
 @pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
 def test_malformed_schemas_are_described_or_refused(scripted, parameters, tool_format):
-    session = scripted(says("<add>1"), tool_format=tool_format).open(task_id="0")
+    session = scripted(reply_with("<add>1"), tool_format=tool_format).open(task_id="0")
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     try:
         said = ask(session, tools=[tool]).choices[0].message.content
@@ -170,7 +170,7 @@ def test_log_probabilities_are_those_of_the_sampled_tokens(gateway):
     ],
 )
 def test_a_call_is_a_call_and_a_mistake_is_plain_content(scripted, text, content, arguments):
-    session = scripted(says(text)).open(task_id="0")
+    session = scripted(reply_with(text)).open(task_id="0")
     choice = ask(session, tools=[TOOL]).choices[0]
     calls = choice.message.tool_calls or []
     assert choice.message.content == (text if content is ... else content)
@@ -190,13 +190,13 @@ def test_a_call_is_a_call_and_a_mistake_is_plain_content(scripted, text, content
     ids=["no tools", "none allowed", "one allowed"],
 )
 def test_unwanted_calls_are_plain_content(scripted, text, options):
-    session = scripted(says(text)).open(task_id="0")
+    session = scripted(reply_with(text)).open(task_id="0")
     message = ask(session, **options).choices[0].message
     assert (message.content, message.tool_calls) == (text, None)
 
 
 def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
-    gateway = scripted(says("<add>1</add>"), tool_format="tags")
+    gateway = scripted(reply_with("<add>1</add>"), tool_format="tags")
     session = gateway.open(task_id="0")
     message = ask(session, tools=[TOOL]).choices[0].message
     (step,) = session.close().transitions
@@ -218,7 +218,7 @@ def test_lone_surrogates_are_replaced_for_the_client(scripted):
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 def test_malformed_bodies_are_client_errors(scripted, body, path):
-    session = scripted(says("x")).open(task_id="0")
+    session = scripted(reply_with("x")).open(task_id="0")
     client = client_of(session)
     reply = client._client.post(
         f"{session.base_url}/{path}", content=body, headers=client.auth_headers
@@ -228,21 +228,21 @@ def test_malformed_bodies_are_client_errors(scripted, body, path):
 
 
 def test_other_endpoints_are_refused(scripted):
-    session = scripted(says("x")).open(task_id="0")
+    session = scripted(reply_with("x")).open(task_id="0")
     with pytest.raises(openai.NotFoundError, match="/embeddings is not offered here"):
         client_of(session).embeddings.create(model="any", input="x")
     assert [model.id for model in client_of(session).models.list()] == ["policy"]
 
 
 def test_sessions_need_their_own_key(scripted):
-    gateway = scripted(says("x"))
+    gateway = scripted(reply_with("x"))
     mine, other = (gateway.open(task_id=str(i)) for i in range(2))
     attempts = [
         (other.base_url, mine.key),
         (other.base_url, "x"),
         (other.base_url, "é"),
-        (mine.base_url.replace(mine.id, "nobody"), mine.key),
-        (mine.base_url.replace(mine.id, "nobody"), "-"),
+        (mine.base_url.replace(mine.id, "missing"), mine.key),
+        (mine.base_url.replace(mine.id, "missing"), "-"),
     ]
     said = set()
     for base_url, key in attempts:
@@ -266,7 +266,7 @@ def test_sessions_need_their_own_key(scripted):
 
 
 def test_rewards_go_to_the_newest_turn_or_the_named_one(scripted):
-    session = scripted(says("x")).open(task_id="17", group_id="g3")
+    session = scripted(reply_with("x")).open(task_id="17", group_id="g3")
     with pytest.raises(ValueError, match="no turn yet"):
         session.reward(1.0)
     first, _ = ask(session), ask(session)
@@ -301,7 +301,7 @@ def test_rewards_go_to_the_newest_turn_or_the_named_one(scripted):
 def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
     scripted, limits, num_calls, reason
 ):
-    session = scripted(says("abc"), limits=SessionLimits(**limits)).open(task_id="0")
+    session = scripted(reply_with("abc"), limits=SessionLimits(**limits)).open(task_id="0")
     for _ in range(num_calls):
         ask(session)
     with pytest.raises(openai.PermissionDeniedError, match=next(iter(limits))):
@@ -320,7 +320,7 @@ def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
 @pytest.mark.parametrize("num_tokens", [3, 4, 7, 30])
 @pytest.mark.parametrize("ends_itself", [False, True], ids=["sampling on", "ending itself"])
 def test_choices_share_what_the_session_has_left(policy, num_tokens, ends_itself):
-    player = policy if ends_itself else ScriptedPolicy(says("a longer turn"))
+    player = policy if ends_itself else ScriptedPolicy(reply_with("a longer turn"))
     with Gateway(player, limits=SessionLimits(max_tokens=num_tokens)) as gateway:
         session = gateway.open(task_id="0")
         ask(session, n=3)
@@ -366,7 +366,7 @@ def test_a_state_that_is_too_long_is_refused(gateway):
 
 
 def test_a_body_that_is_too_large_is_refused(scripted):
-    session = scripted(says("x"), limits=SessionLimits(max_body_bytes=1000)).open(task_id="0")
+    session = scripted(reply_with("x"), limits=SessionLimits(max_body_bytes=1000)).open(task_id="0")
     with pytest.raises(openai.APIStatusError) as caught:
         ask(session, [{"role": "user", "content": "x" * 1000}])
     assert caught.value.status_code == 413

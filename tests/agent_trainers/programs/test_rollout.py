@@ -20,7 +20,7 @@ CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)
 atexit.register(CLIENT.close)
 
 
-def ask(session, *messages, **options):
+def chat(session, *messages, **options):
     """Call the model, as any HTTP client would."""
     reply = CLIENT.post(
         f"{session.base_url}/chat/completions",
@@ -31,7 +31,7 @@ def ask(session, *messages, **options):
     return reply.json()["choices"][0]["message"]["content"]
 
 
-def says(text):
+def user(text):
     return {"role": "user", "content": text}
 
 
@@ -50,7 +50,9 @@ def specs(count, group_size=2, seed=0):
     ]
 
 
-def play(program, tasks, count=None, policy=ECHO, group_size=1, seed=0, settings=None, **options):
+def collect(
+    program, tasks, count=None, policy=ECHO, group_size=1, seed=0, settings=None, **options
+):
     source = ProgramTasks(program, tasks, **options)
     rollout = source.make_rollout(policy, **(settings or {}))
     return rollout.collect(specs(count or len(tasks), group_size, seed))
@@ -58,18 +60,18 @@ def play(program, tasks, count=None, policy=ECHO, group_size=1, seed=0, settings
 
 def test_calls_become_transitions_and_the_return_value_the_reward():
     def run(session, task):
-        first = ask(session, says(task["text"]))
-        second = ask(
-            session, says(task["text"]), {"role": "assistant", "content": first}, says("b")
+        first = chat(session, user(task["text"]))
+        second = chat(
+            session, user(task["text"]), {"role": "assistant", "content": first}, user("b")
         )
         return Outcome(reward=2.0, metrics={"seen": float(first + second == "AB")})
 
-    (played,) = play(run, [{"text": "a"}])
-    assert [t.action for t in played.transitions] == ["A", "B"]
-    assert played.rewards == [0.0, 2.0]
-    assert played.metrics == {"success": 1.0, "seen": 1.0}
-    assert played.stop_reason is StopReason.ANSWERED
-    assert played.transitions[-1].terminated
+    (trajectory,) = collect(run, [{"text": "a"}])
+    assert [t.action for t in trajectory.transitions] == ["A", "B"]
+    assert trajectory.rewards == [0.0, 2.0]
+    assert trajectory.metrics == {"success": 1.0, "seen": 1.0}
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.transitions[-1].terminated
 
 
 def test_programs_may_be_async():
@@ -78,29 +80,29 @@ def test_programs_may_be_async():
             await client.post(
                 f"{session.base_url}/chat/completions",
                 headers={"Authorization": f"Bearer {session.key}"},
-                json={"model": "policy", "messages": [says("x")]},
+                json={"model": "policy", "messages": [user("x")]},
             )
         return task["reward"]
 
-    played = play(run, [{"reward": 0.0}, {"reward": 1.0}])
-    assert [p.return_ for p in played] == [0.0, 1.0]
-    assert [p.success for p in played] == [False, True]
+    trajectories = collect(run, [{"reward": 0.0}, {"reward": 1.0}])
+    assert [p.return_ for p in trajectories] == [0.0, 1.0]
+    assert [p.success for p in trajectories] == [False, True]
 
 
 def test_a_reward_function_scores_answers():
     def run(session, task):
-        return ask(session, says(task["question"]))
+        return chat(session, user(task["question"]))
 
     tasks = [{"question": "paris", "answer": "Paris"}, {"question": "rome", "answer": "Paris"}]
-    assert [p.return_ for p in play(run, tasks, reward="exact_match")] == [1.0, 0.0]
-    scored = play(run, tasks, reward=lambda task, answer: Outcome(reward=len(answer)))
+    assert [p.return_ for p in collect(run, tasks, reward="exact_match")] == [1.0, 0.0]
+    scored = collect(run, tasks, reward=lambda task, answer: Outcome(reward=len(answer)))
     assert [p.return_ for p in scored] == [5.0, 4.0]
 
 
 def failing(kind, session, task):
     if kind == "is silent":
         return 1.0
-    ask(session, says("hello"))
+    chat(session, user("hello"))
     if kind == "raises":
         raise ValueError("too hot")
     if kind == "exits":
@@ -111,7 +113,7 @@ def failing(kind, session, task):
         time.sleep(30)
     if kind == "never stops":
         while True:
-            ask(session, says("more"))
+            chat(session, user("more"))
     return 1.0
 
 
@@ -132,7 +134,7 @@ def test_a_failing_program_ends_only_its_own_episode(kind, stop_reason, error):
 
     tasks = [{"kind": "returns"}, {"kind": kind}, {"kind": "returns"}]
     settings = {"step_timeout": 1.0 if kind == "hangs" else 30.0}
-    before, failed, after = play(run, tasks, max_calls=4, settings=settings)
+    before, failed, after = collect(run, tasks, max_calls=4, settings=settings)
     assert (before.return_, after.return_) == (1.0, 1.0)
     assert failed.stop_reason is stop_reason
     assert error in failed.error
@@ -145,13 +147,13 @@ def test_a_failing_program_ends_only_its_own_episode(kind, stop_reason, error):
 
 def test_a_program_that_fails_at_a_cut_off_turn_is_truncated():
     def run(session, task):
-        return float(ask(session, says("1.0 it is"), max_tokens=task["max_tokens"]))
+        return float(chat(session, user("1.0 it is"), max_tokens=task["max_tokens"]))
 
-    cut, whole = play(run, [{"max_tokens": 4}, {"max_tokens": 99}])  # tokens are bytes
+    cut, whole = collect(run, [{"max_tokens": 4}, {"max_tokens": 99}])  # tokens are bytes
     assert cut.stop_reason is StopReason.ANSWERED
     assert (cut.transitions[0].action, cut.return_) == ("1.0 ", 1.0)
     assert whole.stop_reason is StopReason.ENVIRONMENT_ERROR
-    (cut,) = play(run, [{"max_tokens": 7}])
+    (cut,) = collect(run, [{"max_tokens": 7}])
     assert cut.stop_reason is StopReason.TOKEN_LIMIT
     assert "could not convert string to float" in cut.error
     assert (cut.is_scorable, cut.is_truncated, cut.return_) == (True, True, 0.0)
@@ -164,15 +166,19 @@ def test_a_program_that_fails_at_a_cut_off_turn_is_truncated():
 )
 def test_an_episode_is_truncated_if_its_environment_is(num_calls, stop_reason):
     def run(session, task):
-        ask(session, says("hello"))
+        chat(session, user("hello"))
         world = EnvironmentTools("AgentR1/SyntheticMultiHop-v0", task=0)
         for _ in range(num_calls):
             world.call("search", query="x")
         return world.outcome(None)
 
-    (played,) = play(run, [{}])
-    assert played.stop_reason is stop_reason
-    assert played.is_truncated == played.transitions[-1].truncated == bool(played.final_prompt_ids)
+    (trajectory,) = collect(run, [{}])
+    assert trajectory.stop_reason is stop_reason
+    assert (
+        trajectory.is_truncated
+        == trajectory.transitions[-1].truncated
+        == bool(trajectory.final_prompt_ids)
+    )
 
 
 def test_turns_are_parsed_as_the_environment_does():
@@ -187,11 +193,11 @@ def test_turns_are_parsed_as_the_environment_does():
 def test_an_episode_ends_at_its_timeout():
     def run(session, task):
         while True:
-            ask(session, says("more"))
+            chat(session, user("more"))
             time.sleep(0.02)
 
-    (played,) = play(run, [{}], max_calls=10_000, settings={"episode_timeout": 0.5})
-    assert played.stop_reason is StopReason.TIMEOUT
+    (trajectory,) = collect(run, [{}], max_calls=10_000, settings={"episode_timeout": 0.5})
+    assert trajectory.stop_reason is StopReason.TIMEOUT
 
 
 def test_errors_of_the_policy_are_raised():
@@ -199,7 +205,7 @@ def test_errors_of_the_policy_are_raised():
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        play(lambda session, task: ask(session, says("x")), [{}], policy=ScriptedPolicy(act))
+        collect(lambda session, task: chat(session, user("x")), [{}], policy=ScriptedPolicy(act))
 
 
 def test_concurrency_is_bounded():
@@ -210,41 +216,41 @@ def test_concurrency_is_bounded():
         with lock:
             running += 1
             most = max(most, running)
-        ask(session, says("x"))
+        chat(session, user("x"))
         time.sleep(0.01)
         with lock:
             running -= 1
         return 1.0
 
-    played = play(run, [{}] * 9, max_concurrency=3)
+    trajectories = collect(run, [{}] * 9, max_concurrency=3)
     assert most <= 3
-    assert [p.return_ for p in played] == [1.0] * 9
+    assert [p.return_ for p in trajectories] == [1.0] * 9
 
 
 def test_other_episodes_are_left_out_when_each_group_has_its_quorum():
     def run(session, task):
-        ask(session, says("x"))
+        chat(session, user("x"))
         if int(session.seed) == slow:
             time.sleep(30)
         return 1.0
 
     slow = int(specs(4)[3].rng.integers(2**63))
-    played = play(run, [{}, {}], 4, group_size=2, settings={"group_quorum": 0.5})
-    assert Counter(p.stop_reason for p in played)[StopReason.LEFT_OUT] >= 1
-    assert all(any(p.is_scorable for p in played[i : i + 2]) for i in (0, 2))
+    trajectories = collect(run, [{}, {}], 4, group_size=2, settings={"group_quorum": 0.5})
+    assert Counter(p.stop_reason for p in trajectories)[StopReason.LEFT_OUT] >= 1
+    assert all(any(p.is_scorable for p in trajectories[i : i + 2]) for i in (0, 2))
 
 
 def test_seeds_and_order_are_those_of_the_specs():
     def run(session, task):
         time.sleep((session.seed % 7) / 200)
-        ask(session, says(str(task["n"])))
+        chat(session, user(str(task["n"])))
         return Outcome(reward=0.0, metrics={"seed": session.seed % 2**32})
 
     tasks = [{"n": i} for i in range(8)]
-    one, two = play(run, tasks), play(run, tasks, max_concurrency=2)
+    one, two = collect(run, tasks), collect(run, tasks, max_concurrency=2)
     assert [p.transitions[0].action for p in one] == [str(i) for i in range(8)]
     assert [p.metrics for p in one] == [p.metrics for p in two]
-    other = play(run, tasks, seed=1)
+    other = collect(run, tasks, seed=1)
     assert [p.metrics for p in one] != [p.metrics for p in other]
 
 
@@ -257,51 +263,51 @@ def test_a_process_cannot_use_the_session_of_another(tmp_path, monkeypatch):
         for other in others:
             stolen = type(session)(base_url=other.base_url, key=session.key, seed=0)
             with pytest.raises(httpx.HTTPStatusError, match="401"):
-                ask(stolen, says("mine"))
-        ask(session, says("x"))
+                chat(stolen, user("mine"))
+        chat(session, user("x"))
         return float(len(others))
 
-    played = play(run, [{}] * 3, max_concurrency=1)
-    assert all(len(p.transitions) == 1 for p in played)
-    assert sorted(p.return_ for p in played) == [0.0, 1.0, 2.0]
+    trajectories = collect(run, [{}] * 3, max_concurrency=1)
+    assert all(len(p.transitions) == 1 for p in trajectories)
+    assert sorted(p.return_ for p in trajectories) == [0.0, 1.0, 2.0]
 
 
 def test_roles_share_a_session_and_are_named_in_their_transitions():
     def run(session, task):
-        plan = ask(session.role("planner"), says("plan"))
-        ask(session.role("executor"), says(plan))
-        ask(session, says("sum up"))
+        plan = chat(session.role("planner"), user("plan"))
+        chat(session.role("executor"), user(plan))
+        chat(session, user("sum up"))
         wrong = type(session)(base_url=session.base_url, key=f"{session.key}.a/b", seed=0)
         with pytest.raises(httpx.HTTPStatusError, match="401"):
-            ask(wrong, says("x"))
+            chat(wrong, user("x"))
         return 1.0
 
-    (played,) = play(run, [{}], frozen_roles=["executor"])
-    assert [t.role for t in played.transitions] == ["planner", "executor", ""]
-    assert [t.is_frozen for t in played.transitions] == [False, True, False]
+    (trajectory,) = collect(run, [{}], frozen_roles=["executor"])
+    assert [t.role for t in trajectory.transitions] == ["planner", "executor", ""]
+    assert [t.is_frozen for t in trajectory.transitions] == [False, True, False]
 
 
 def test_rewards_by_role_are_at_each_roles_last_step():
     def run(session, task):
         for role in ("solver", "critic", "solver"):
-            ask(session.role(role), says("x"))
+            chat(session.role(role), user("x"))
         return Outcome(reward={"solver": 1.0, "critic": -0.5, "judge": 3.0})
 
     with pytest.warns(RuntimeWarning, match="reward of the role .judge. .* .critic., .solver."):
-        (played,) = play(run, [{}])
-    assert played.rewards == [0.0, -0.5, 1.0]
-    assert played.metrics["reward/judge"] == 3.0  # it never called, but is measured
+        (trajectory,) = collect(run, [{}])
+    assert trajectory.rewards == [0.0, -0.5, 1.0]
+    assert trajectory.metrics["reward/judge"] == 3.0  # it never called, but is measured
 
 
 def test_rewards_of_roles_that_never_called_are_a_fault():
     def run(session, task):
-        ask(session.role("solver"), says("x"))
+        chat(session.role("solver"), user("x"))
         return Outcome(reward={"slover": 1.0, "critic": 0.0})
 
-    (played,) = play(run, [{}])
-    assert played.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "roles 'slover', 'critic', but none" in played.error
-    assert "callers were 'solver'" in played.error
+    (trajectory,) = collect(run, [{}])
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "roles 'slover', 'critic', but none" in trajectory.error
+    assert "callers were 'solver'" in trajectory.error
 
 
 def test_processes_behave_like_threads(tmp_path, monkeypatch):
@@ -318,35 +324,38 @@ def test_processes_behave_like_threads(tmp_path, monkeypatch):
         "print(json.dumps(reply['choices'][0]['message']['content']))\n"
     )
     monkeypatch.chdir(tmp_path)
-    played = play(
+    trajectories = collect(
         f"{sys.executable} agent.py",
         [{"n": n, "answer": n} for n in range(3)],
         runner="process",
         reward="exact_match",
     )
-    assert [p.return_ for p in played] == [1.0, 0.0, 1.0]
-    assert "exited with 7" in played[1].error
-    assert played[1].stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert [p.return_ for p in trajectories] == [1.0, 0.0, 1.0]
+    assert "exited with 7" in trajectories[1].error
+    assert trajectories[1].stop_reason is StopReason.ENVIRONMENT_ERROR
 
 
 def test_hanging_processes_are_ended(tmp_path, monkeypatch):
     (tmp_path / "agent.py").write_text("import time; time.sleep(60)\n")
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
-    (played,) = play(
+    (trajectory,) = collect(
         f"{sys.executable} agent.py", [{}], runner="process", settings={"step_timeout": 0.3}
     )
-    assert played.stop_reason is StopReason.TIMEOUT
+    assert trajectory.stop_reason is StopReason.TIMEOUT
     assert time.monotonic() - started < 30
 
 
 def test_a_program_gets_its_own_copy_of_the_task():
     def run(session, task):
-        ask(session, says("x"))
+        chat(session, user("x"))
         task["seen"].append(1)
         task["answer"] = "forged"
         return f"{len(task['seen'])}"
 
     tasks = [{"seen": [], "answer": "1"}]
-    again = play(run, tasks * 2, reward="exact_match"), play(run, tasks * 2, reward="exact_match")
-    assert [p.return_ for played in again for p in played] == [1.0] * 4
+    again = (
+        collect(run, tasks * 2, reward="exact_match"),
+        collect(run, tasks * 2, reward="exact_match"),
+    )
+    assert [p.return_ for trajectory in again for p in trajectory] == [1.0] * 4
