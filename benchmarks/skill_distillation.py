@@ -20,10 +20,11 @@ import gymnasium as gym
 from transformers import AutoModelForCausalLM
 
 from agent_envs.data.files import write_json
+from agent_envs.formats.turn_reading import without_thoughts
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import run_command
-from agent_trainers.experimental.skills.skills import NOTE, tell_actions
+from agent_trainers.experimental.skills.skills import NOTE
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.collector import Rollout
@@ -135,7 +136,8 @@ def make_reader(folder: Path) -> None:
 
 def with_skill(trajectory: Trajectory, renderer: ChatRenderer) -> Trajectory:
     """Return a demonstration whose first state contains its own actions as a skill."""
-    note = renderer.note_ids(NOTE.format(skill=tell_actions(trajectory)))
+    skill = "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
+    note = renderer.note_ids(NOTE.format(skill=skill))
     place = renderer.end_of_state(trajectory.transitions[0].prompt_ids)
     return dataclasses.replace(
         trajectory,

@@ -1,5 +1,5 @@
 """Skills: texts of successful episodes, and self-distillation from them."""
 
-from agent_trainers.experimental.skills.skill_teacher import SkillDistillation
+from agent_trainers.experimental.skills.distillation import SkillDistillation
 
 __all__ = ["SkillDistillation"]

@@ -1,8 +1,8 @@
-"""Mine skills from successful episodes, for ``agent-r1-train --skills``.
+"""``python -m agent_trainers.experimental.skills``: extract skills from successful episodes.
 
-With ``--model`` the model that played sums each success up in its own words, and makes one general
-skill of them at the end; without it a skill is the actions of the episode. A task's best episode
-counts. Skills that the output holds already are kept, so a command that was stopped goes on.
+With ``--model`` a model writes a skill for each task and a general one; otherwise a skill is the
+sequence of actions. The best episode of a task counts. Skills in the output are kept, so the same
+command resumes.
 """
 
 import json
@@ -22,8 +22,13 @@ from agent_trainers.cli.policies import (
     open_policy,
     open_venue,
 )
-from agent_trainers.experimental.skills.skill_mining import mine_skills
-from agent_trainers.experimental.skills.skills import Success, TaskSkills, read_skills, tell_success
+from agent_trainers.experimental.skills.skills import (
+    Success,
+    TaskSkills,
+    find_success,
+    mine_skills,
+    read_skills,
+)
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.skills"
@@ -32,26 +37,28 @@ say = speaker(PROGRAM)
 
 @dataclass
 class SkillArguments(PolicyArguments):
-    """What skills are mined from, and who tells them."""
+    """Options of the command."""
 
     model: str | None = HfArg(
         default=None,
-        help="The model that tells its successes in its own words: its name on the hub, a folder, "
-        "or a GGUF file; with base_url, the name under which the server knows it. Without it a "
-        "skill is the actions of an episode.",
+        help="Model that writes the skills: a name on the hub, a folder or a GGUF file; with "
+        "base_url, the name on the server. By default a skill is the actions of an episode.",
     )
     trajectories: str = HfArg(
         default="collected.jsonl.gz",
-        help="Recorded episodes, as agent-r1-eval and agent-r1-eval collect write them.",
+        help="Recorded episodes, as agent-r1-eval writes them.",
     )
-    seed: int = HfArg(default=0, help="Seed of every draw.")
-    output: str = HfArg(default="skills.jsonl", help="File of skills, a row each: .jsonl.")
+    seed: int = HfArg(default=0, help="Seed of all draws.")
+    output: str = HfArg(default="skills.jsonl", help="Output file: .jsonl.")
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Tell a skill of each task that was solved, and write them."""
+    """Write a skill for each solved task."""
     options = parse(
-        arguments, SkillArguments, program=PROGRAM, description="Mine skills from successes."
+        arguments,
+        SkillArguments,
+        program=PROGRAM,
+        description="Extract skills from successful episodes.",
     )
     output = Path(options.output)
     if output.suffix != ".jsonl":
@@ -59,13 +66,12 @@ def run(arguments: Sequence[str]) -> None:
     best = _best(load_trajectories(options.trajectories))
     if not best:
         raise DataError(
-            f"--trajectories {options.trajectories}: no episode in it succeeded, so there is no "
-            "skill to tell of."
+            f"--trajectories {options.trajectories}: no episode succeeded, so there are no skills."
         )
     known = read_skills(output) if output.exists() else {}
     if options.model is None:
         if options.base_url is not None:
-            raise ConfigurationError("--base_url needs --model: the name the server knows it by.")
+            raise ConfigurationError("--base_url needs --model: its name on the server.")
         skills = {t.task_id: success.skill for success, t in best} | known
         _write(output, skills)
     else:
@@ -75,14 +81,16 @@ def run(arguments: Sequence[str]) -> None:
             for skills in mine_skills(policy, solved, known, options.seed):
                 _write(output, skills)
     say(f"{len(skills)} skills of {len(best)} solved tasks: {output}")
-    say(f"Learn from them with: agent-r1-train --skill_weight 0.5 --skills {output}")
+    path = "agent_trainers.experimental.skills:SkillDistillation"
+    extension = {path: {"weight": 0.5, "skills": str(output)}}
+    say(f"Train with them: agent-r1-train --extensions '{json.dumps(extension)}'")
 
 
 def _best(trajectories: Sequence[Trajectory]) -> list[tuple[Success, Trajectory]]:
     """Return the best success of each task."""
     best: dict[str, tuple[Success, Trajectory]] = {}
     for number, trajectory in enumerate(trajectories):
-        if (success := tell_success(trajectory, number)) is None:
+        if (success := find_success(trajectory, number)) is None:
             continue
         known = best.get(trajectory.task_id)
         if known is None or success[1:] < known[0][1:]:

@@ -1,71 +1,86 @@
-"""Skills: short texts on how a task was solved, told of episodes that succeeded.
+"""Skills: short texts on how to solve a task, taken from successful episodes.
 
-They are privileged context: in training a teacher reads them, the policy that acts never does. Here
-a skill is the actions of an episode; `agent_trainers.experimental.skills.skill_mining` lets a model
-write it.
+A skill is privileged context: in training a teacher reads it, the acting policy never does.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import gymnasium as gym
+
+from agent_envs.core.spaces import UnicodeText
 from agent_envs.data.records import read_records
-from agent_envs.errors import DataError
+from agent_envs.errors import DataError, RolloutError
 from agent_envs.formats.turn_reading import without_thoughts
+from agent_trainers.policies.policy import Policy
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory
 
 GROUP: Final = "group"
-"""In place of a file: skills are told of the group's own episodes."""
+"""Source of skills: the successful episodes of the group, instead of a file."""
 NOTE: Final = "\n\nWhat worked before:\n{skill}"
-"""How a teacher is shown a skill, after the first state's last message."""
+"""Text with which a teacher reads a skill, after the last message of the first state."""
+MAX_MERGED: Final = 16
+"""Skills of single tasks that the general skill is made of."""
+PORTION: Final = 16
+"""Requests between two results of `mine_skills`."""
+_REQUEST: Final = (
+    "Below is an episode in which you solved a task. Write a skill: how to solve tasks of this "
+    "kind, in at most five short sentences. Say which tools to use, in which order, and which "
+    "mistakes to avoid. Leave out names and the answer of this task, so that it helps with others. "
+    "Write the skill and nothing else.\n\n"
+)
+_GENERAL_REQUEST: Final = (
+    "Below are skills, each learned from one task. Make one skill of them that holds for all such "
+    "tasks, in at most five short sentences. Write the skill and nothing else.\n\n"
+)
 
 TaskSkills = dict[str | None, str]
-"""Skills by task id; under None the one for all other tasks."""
+"""Skills by task id; None is the key of the skill for all other tasks."""
 
 
 class Success(NamedTuple):
-    """An episode that succeeded, as others are told of it; the best of a group sorts first."""
+    """A successful episode; the best of a group sorts first."""
 
     group_id: str
     cost: float
-    """The return, with its sign changed."""
+    """Negative return."""
     num_steps: int
     number: int
-    """Its place in the batch, or in the file."""
+    """Index in the batch or file."""
     skill: str
 
 
-def tell_success(trajectory: Trajectory, number: int) -> Success | None:
-    """Tell what an episode did, the `number`-th of its batch; None if it did not succeed."""
+def find_success(trajectory: Trajectory, number: int) -> Success | None:
+    """Return the success of the `number`-th episode, with its actions as the skill."""
     if not (trajectory.is_scorable and trajectory.success):
         return None
-    num_steps, skill = len(trajectory.transitions), tell_actions(trajectory)
+    skill = "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
+    num_steps = len(trajectory.transitions)
     return Success(trajectory.group_id, -trajectory.return_, num_steps, number, skill)
 
 
-def tell_actions(trajectory: Trajectory) -> str:
-    """Return the actions of an episode, one after the other, without thoughts."""
-    return "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
-
-
 def best_other(successes: Sequence[Success], group_id: str, number: int) -> str | None:
-    """Return the skill of the best success of a group, apart from episode `number` itself.
+    """Return the skill of the group's best success other than episode `number`.
 
-    The highest return, of those the fewest steps, of those the first. An episode that saw itself
-    would be drawn to what it did anyway (``dont_reprompt_on_self_success`` of TRL's SDPO).
+    An episode that read itself would be drawn to its own actions
+    (``dont_reprompt_on_self_success`` of TRL's SDPO).
     """
     others = [s for s in successes if s.group_id == group_id and s.number != number]
     return min(others).skill if others else None
 
 
 def read_skills(path: str | Path) -> TaskSkills:
-    """Read a file of skills.
+    """Read a file of rows ``{"skill": "...", "task_id": "..."}``.
 
-    A row is ``{"skill": "...", "task_id": "..."}``. Rows without ``task_id`` (or with null) are for
-    tasks that have none of their own; several rows for the same are joined.
+    Rows without ``task_id`` hold for all tasks without their own skill; rows of the same task are
+    joined.
 
     Raises:
-        DataError: If the file cannot be read, or a row is none; names file, row and field.
+        DataError: If the file or a row is malformed; names file, row and field.
     """
     skills: TaskSkills = {}
     for number, row in enumerate(read_records(path), start=1):
@@ -82,11 +97,81 @@ def read_skills(path: str | Path) -> TaskSkills:
         key = None if task_id is None else str(task_id)
         skills[key] = f"{skills[key]}\n{skill.strip()}" if key in skills else skill.strip()
     if not skills:
-        raise DataError(f"{path}: holds no skills.")
+        raise DataError(f"{path}: contains no skills.")
     return skills
 
 
-def skill_finder(path: str | Path) -> Callable[[str], str | None]:
-    """Return what gives the skill of a task by its id, from a file: its own, or that for all."""
-    skills = read_skills(path)
-    return lambda task_id: skills.get(task_id, skills.get(None))
+def mine_skills(
+    policy: Policy, successes: Mapping[str, Trajectory], skills: TaskSkills, seed: int
+) -> Iterator[TaskSkills]:
+    """Let a model write the missing skills; yield all skills after each portion and at the end.
+
+    Each task gets a skill from its episode, and the first `MAX_MERGED` of them are merged into a
+    general one. A task whose episode exceeds the context of the model gets none.
+
+    Args:
+        policy: The model.
+        successes: A successful episode of each task, by task id.
+        skills: Existing skills.
+        seed: Seed of all draws.
+
+    Raises:
+        RolloutError: If every request fails.
+    """
+    missing = iter([task_id for task_id in successes if task_id not in skills])
+    while portion := list(itertools.islice(missing, PORTION)):
+        requests = [_REQUEST + describe_episode(successes[task_id]) for task_id in portion]
+        written = zip(portion, _generate(policy, requests, seed), strict=True)
+        skills = {**skills, **{task_id: skill for task_id, skill in written if skill}}
+        yield skills
+    if skills and None not in skills:
+        listed = [f"{i}. {skill}" for i, skill in enumerate(skills.values(), start=1)]
+        (general,) = _generate(policy, [_GENERAL_REQUEST + "\n\n".join(listed[:MAX_MERGED])], seed)
+        skills = {**skills, None: general} if general else skills
+    yield skills
+
+
+def describe_episode(trajectory: Trajectory) -> str:
+    """Return an episode as text: the first messages, then actions and observations."""
+    first, *later = trajectory.transitions
+    parts = [str(message["content"]) for message in first.messages]
+    parts.append(f"ACTION: {without_thoughts(first.action).strip()}")
+    for transition in later:
+        parts.append(f"OBSERVATION: {transition.messages[-1]['content']}")
+        parts.append(f"ACTION: {without_thoughts(transition.action).strip()}")
+    return "\n\n".join(parts)
+
+
+class _Requests(gym.Env[str, str]):
+    """Requests by index; any answer ends the episode."""
+
+    observation_space = action_space = UnicodeText()
+    is_immediate = True
+
+    def __init__(self, requests: Sequence[str]) -> None:
+        self._requests = requests
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the request of index ``options["task"]``."""
+        super().reset(seed=seed)
+        assert options is not None
+        request = self._requests[options["task"]]
+        return request, {"messages": [{"role": "user", "content": request}]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """End the episode."""
+        return "", 0.0, True, False, {}
+
+
+def _generate(policy: Policy, requests: Sequence[str], seed: int) -> list[str]:
+    """Return the answer to each request without thoughts; empty if it exceeds the context."""
+    make_env: Callable[[], _Requests] = lambda: _Requests(requests)  # noqa: E731
+    answered = Rollout(make_env, policy).collect(plan_samples(range(len(requests)), 1, seed))
+    failed = [t for t in answered if t.error is not None]
+    if len(failed) == len(answered):
+        raise RolloutError(f"All requests to the model failed: {failed[0].error}")
+    return [
+        without_thoughts(t.transitions[0].action).strip() if t.transitions else "" for t in answered
+    ]

@@ -12,8 +12,8 @@ from peft import LoraConfig
 from agent_envs import ConfigurationError, DataError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.batching.micro_batch import select_rows
-from agent_trainers.experimental.skills.skill_teacher import distillation_loss
-from agent_trainers.experimental.skills.skills import best_other, tell_success
+from agent_trainers.experimental.skills.distillation import distillation_loss
+from agent_trainers.experimental.skills.skills import best_other, find_success
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -220,7 +220,7 @@ def test_states_that_are_written_anew_keep_their_teacher(make_trainer):
 
 
 def test_no_episode_is_shown_itself_nor_a_failure(scored, shown):
-    successes = [s for i, t in enumerate(scored) if (s := tell_success(t, i))]
+    successes = [s for i, t in enumerate(scored) if (s := find_success(t, i))]
     assert [s.number for s in successes] == [1, 2, 4]
     skills = [best_other(successes, t.group_id, i) for i, t in enumerate(scored)]
     told = {s.number: s.skill for s in successes}
@@ -233,7 +233,7 @@ def test_thoughts_are_no_part_of_a_skill(scored):
         for t in scored[1].transitions
     ]
     thinking = dataclasses.replace(scored[1], transitions=steps)
-    assert tell_success(thinking, 1) == tell_success(scored[1], 1)
+    assert find_success(thinking, 1) == find_success(scored[1], 1)
 
 
 def test_a_skill_that_leaves_no_room_for_the_row_is_not_taught(make_trainer, tmp_path, scored):
@@ -258,7 +258,7 @@ def test_a_task_has_its_own_skill_or_the_one_for_all(make_trainer, tmp_path, sco
     [
         ('{"task_id": "1"}', "row 1: 'skill' must be a text"),
         ('{"skill": "a"}\n{"skill": "b", "task_id": [1]}', "row 2: 'task_id'"),
-        ("", "holds no skills"),
+        ("", "contains no skills"),
     ],
 )
 def test_a_file_that_holds_no_skills_is_refused(make_trainer, tmp_path, text, named):

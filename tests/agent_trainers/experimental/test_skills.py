@@ -24,16 +24,16 @@ def mine(recorded, output, *arguments):
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def test_without_a_model_a_skill_is_what_the_best_episode_of_a_task_did(recorded, tmp_path, capsys):
+def test_without_a_model_a_skill_is_the_actions_of_the_best_episode(recorded, tmp_path, capsys):
     rows = mine(recorded, tmp_path / "skills.jsonl")
     played = load_trajectories(recorded)
     assert [row["task_id"] for row in rows] == list(dict.fromkeys(t.task_id for t in played))
     best = next(t for t in played if t.task_id == rows[0]["task_id"])  # the best stands first
     assert rows[0]["skill"].split("\n") == [t.action for t in best.transitions]
-    assert "--skills" in capsys.readouterr().err
+    assert "--extensions" in capsys.readouterr().err
 
 
-def test_a_model_tells_its_successes_and_makes_one_skill_of_them(recorded, tmp_path, monkeypatch):
+def test_a_model_writes_skills_and_a_general_one(recorded, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "x")
     output = tmp_path / "skills.jsonl"
 
@@ -47,9 +47,9 @@ def test_a_model_tells_its_successes_and_makes_one_skill_of_them(recorded, tmp_p
     arguments = ("--model", "m")
     with chat_server(reply) as server:
         rows = mine(recorded, output, *arguments, "--base_url", server.url)
-        num_asked = len(server.bodies)
+        num_requests = len(server.bodies)
         again = mine(recorded, output, *arguments, "--base_url", server.url)
-        assert len(server.bodies) == num_asked  # what is told is not asked again
+        assert len(server.bodies) == num_requests  # existing skills are kept
     num_solved = len({t.task_id for t in load_trajectories(recorded)})
     assert rows == again
     assert [row["skill"] for row in rows[:-1]] == ["Search twice."] * num_solved
@@ -58,15 +58,17 @@ def test_a_model_tells_its_successes_and_makes_one_skill_of_them(recorded, tmp_p
     assert "OBSERVATION: [1]" in first
     with (
         chat_server(lambda body, number: refuses(400, "no")) as server,
-        pytest.raises(RolloutError, match="answers nothing"),
+        pytest.raises(RolloutError, match="requests to the model failed"),
     ):
         mine(recorded, tmp_path / "none.jsonl", *arguments, "--base_url", server.url)
 
 
-def test_a_run_learns_from_a_file_of_skills_and_goes_on_with_no_other(recorded, tmp_path):
+def test_a_run_with_a_file_of_skills_resumes_only_with_the_same_skills(recorded, tmp_path):
     file = tmp_path / "skills.jsonl"
     file.write_text(json.dumps({"skill": "search of the award"}) + "\n")
-    command = ["--skill_weight", "0.5", "--skills", str(file), "--max_steps", "1", "--save_steps",
+    path = "agent_trainers.experimental.skills:SkillDistillation"
+    extension = json.dumps({path: {"weight": 0.5, "skills": str(file)}})
+    command = ["--extensions", extension, "--max_steps", "1", "--save_steps",
                "1", "--num_eval_tasks", "0", "--per_device_train_batch_size", "8",
                "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "true"]  # fmt: skip
     train.run(command)
@@ -79,7 +81,7 @@ def test_a_run_learns_from_a_file_of_skills_and_goes_on_with_no_other(recorded, 
         train.run([*command, "--resume"])
 
 
-def test_what_no_skill_can_be_told_of_is_refused(recorded, tmp_path):
+def test_wrong_inputs_are_refused(recorded, tmp_path):
     with pytest.raises(ConfigurationError, match="must end in"):
         skills.run(["--trajectories", str(recorded), "--output", "skills.txt"])
     with pytest.raises(ConfigurationError, match="--base_url needs --model"):
@@ -87,7 +89,7 @@ def test_what_no_skill_can_be_told_of_is_refused(recorded, tmp_path):
     lost = tmp_path / "lost.jsonl"
     collect.run(["--num_tasks", "1", "--samples_per_task", "1", "--keep_failures", "true",
                  "--env_kwargs", '{"hops": 3}', "--output", str(lost)])  # fmt: skip
-    with pytest.raises(DataError, match="no episode in it succeeded"):
+    with pytest.raises(DataError, match="no episode succeeded"):
         mine(lost, tmp_path / "skills.jsonl")
     (tmp_path / "other.jsonl").write_text('{"question": "?"}\n')
     with pytest.raises(DataError, match="row 1: 'skill' must be a text"):

@@ -6,6 +6,7 @@ reference. Rows, tokens and masks are those of the policy; only the prompt diffe
 is a second pass over the same completions, without gradient and dropout.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,8 +21,8 @@ from agent_trainers.experimental.skills.skills import (
     GROUP,
     NOTE,
     best_other,
-    skill_finder,
-    tell_success,
+    find_success,
+    read_skills,
 )
 from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
@@ -47,13 +48,13 @@ class SkillDistillation(Extension):
 
         Raises:
             ConfigurationError: If `weight` is out of range.
-            DataError: If the file holds no skills.
+            DataError: If the file contains no skills.
         """
         if not 0 < weight <= 1:
             raise ConfigurationError(f"weight must be in (0, 1], not {weight}.")
         lookup(dict.fromkeys(("policy", "reference")), teacher, kind="teacher")
         self._weight, self._is_reference = weight, teacher == "reference"
-        self._skill_of_task = None if skills == GROUP else skill_finder(skills)
+        self._skills_by_task = None if skills == GROUP else read_skills(skills)
 
     def attach(self, trainer: Any) -> None:
         """Take part in the run of `trainer`.
@@ -73,6 +74,23 @@ class SkillDistillation(Extension):
         template = trainer.args.chat_template_kwargs or {}
         self._renderer = ChatRenderer(trainer.generator.tokenizer, template)
         self._renderer.end_of_state([])  # raises for unsupported templates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a digest of the skills of a file, which a resumed run must share."""
+        skills = sorted((self._skills_by_task or {}).items(), key=str)
+        return {"skills": hashlib.sha256(repr(skills).encode()).hexdigest()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that the skills are those of the checkpoint.
+
+        Raises:
+            ConfigurationError: If they are not.
+        """
+        if state != self.state_dict():
+            raise ConfigurationError(
+                "The file of skills has changed since the checkpoint. Restore it, or start a new "
+                "run."
+            )
 
     def token_loss(
         self,
@@ -125,12 +143,12 @@ class SkillDistillation(Extension):
 
     def _skills(self, trajectories: Sequence[Trajectory]) -> list[str | None]:
         """Return the skill of each episode, if any; collective."""
-        if self._skill_of_task is not None:
-            return [self._skill_of_task(trajectory.task_id) for trajectory in trajectories]
+        if (by_task := self._skills_by_task) is not None:
+            return [by_task.get(t.task_id, by_task.get(None)) for t in trajectories]
         processes = self._scorer.processes
         first = processes.num_before(len(trajectories))
-        told = [tell_success(trajectory, first + i) for i, trajectory in enumerate(trajectories)]
-        everyone = processes.all_gather_objects([success for success in told if success])
+        found = [find_success(trajectory, first + i) for i, trajectory in enumerate(trajectories)]
+        everyone = processes.all_gather_objects([success for success in found if success])
         return [best_other(everyone, t.group_id, first + i) for i, t in enumerate(trajectories)]
 
     def _prompt_ids(self, row: Row, trajectory: Trajectory, skill: str | None) -> list[int] | None:
@@ -155,14 +173,14 @@ def distillation_loss(
     """Return the reverse KL divergence from a teacher on sampled tokens, as a loss, (B, T).
 
     ``sg[min(r, 2) (log pi - log pi_T)] log pi``, with ``r = pi / pi_old`` and no gradient through
-    ``sg``: over tokens that ``pi_old`` sampled, its gradient is expected to be that of ``KL(pi ||
-    pi_T)`` in each state, but for the bound. It is SDPO (arXiv 2601.20802) on sampled tokens, as
+    ``sg``: over tokens sampled by ``pi_old``, the expected gradient is that of ``KL(pi || pi_T)``
+    in each state, apart from the bound. It is SDPO (arXiv 2601.20802) on sampled tokens, as
     TRL's ``SDPOTrainer`` has it, and the importance-weighted reverse KL of Skill-SD (2604.10674).
 
     Args:
-        logprobs: Log-probabilities in the policy that learns, (B, T).
-        old_logprobs: In the one that sampled, (B, T).
-        teacher: In the teacher, which knows more, (B, T).
+        logprobs: Log-probabilities under the trained policy, (B, T).
+        old_logprobs: Under the sampling policy, (B, T).
+        teacher: Under the teacher, (B, T).
     """
     ratio = (logprobs - old_logprobs).exp().clamp(max=MAX_DISTILLATION_RATIO)
     return (ratio * (logprobs - teacher)).detach() * logprobs
