@@ -17,7 +17,7 @@ import io
 import json
 import pickle
 import types
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar, Final, Self
 
@@ -152,29 +152,22 @@ class RestorableEnv(gym.Env[str, str]):
 
     def _load(self, snapshot: Snapshot, *, is_restored: bool) -> None:
         if snapshot.is_replayed:
-            self._replay(_unpickled(self, snapshot.state))
+            self._replay(_unpickled(self, snapshot.state, Record))
             self._resume(is_restored=is_restored)
             return
-        holders = self._state_holders()
-        missing = self._load_state(snapshot.state, holders)
+        holders = self._load_state(snapshot.state)
         self._resume(is_restored=is_restored)
-        again = self._state_holders()
-        if [*map(id, again.values())] != [*map(id, holders.values())]:
-            missing = self._load_state(snapshot.state, again)  # tools of the episode
-        if missing:
-            raise SnapshotError(
-                f"{type(self).__name__}: the snapshot holds the state of unknown tools: "
-                f"{', '.join(sorted(missing))}. Offer the tools of an episode in on_restore()."
-            )
+        if holders != [*map(id, self._state_holders().values())]:
+            self._load_state(snapshot.state)  # on_restore() has offered other tools
 
-    def _load_state(self, state: bytes, holders: Mapping[str, Any]) -> set[str]:
-        """Load a state in place; return the names of unknown tools."""
-        unpickler = _Unpickler(io.BytesIO(state))
-        unpickler.things, unpickler.missing = dict(_references(holders)), set()
-        states = _unpickled(self, unpickler)
+    def _load_state(self, state: bytes) -> list[int]:
+        """Load a state in place; return the ids of the objects that hold it."""
+        holders = self._state_holders()
+        things = dict(_references(holders))
+        states = _unpickled(self, state, dict, things)
         for name in states.keys() & holders.keys():
             _set_state(holders[name], states[name])
-        return unpickler.missing | (states.keys() - holders.keys())
+        return [*map(id, holders.values())]
 
     def _replay(self, record: Record) -> None:
         self.np_random.bit_generator.state = record.random_state
@@ -256,19 +249,17 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     things: Mapping[str, Any]
-    missing: set[str]
 
     def persistent_load(self, pid: str) -> Any:
-        if pid not in self.things:
-            self.missing.add(pid)
-        return self.things.get(pid)
+        return self.things.get(pid)  # None for a tool that on_restore() has yet to offer
 
 
-def _unpickled(env: Any, source: Any) -> Any:
-    expected = Record if isinstance(source, bytes) else dict
+def _unpickled(env: Any, state: bytes, kind: type, things: Mapping[str, Any] | None = None) -> Any:
     try:
-        found = pickle.loads(source) if isinstance(source, bytes) else source.load()  # noqa: S301
-        if not isinstance(found, expected):
+        unpickler = _Unpickler(io.BytesIO(state))
+        unpickler.things = things or {}
+        found = unpickler.load()
+        if not isinstance(found, kind):
             raise TypeError(f"it holds {type(found).__name__}, no state")
     except Exception as error:
         name = type(env).__name__
@@ -386,10 +377,8 @@ def _describe_object(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"class": type(value).__qualname__} | fields
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if hasattr(value, "tolist"):  # numbers and arrays of numpy
         return value.tolist()
     named = value if hasattr(value, "__qualname__") else type(value)
-    size = f" of {len(value)}" if isinstance(value, Sized) else ""
-    return f"{named.__module__}:{named.__qualname__}{size}"
+    return f"{named.__module__}:{named.__qualname__}"

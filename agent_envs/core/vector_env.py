@@ -106,14 +106,7 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         for member in self.envs:
             attribute = member.env.get_wrapper_attr
             member.begin(functools.partial(_call, attribute, name, args, kwargs))
-        results = []
-        for number, member in enumerate(self.envs):
-            try:
-                results.append(member.finish())
-            except (Exception, SystemExit) as error:
-                error.add_note(f"Member {number} of the vector environment.")
-                raise
-        return tuple(results)
+        return tuple(member.finish() for member in self.envs)
 
     def render(self) -> tuple[Any, ...]:
         """Render every member."""

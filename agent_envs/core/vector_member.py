@@ -1,7 +1,6 @@
 """One environment of a vector, in its own thread, with a timeout for each call."""
 
 import logging
-import reprlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from agent_envs.errors import ActionTypeError, ConfigurationError
 
 _LOGGER = logging.getLogger(__name__)
 _CALLER_ERRORS: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
-_RESET_SIZE: Final = 2
-_STEP_SIZE: Final = 5
 
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -57,17 +54,15 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         elif self._replacement_seed is not None:
             seed = self._replacement_seed
         env = self.env
-        self.begin(lambda: _checked(env.reset(seed=seed, options=options), _RESET_SIZE))
+        self.begin(lambda: env.reset(seed=seed, options=options))
 
     def begin_step(self, action: Any, *, resets: bool) -> None:
         """Start a step, followed by a reset if it ends the episode and `resets` is True."""
         env = self.env
-        self.begin(lambda: _checked(env.step(action), _STEP_SIZE))
+        self.begin(lambda: env.step(action))
         if resets:
             step = self._calls[0]
-            self._submit(
-                lambda: _checked(env.reset(), _RESET_SIZE) if any(step.result()[2:4]) else None
-            )
+            self._submit(lambda: env.reset() if any(step.result()[2:4]) else None)
 
     def begin(self, function: Callable[[], Any], timeout: float | None = None) -> None:
         """Start a call; `finish` returns its result."""
@@ -178,20 +173,6 @@ class Member(gym.Wrapper[Any, Any, Any, Any]):
         text = f"{_describe(error)}; replaced by a new environment with seed {seed}"
         _LOGGER.warning("Member %d failed: %s", self._number, text)
         return {"member_error": text}
-
-
-def _checked(result: Any, size: int) -> Any:
-    """Return the result of `reset` or `step` if it is a tuple of `size` values that ends in a dict.
-
-    Raises:
-        TypeError: If it is not.
-    """
-    is_right = isinstance(result, tuple | list) and len(result) == size
-    if not (is_right and isinstance(result[-1], dict)):
-        method = "step" if size == _STEP_SIZE else "reset"
-        text = reprlib.repr(result)
-        raise TypeError(f"{method}() returned {text}, not {size} values, the last one a dict")
-    return result
 
 
 def _describe(error: BaseException) -> str:

@@ -212,36 +212,6 @@ def test_a_reset_that_fails_gets_a_second_environment():
     envs.close()
 
 
-class NonsenseEnv(FragileEnv):
-    """Returns what is no result of a step, and at the first reset of all what is none of that."""
-
-    num_resets = 0
-
-    def reset(self, **kwargs):
-        NonsenseEnv.num_resets += 1
-        return None if NonsenseEnv.num_resets == 1 else super().reset(**kwargs)
-
-    def step(self, action):
-        results = {"none": None, "two": ("x", 0.0), "info": ("x", 0.0, False, False, "info")}
-        return results[action] if action in results else super().step(action)
-
-
-@pytest.mark.parametrize("nonsense", ["none", "two", "info"])
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_member_with_a_malformed_result_is_replaced(mode, nonsense):
-    NonsenseEnv.num_resets = 0
-    envs = ThreadVectorEnv([NonsenseEnv, NonsenseEnv], autoreset_mode=mode)
-    _, infos = envs.reset(seed=1)
-    assert "reset() returned None" in " ".join(filter(None, infos["member_error"]))
-
-    _, rewards, _, truncated, infos = envs.step(["no action", nonsense])
-    infos = infos.get("final_info", infos)
-    assert truncated.tolist() == [False, True]
-    assert rewards[1] == 0.0
-    assert "step() returned" in infos["member_error"][1]
-    envs.close()
-
-
 def test_errors_of_the_caller_are_raised_and_replace_no_member(release):
     envs = fragile(release)
     with pytest.raises(gym.error.ResetNeeded):
