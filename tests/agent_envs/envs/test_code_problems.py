@@ -64,17 +64,14 @@ def test_the_answer_may_be_fenced(make_env, form):
 @pytest.mark.parametrize(
     "program",
     [
-        "pass",
-        "not python",
-        "import os; os._exit(0)",
-        "import sys\ndef double(x): sys.exit(0)",
+        "pass", "not python", "import os; os._exit(0)", "import sys\ndef double(x): sys.exit(0)",
         "print('1 of 1 passed.')\ndef double(x): print('passed')",
         "class Yes:\n    def __eq__(self, other): return True\ndef double(x): return Yes()",
         "class Int(int):\n    def __eq__(self, other): return True\ndef double(x): return Int(0)",
         "import builtins\nbuiltins.AssertionError = None\ndef double(x): return None",
         "def double(x):\n    while True: pass",
     ],
-)
+)  # fmt: skip
 def test_a_program_that_is_empty_wrong_or_cheats_scores_nothing(make_env, program):
     env = make_env()
     _, reward, terminated, _, info = env.step(env.unwrapped.write_answer(program))
@@ -137,7 +134,7 @@ def test_examples_in_a_docstring_become_tests():
 @pytest.mark.parametrize(
     ("env_id", "name"), [(HUMANEVAL, "humaneval_test.jsonl"), (MBPP, "mbpp.jsonl")]
 )
-def test_oracle_play_solves_real_rows(shared_data, strong_sandbox, env_id, name):
+def test_reference_solutions_pass_on_real_rows(shared_data, strong_sandbox, env_id, name):
     env = gym.make(env_id, data=str(shared_data / name))
     for task in range(0, env.unwrapped.num_tasks, 10):  # every row takes a minute
         env.reset(options={"task": task})

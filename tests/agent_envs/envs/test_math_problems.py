@@ -24,7 +24,7 @@ def calculate(env, expression):
     return env.step(env.unwrapped.write_call("calculator", expression=expression))
 
 
-def test_values_of_the_solution_and_results_that_are_used_earn(env):
+def test_found_values_and_used_results_are_rewarded(env):
     # Each of 3 children has 4 red and 5 blue balls: <<4+5=9>> <<9*3=27>>
     observation, _, _, _, info = calculate(env, "4 + 5")
     assert observation == "9"
@@ -51,7 +51,7 @@ def count(last: int, first: int = 0) -> str:
     return " ".join(map(str, range(first, last + 1)))
 
 
-def test_what_a_flood_of_numbers_shows_finds_nothing(data_files):
+def test_a_flood_of_numbers_finds_no_values(data_files):
     def recall(*calls):
         env = gym.make(GSM8K, data=data_files[GSM8K], tools=[count], max_episode_steps=40)
         env.reset(options={"task": 0})
@@ -76,13 +76,10 @@ def test_a_wrong_answer_earns_nothing(env, answer):
 @pytest.mark.parametrize(
     ("expression", "result"),
     [
-        ("1,000 + 1", "1001"),
-        ("sqrt(16) / 3", "1.33333333333"),
-        ("2 ** 10", "1024"),
-        ("max(1, 2)", "2"),
-        ("0.1 + 0.2", "0.3"),
+        ("1,000 + 1", "1001"), ("sqrt(16) / 3", "1.33333333333"), ("2 ** 10", "1024"),
+        ("max(1, 2)", "2"), ("0.1 + 0.2", "0.3"),
     ],
-)
+)  # fmt: skip
 def test_the_calculator_calculates(env, expression, result):
     assert calculate(env, expression)[0] == result
 
@@ -90,14 +87,14 @@ def test_the_calculator_calculates(env, expression, result):
 @pytest.mark.parametrize(
     "expression", ["1 / 0", "", "9 ** 9 ** 9 ** 9", "__import__('os')", "'a' * 10 ** 9", "(1", "x"]
 )
-def test_what_cannot_be_calculated_is_an_observation(env, expression):
+def test_an_expression_that_cannot_be_calculated_is_an_observation(env, expression):
     observation, _, terminated, _, info = calculate(env, expression)
     assert info["action"]["error"] == "tool_error"
     assert not terminated
     assert "cannot be calculated" in observation
 
 
-def test_variables_of_the_python_tool_last_for_the_episode(data_files, strong_sandbox):
+def test_variables_of_the_python_tool_are_kept_during_the_episode(data_files, strong_sandbox):
     env = gym.make(GSM8K, data=data_files[GSM8K], tools=["python"])
     env.reset(seed=0)
 
@@ -155,13 +152,11 @@ def test_without_the_extra_it_says_what_to_install(data_files, env_id, monkeypat
 @pytest.mark.parametrize(
     ("env_id", "name"),
     [
-        (GSM8K, "gsm8k_test.jsonl"),
-        (GSM8K, "gsm8k_train.jsonl.gz"),
-        (MATH, "math500_test.jsonl"),
+        (GSM8K, "gsm8k_test.jsonl"), (GSM8K, "gsm8k_train.jsonl.gz"), (MATH, "math500_test.jsonl"),
         (MATH, "math_test_without_math500.jsonl.gz"),
     ],
-)
-def test_oracle_play_solves_every_real_row(shared_data, env_id, name):
+)  # fmt: skip
+def test_reference_actions_solve_every_real_row(shared_data, env_id, name):
     env = gym.make(env_id, data=str(shared_data / name))
     for task in range(env.unwrapped.num_tasks):
         env.reset(options={"task": task})

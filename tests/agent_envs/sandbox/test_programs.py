@@ -31,9 +31,10 @@ def test_a_program_reads_input_and_files_and_leaves_files(sandbox):
 
 
 def test_a_shell_script_runs_in_the_scratch_directory(sandbox):
-    result = sandbox.run_shell("cat a.txt && echo problem >&2 && exit 3", files={"a.txt": "text\n"})
+    script = "cat a.txt && printf 'a\\377b' >&2 && exit 3"
+    result = sandbox.run_shell(script, files={"a.txt": "text\n"})
     assert (result.status, result.exit_code) == ("error", 3)
-    assert (result.stdout, result.stderr) == ("text\n", "problem\n")
+    assert (result.stdout, result.stderr) == ("text\n", "a\ufffdb")  # no UTF-8
 
 
 @pytest.mark.parametrize(
@@ -83,21 +84,16 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
-def test_sets_print_alike_in_every_run():
-    source = "print({chr(97 + i) * 3 for i in range(20)})"
-    printed = set()
-    for _ in range(2):
-        with open_sandbox("strong") as sandbox:
-            printed.add(sandbox.run_python(source).stdout)
-    assert len(printed) == 1
-
-
-@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
-def test_packages_can_be_made_importable(tmp_path):
+def test_packages_can_be_imported_and_sets_print_alike_in_every_run(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "given_package.py").write_text("value = 5")
-    with open_sandbox("strong", packages=[tmp_path]) as sandbox:
-        assert sandbox.run_python("import given_package as g; print(g.value)").stdout == "5\n"
+    source = "import given_package as g\nprint(g.value, {chr(97 + i) * 3 for i in range(20)})"
+    printed = set()
+    for _ in range(2):
+        with open_sandbox("strong", packages=[tmp_path]) as sandbox:
+            printed.add(sandbox.run_python(source).stdout)
+    (text,) = printed
+    assert text.startswith("5 ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's own files are closed to programs")
@@ -105,12 +101,6 @@ def test_a_package_that_programs_could_not_read_is_refused(tmp_path):
     tmp_path.chmod(0o700)
     with pytest.raises(ConfigurationError, match="chmod"):
         open_sandbox("strong", packages=[tmp_path])
-
-
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
-def test_a_file_outside_the_scratch_directory_is_refused(sandbox, path):
-    with pytest.raises(ConfigurationError, match="leads out of the scratch directory"):
-        sandbox.run_python("", files={path: "x"})
 
 
 @pytest.mark.parametrize("wrong", [{"wall_seconds": 0}, {"processes": -1}, {"memory_mb": 8}])
@@ -134,10 +124,6 @@ def test_no_program_text_breaks_the_sandbox(sandbox, source):
     quick = Limits(wall_seconds=2)
     assert sandbox.run_python(source, limits=quick).status
     assert sandbox.run_shell(source, limits=quick).status
-
-
-def test_bytes_that_are_no_text_are_replaced(sandbox):
-    assert sandbox.run_shell("printf 'a\\377b'").stdout == "a\ufffdb"
 
 
 def test_a_session_keeps_its_state_and_survives_exceptions(sandbox):
