@@ -1,0 +1,329 @@
+"""Question-answering data sets: rows, passages, rewards and metrics."""
+
+import gzip
+import json
+
+import datasets
+import gymnasium as gym
+import pytest
+
+from agent_envs import ConfigurationError, DataError, UnknownNameError
+from tests.conftest import HOTPOT_ROWS, MUSIQUE_ROWS, SEARCH_R1_ROWS, TWO_WIKI_ROWS
+
+HOTPOT = "AgentR1/HotpotQA-v0"
+TWO_WIKI = "AgentR1/2WikiMultihopQA-v0"
+MUSIQUE = "AgentR1/MuSiQue-v0"
+BAMBOOGLE = "AgentR1/Bamboogle-v0"
+SEARCH_R1 = {
+    "nq": "AgentR1/NaturalQuestions-v0",
+    "triviaqa": "AgentR1/TriviaQA-v0",
+    "popqa": "AgentR1/PopQA-v0",
+}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def make(env_id, task=0, **kwargs):
+    env = gym.make(env_id, **kwargs)
+    env.reset(options={"task": task})
+    return env
+
+
+def call(env, name, **arguments):
+    return env.step(env.unwrapped.write_call(name, **arguments))
+
+
+def search(env, query):
+    observation, *_, info = call(env, "search", query=query)
+    return observation, info
+
+
+def answer(env, text):
+    return env.step(env.unwrapped.write_answer(text))
+
+
+@pytest.fixture
+def hotpot(hotpot_file):
+    return make(HOTPOT, data=hotpot_file, top_k=1)
+
+
+def test_process_rewards_credit_new_passages_and_charge_repetitions_and_mistakes(hotpot):
+    terms = [
+        search(hotpot, query)[1]["reward_terms"] for query in ("Red Harbor", "film red harbor")
+    ]
+    assert [each["new_gold_passage"] for each in terms] == [0.1, 0.0]
+    first = search(hotpot, "Ada Holm")[1]["reward_terms"]
+    again = search(hotpot, "  who is the ada  HOLM ?!")[1]
+    assert [first["new_gold_passage"], first["repeated_query"], first["format"]] == [0.1, 0.0, 0.0]
+    assert again["reward_terms"]["repeated_query"] == -0.05
+    assert again["metrics"]["num_repeated_queries"] == 1
+    hotpot.reset(options={"task": 0})
+    assert hotpot.step("hm")[4]["reward_terms"]["format"] == -0.02
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"), [("norway", 1.0), ("the Norway.", 1.0), ("Denmark", 0.0)]
+)
+def test_the_answer_is_scored_by_official_exact_match(hotpot, text, reward):
+    _, _, terminated, _, info = answer(hotpot, text)
+    assert terminated
+    assert info["reward_terms"]["exact_match"] == reward
+    assert info["action"] == {"kind": "answer", "answer": text}
+
+
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("actions", "final"),
+    [
+        # well-formed throughout: r_f = EM
+        (["<answer>Norway</answer>"], 1.0),
+        (["<answer>Denmark</answer>"], 0.0),
+        # answered, but one turn malformed: r_format = 1/2, r_f = -1/2
+        (["hm", "<answer>Norway</answer>"], -0.5),
+        # no answer within the two turns, well-formed: r_format = 1/2
+        ([CALL, CALL], -0.5),
+        # no answer, malformed: r_format = 0
+        (["hm", "hm"], -1.0),
+    ],
+)
+def test_the_first_papers_final_reward(hotpot_file, actions, final):
+    env = make(HOTPOT, data=hotpot_file, rewards={"format_and_answer": 1.0}, max_episode_steps=2)
+    rewards = [env.step(action)[1] for action in actions]
+    assert rewards == [0.0] * (len(actions) - 1) + [final]
+
+
+def test_passages_of_corpus_files_are_searched_once(data_files, tmp_path):
+    corpus = write(tmp_path / "more.jsonl", [{"title": "Zebra", "text": "It has stripes."}] * 2)
+    for env_id in (HOTPOT, SEARCH_R1["nq"]):
+        env = make(env_id, data=data_files[env_id], corpus=corpus)
+        assert search(env, "zebra")[0] == "[1] Zebra\nIt has stripes."
+        assert search(make(env_id, data=data_files[env_id]), "zebra")[0] == (
+            "No passage matches this query."
+        )
+
+
+def as_original_hotpot(row):
+    context = list(zip(row["context"]["title"], row["context"]["sentences"], strict=True))
+    facts = row["supporting_facts"]
+    facts = list(zip(facts["title"], facts["sent_id"], strict=True))
+    return {"_id": row["id"], **{k: row[k] for k in ("question", "answer", "type", "level")},
+            "context": context, "supporting_facts": facts}  # fmt: skip
+
+
+def as_strings(row):
+    nested = ("context", "supporting_facts", "evidences")
+    return row | {name: json.dumps(row[name]) for name in nested}
+
+
+def as_dicts(row):
+    titles, sentences = zip(*row["context"], strict=True)
+    names, numbers = zip(*row["supporting_facts"], strict=True)
+    return row | {
+        "context": {"title": list(titles), "content": list(sentences)},
+        "supporting_facts": {"title": list(names), "sent_id": list(numbers)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("env_id", "rows", "kind"),
+    [
+        (HOTPOT, HOTPOT_ROWS, "jsonl.gz"),
+        (HOTPOT, HOTPOT_ROWS, "parquet"),
+        (HOTPOT, HOTPOT_ROWS, "dataset"),
+        (HOTPOT, [as_original_hotpot(row) for row in HOTPOT_ROWS], "json"),
+        (TWO_WIKI, [as_strings(row) for row in TWO_WIKI_ROWS], "json"),
+        (TWO_WIKI, [as_strings(row) for row in TWO_WIKI_ROWS], "dataset"),
+        (TWO_WIKI, [as_dicts(row) for row in TWO_WIKI_ROWS], "json"),
+        (TWO_WIKI, [as_dicts(row) for row in TWO_WIKI_ROWS], "dataset"),
+    ],
+)
+def test_every_form_of_the_data_gives_the_same_tasks(data_files, tmp_path, env_id, rows, kind):
+    data = tmp_path / f"rows.{kind}"
+    if kind == "jsonl.gz":
+        with gzip.open(data, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    elif kind == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(data))
+    elif kind == "dataset":
+        data = datasets.Dataset.from_list(rows)
+    else:
+        data.write_text(json.dumps(rows), encoding="utf-8")
+    expected = gym.make(env_id, data=data_files[env_id]).unwrapped
+    env = gym.make(env_id, data=data if kind == "dataset" else str(data)).unwrapped
+    tasks = [[each.get_task(i) for i in range(len(rows))] for each in (env, expected)]
+    assert tasks[0] == tasks[1]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "row", "change", "message"),
+    [
+        (HOTPOT, HOTPOT_ROWS[1], {"answer": None}, "field 'answer' is missing"),
+        (HOTPOT, HOTPOT_ROWS[1], {"question": " "}, "'question' must be a non-empty string"),
+        (HOTPOT, HOTPOT_ROWS[1], {"context": {"title": ["x"]}}, "'context' is malformed"),
+        (HOTPOT, HOTPOT_ROWS[1], {"context": {"title": ["x"], "sentences": []}}, "'context' is"),
+        (HOTPOT, HOTPOT_ROWS[1], {"supporting_facts": 3}, "'supporting_facts' is malformed"),
+        (TWO_WIKI, TWO_WIKI_ROWS[0], {"evidences": "[["}, "'evidences' is malformed"),
+        (TWO_WIKI, TWO_WIKI_ROWS[0], {"evidences": [["a", "b"]]}, "'evidences' is malformed"),
+        (TWO_WIKI, TWO_WIKI_ROWS[0], {"context": [["Iron River", "no list"]]}, "'context' is"),
+        (TWO_WIKI, TWO_WIKI_ROWS[0], {"supporting_facts": [["Iron River", "one"]]}, "facts' is"),
+        (SEARCH_R1["nq"], SEARCH_R1_ROWS[0], {"golden_answers": None}, "field 'golden_answers'"),
+        (SEARCH_R1["nq"], SEARCH_R1_ROWS[0], {"golden_answers": [" "]}, "field 'golden_answers'"),
+    ],
+)
+def test_a_malformed_row_is_an_error_with_file_row_and_field(
+    tmp_path, env_id, row, change, message
+):
+    path = write(tmp_path / "rows.jsonl", [row, row | change])
+    with pytest.raises(DataError, match=f"row 2: .*{message}") as error:
+        gym.make(env_id, data=path)
+    assert path in str(error.value)
+
+
+def test_a_missing_source_is_an_error_that_names_it(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read"):
+        gym.make(HOTPOT, data="nowhere.jsonl")
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError, match="Pass data= with a local file"):
+        gym.make(HOTPOT, split="train")
+
+
+def test_wrong_tools_and_rewards_are_errors(data_files):
+    with pytest.raises(ConfigurationError, match=r"joint_f1.*note"):
+        gym.make(TWO_WIKI, data=data_files[TWO_WIKI], rewards={"joint_f1": 1.0})
+    with pytest.raises(UnknownNameError, match="find_in_page"):
+        gym.make(TWO_WIKI, data=data_files[TWO_WIKI], tools=["find_page"])
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        (HOTPOT, "hotpotqa_dev_distractor.jsonl.gz"),
+        (HOTPOT, "hotpotqa_train_distractor.jsonl"),
+        (HOTPOT, "hotpotqa_dev_fullwiki.jsonl.gz"),
+        (TWO_WIKI, "2wikimultihopqa_dev.jsonl.gz"),
+        (MUSIQUE, "musique_dev.jsonl.gz"),
+        (MUSIQUE, "musique_train.jsonl.gz"),
+        (BAMBOOGLE, "bamboogle_test.jsonl"),
+    ],
+)
+def test_reference_actions_solve_real_rows_with_the_full_reward(shared_data, env_id, name):
+    env = gym.make(env_id, data=str(shared_data / name))
+    for task in range(0, env.unwrapped.num_tasks, 2):
+        env.reset(options={"task": task})
+        total = 0.0
+        for action in env.unwrapped.reference_actions():
+            _, reward, terminated, _, info = env.step(action)
+            total += reward
+            assert sum(info["reward_terms"].values()) == reward
+        assert terminated
+        assert info["metrics"]["success"] == 1.0
+        # rows of Bamboogle name no gold passages
+        assert info["metrics"].get("gold_passage_recall") == (None if env_id == BAMBOOGLE else 1.0)
+        assert total == pytest.approx(1.0 if env_id == BAMBOOGLE else 1.2)
+
+
+def test_cited_facts_and_evidence_are_scored_jointly_with_the_answer(data_files):
+    env = make(
+        TWO_WIKI, data=data_files[TWO_WIKI], tools=["note"], max_episode_steps=10,
+        rewards={"exact_match": 1.0, "joint_f1": 0.5, "supporting_fact_f1": 0.25},
+    )  # fmt: skip
+    call(env, "note", text="Iron River | Director | leo falk!", title="iron river", sentence=1)
+    call(env, "note", text="a wrong one", title="Iron Bridge", sentence=0)
+    info = answer(env, "Oslo")[4]
+    metrics = info["metrics"]
+    # one of two cited facts is gold, one of two gold facts is cited
+    assert metrics["supporting_fact_em"] == 0.0
+    assert metrics["supporting_fact_f1"] == pytest.approx(0.5)
+    # the only triple is right, one of two
+    assert metrics["evidence_f1"] == pytest.approx(2 / 3)
+    # precision 1 * 1/2 * 1, recall 1 * 1/2 * 1/2
+    assert metrics["joint_f1"] == pytest.approx(2 * 0.5 * 0.25 / 0.75)
+    assert metrics["joint_em"] == 0.0
+    assert info["reward_terms"] == pytest.approx(
+        {"exact_match": 1.0, "joint_f1": 0.5 / 3, "supporting_fact_f1": 0.125}
+    )
+    env.reset(options={"task": 0})
+    for action in env.unwrapped.reference_actions():
+        *_, info = env.step(action)
+    for name in ("supporting_fact_em", "evidence_em", "joint_em", "joint_f1"):
+        assert info["metrics"][name] == 1.0
+    env.reset(options={"task": 0})  # articles count
+    info = call(env, "note", text="the Iron River | director | Leo Falk")[4]
+    assert info["metrics"]["evidence_f1"] == 0.0
+
+
+def test_aliases_of_2wiki_count_for_answers_and_evidence(tmp_path):
+    ids = {"answer_id": "Q585", "evidences_id": [["Q1", "director", "Q2"], ["Q2", "x", "Q585"]]}
+    data = write(tmp_path / "rows.jsonl", [TWO_WIKI_ROWS[0] | ids])
+    aliases = tmp_path / "id_aliases.json"  # the official file has a row a line
+    aliases.write_text(
+        '{"Q_id": "Q585", "aliases": ["Christiania"], "demonyms": ["Osloite"]}\n'
+        '{"Q_id": "Q2", "aliases": ["L. Falk"], "demonyms": []}\n'
+    )
+    kwargs = {"data": data, "tools": ["note"], "max_episode_steps": 9}
+    for more, expected in (({}, 0.0), ({"aliases": str(aliases)}, 1.0)):
+        env = make(TWO_WIKI, **kwargs, **more)
+        for text in ("Iron River|director|l falk", "L. Falk|place of birth|Christiania"):
+            call(env, "note", text=text)
+        metrics = answer(env, "osloite")[4]["metrics"]
+        assert metrics["success"] == metrics["evidence_em"] == expected
+    assert env.unwrapped.get_task(0).answers == ("Oslo", "Christiania", "Osloite")
+
+
+def test_musique_identifies_passages_by_title_and_text(data_files):
+    env = make(MUSIQUE, data=data_files[MUSIQUE], top_k=1)
+    queries = ("Vik has a harbour", "mayor Mira Lund")
+    earned = [search(env, query)[1]["reward_terms"]["new_gold_passage"] for query in queries]
+    assert earned == pytest.approx([0.0, 0.1])
+    assert answer(env, "m. lund")[4]["metrics"]["success"] == 1.0  # an alias
+
+
+def test_musique_f1_is_that_of_its_own_script(tmp_path):
+    row = MUSIQUE_ROWS[0] | {"answer": "no", "answer_aliases": []}
+    env = make(MUSIQUE, data=write(tmp_path / "rows.jsonl", [row]))
+    assert answer(env, "no idea")[4]["metrics"]["f1"] == pytest.approx(2 / 3)
+
+
+def test_unanswerable_questions_are_optional_and_scored_in_pairs(data_files):
+    assert gym.make(MUSIQUE, data=data_files[MUSIQUE]).unwrapped.num_tasks == 1
+    env = gym.make(MUSIQUE, data=data_files[MUSIQUE], unanswerable=True, tools=["note"])
+    assert env.unwrapped.num_tasks == 2
+    outcomes = {}
+    for task, text in ((0, "m lund"), (1, "Unanswerable."), (0, "unanswerable"), (1, "Nico")):
+        _, info = env.reset(options={"task": task})
+        assert "answer: unanswerable" in info["messages"][0]["content"]
+        call(env, "note", text="x", title="Vik")
+        metrics = answer(env, text)[4]["metrics"]
+        assert metrics["sufficiency"] == metrics["success"]
+        outcomes[info["task_id"], text] = metrics["sufficiency"]
+        if task == 0:  # one of two supporting titles
+            assert metrics["support_f1"] == pytest.approx(2 / 3)
+        assert ("support_f1" in metrics) == (task == 0)
+    assert outcomes == {
+        ("2hop__1_2", "m lund"): 1.0, ("2hop__3_4-unanswerable", "Unanswerable."): 1.0,
+        ("2hop__1_2", "unanswerable"): 0.0, ("2hop__3_4-unanswerable", "Nico"): 0.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SEARCH_R1)
+def test_of_a_mixed_file_each_environment_reads_its_own_rows(data_files, source):
+    env = gym.make(SEARCH_R1[source], data=data_files[SEARCH_R1[source]])
+    assert env.unwrapped.num_tasks == 1
+    assert env.reset(options={"task": 0})[0] == f"What is asked in {source}?"
+    _, reward, _, _, info = answer(env, f"the {source} TWO.")
+    assert info["metrics"]["success"] == reward == 1.0
+    assert "gold_passage_recall" not in info["metrics"]  # rows name no gold passages
+
+
+def test_the_processed_form_of_search_r1_is_read(tmp_path):
+    row = {"question": "Who?", "reward_model": {"ground_truth": {"target": ["Ada", "Ada Holm"]}}}
+    env = gym.make(SEARCH_R1["nq"], data=write(tmp_path / "rows.jsonl", [row]))
+    assert env.unwrapped.get_task(0).answers == ("Ada", "Ada Holm")
