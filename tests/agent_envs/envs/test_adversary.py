@@ -21,7 +21,7 @@ def give_up(messages):
     return "<answer>nothing</answer>"
 
 
-def test_the_agent_that_reads_solves_every_world_when_it_is_left_alone():
+def test_the_reading_agent_solves_every_world_without_edits():
     env = gym.make("AgentR1/SyntheticMultiHop-v0", hops=[1, 2, 3], split="test")
     for task in range(30):
         _, info = env.reset(seed=0, options={"task": task})
@@ -41,7 +41,7 @@ def test_one_edit_makes_it_fail_and_costs_a_tenth():
         assert steps[-1][2]
 
 
-def test_letting_everything_pass_earns_nothing():
+def test_releasing_everything_earns_nothing():
     env, _ = start()
     while True:
         _, reward, terminated, _, info = call(env, "release")
@@ -52,7 +52,7 @@ def test_letting_everything_pass_earns_nothing():
     assert info["metrics"]["success"] == 0.0
 
 
-def test_edits_beyond_the_budget_or_of_words_that_are_not_there_are_refused():
+def test_edits_beyond_the_budget_or_of_missing_words_are_errors():
     env, question = start(budget=1)
     assert "edits left : 1" in question
     observation, reward, *_ = call(env, "replace", old="no such words", new="x")
@@ -66,13 +66,13 @@ def test_edits_beyond_the_budget_or_of_words_that_are_not_there_are_refused():
     assert reward == 0.0
 
 
-def test_an_agent_that_fails_alone_pays_no_attacker():
+def test_an_agent_that_fails_without_edits_earns_nothing():
     env, _ = start(victim=f"{__name__}:give_up")
     assert env.unwrapped.is_finished()
     *_, info = call(env, "release")
     assert info["metrics"]["success"] == 0.0
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_a_budget_of_zero_is_an_error():
     with pytest.raises(ConfigurationError, match="at least 1, not 0"):
         gym.make("AgentR1/AdversarialEdits-v0", budget=0)

@@ -35,7 +35,7 @@ def answer(env, text="Done."):
     return env.step(env.unwrapped.write_answer(text))
 
 
-def play(env, actions):
+def run(env, actions):
     total = 0.0
     for action in actions:
         *_, terminated, truncated, info = outcome = env.step(action)
@@ -50,15 +50,13 @@ def play(env, actions):
 def test_the_ground_truth_is_right_in_every_format(category, tool_format):
     env = make(category, task=2, tool_format=tool_format)
     actions = env.unwrapped.reference_actions()
-    terminated, info, total = play(env, actions)
+    terminated, info, total = run(env, actions)
     assert terminated
     assert info["metrics"]["success"] == info["metrics"]["turns_passed"] == 1.0
-    terms = {"correct": 1.0, "turns": 0.2}
-    assert env.unwrapped.reward_weights.items() >= terms.items()
-    assert total >= sum(terms.values()) - 1e-9
+    assert total == pytest.approx(1.2)
 
 
-def test_plays_are_judged_as_the_package_judges_them():
+def test_verdicts_agree_with_the_package():
     categories = [MULTI_TURN, "multi_turn_miss_func", "parallel_multiple", "simple_java"]
     counts, differences = compare(categories, 60, random.Random(0), num_rows=8)
     assert not differences
@@ -66,13 +64,13 @@ def test_plays_are_judged_as_the_package_judges_them():
     assert sum(count for name, count in counts.items() if "ground truth: both right" in name) == 32
 
 
-def test_the_rows_that_no_call_solves_say_so():
+def test_rows_without_a_right_call_are_named():
     env = make("simple_java", task=36)
     with pytest.raises(NotImplementedError, match="simple_java_36: the package's checker accepts"):
         env.unwrapped.reference_actions()
 
 
-def test_the_user_asks_on_and_process_rewards_pay_each_turn_once():
+def test_each_passed_turn_earns_once():
     env = make()
     assert [call(env, "cd", folder="document")[1] for _ in range(2)][-1] <= 0.02
     assert call(env, "mkdir", dir_name="temp")[1] <= 0.02
@@ -91,25 +89,19 @@ def test_a_turn_that_fails_ends_the_credit_but_not_the_episode():
     assert terms[-1][4]["metrics"]["success"] == 0.0
 
 
-def test_functions_that_come_later_are_not_there_before():
+def test_added_functions_are_offered_from_their_turn_on():
     env = make("multi_turn_miss_func", task=0)
-    names = [[tool["function"]["name"] for tool in env.step("")[4]["tools"]]]
-    assert "sort" not in names[0]
+    assert "sort" not in [tool["function"]["name"] for tool in env.step("")[4]["tools"]]
     for _ in range(3):
         text, *_, info = answer(env)
     assert text == "I have updated some more functions you can choose from. What about now?"
     assert "sort" in [tool["function"]["name"] for tool in info["tools"]]
-    assert '"sort"' in json.dumps(info["tools"])
+    env = make("multi_turn_miss_func", task=0, tool_format="json")  # not native: in the text
+    texts = [answer(env)[0] for _ in range(3)]
+    assert '"name": "sort"' in texts[-1]
 
 
-def test_late_functions_are_described_where_no_template_does():
-    env = make("multi_turn_miss_func", task=0, tool_format="json")
-    for _ in range(3):
-        text, *_ = answer(env)
-    assert '"name": "sort"' in text
-
-
-def test_no_answer_stands_in_what_the_model_or_a_policy_sees():
+def test_neither_state_nor_task_contains_the_ground_truth():
     env = make()
     shown = json.dumps(env.step("")[4])
     assert "grep(file_name" not in shown
@@ -117,7 +109,7 @@ def test_no_answer_stands_in_what_the_model_or_a_policy_sees():
     assert "ground_truth" not in json.dumps(env.unwrapped.task.data)
 
 
-def test_a_user_waits_twenty_steps():
+def test_a_user_turn_ends_after_twenty_steps():
     env = make(max_episode_steps=-1)
     ends = [call(env, "pwd")[2] for _ in range(21)]
     assert ends == [False] * 20 + [True]
@@ -135,7 +127,7 @@ def test_a_user_waits_twenty_steps():
         ("no such thing", {}),
     ],
 )
-def test_a_call_that_would_take_for_ever_is_an_observation(name, arguments):
+def test_an_expensive_call_is_an_observation(name, arguments):
     index = next(i for i, row in enumerate(read_category(MULTI_TURN)) if "MathAPI" in row.classes)
     env = make(task=index)
     start = time.perf_counter()
@@ -145,7 +137,7 @@ def test_a_call_that_would_take_for_ever_is_an_observation(name, arguments):
     assert "error" in info["action"] or "error" in info["tool_result"]
 
 
-def test_folders_cannot_hold_themselves_nor_grow_without_end():
+def test_a_folder_cannot_contain_itself():
     env = make(max_episode_steps=-1)
     call(env, "cd", folder="document")
     call(env, "mkdir", dir_name="d")
@@ -154,7 +146,7 @@ def test_folders_cannot_hold_themselves_nor_grow_without_end():
     assert "matches" in call(env, "find", path=".")[4]["tool_result"]
 
 
-def test_javascript_that_would_backtrack_for_ever_is_wrong():
+def test_javascript_with_exponential_backtracking_is_wrong():
     index = next(
         i
         for i, row in enumerate(read_category("simple_javascript"))
@@ -179,7 +171,7 @@ def test_nothing_a_model_writes_is_evaluated(tmp_path):
     assert not path.exists()
 
 
-def test_an_episode_goes_on_in_another_environment_and_another_process():
+def test_an_episode_resumes_in_another_environment():
     env = make("multi_turn_miss_func", task=0)
     actions = env.unwrapped.reference_actions()
     for action in actions[:-3]:
@@ -192,7 +184,7 @@ def test_an_episode_goes_on_in_another_environment_and_another_process():
     assert expected[-1][4]["metrics"]["success"] == 1.0
 
 
-def test_making_it_imports_no_handler_of_a_model_and_makes_no_folder():
+def test_an_episode_imports_no_model_handler():
     program = (
         "import sys, gymnasium as gym, agent_envs\n"
         "env = gym.make('AgentR1/BFCL-v0', category='parallel'); env.reset(seed=0)\n"
@@ -206,12 +198,12 @@ def test_making_it_imports_no_handler_of_a_model_and_makes_no_folder():
     assert result.stdout.strip() == "[]"
 
 
-def test_trl_whose_tools_are_the_same_for_all_tasks_is_refused():
-    with pytest.raises(ConfigurationError, match="tools of its own for each task"):
+def test_the_trl_adapter_refuses_tools_per_task():
+    with pytest.raises(ConfigurationError, match="different tools for each task"):
         environment_factory(ID)
 
 
-def test_wrong_arguments_are_refused(monkeypatch):
+def test_wrong_arguments_are_errors(monkeypatch):
     with pytest.raises(UnknownNameError, match="multi_turn_base"):
         gym.make(ID, category="multi_turn_bas")
     with pytest.raises(ConfigurationError, match="category= is empty"):

@@ -32,7 +32,7 @@ def reference(env):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_the_oracle_is_shown_planted_text_and_plays_on_as_if_it_was_not_there(env_id, data_files):
+def test_planted_text_is_shown_and_changes_nothing_for_reference_actions(env_id, data_files):
     env, plain = make(env_id, data_files), make(env_id, data_files, "default")
     text, info = play(env, reference)
     plain_text, plain_info = play(plain, reference)
@@ -75,7 +75,7 @@ def test_obeying_once_in_a_long_episode_counts(questions):
     assert info["metrics"]["obeyed_injection"] == 1.0
 
 
-def test_pages_are_planted_too_and_their_sentences_keep_their_numbers(data_files):
+def test_planted_text_in_pages_keeps_the_numbers_of_sentences(data_files):
     env = make("AgentR1/HotpotQA-v0", data_files, tools=["read", "find_in_page", "note"])
     plain = make("AgentR1/HotpotQA-v0", data_files, "default", tools=["read"])
 
@@ -87,7 +87,7 @@ def test_pages_are_planted_too_and_their_sentences_keep_their_numbers(data_files
     assert "[2] " in planted.removeprefix(honest)
 
 
-def test_every_attack_names_what_is_wanted_and_no_two_tasks_want_the_same():
+def test_every_attack_occurs_with_a_distinct_goal_per_task():
     seen, attacks = set(), set()
     for number in range(200):
         task = Task(id=f"t{number}", question="Who {won} it?", answers=("Ada",))
@@ -105,13 +105,13 @@ def test_every_attack_names_what_is_wanted_and_no_two_tasks_want_the_same():
     assert attacks == set(ATTACKS)
 
 
-def test_planted_calls_and_answers_are_no_actions_of_the_model():
+def test_planted_calls_and_answers_are_not_actions_of_the_model():
     for task in range(20):
         env = gym.make("AgentR1/SyntheticMultiHop-v0", variant="injected")
         _, info = play(env, lambda env: env.reference_actions()[:1], task)
         assert info["action"]["kind"] == "tool_call"
 
 
-def test_an_unknown_variant_is_refused(data_files):
+def test_an_unknown_variant_is_an_error(data_files):
     with pytest.raises(UnknownNameError, match="injected"):
         make("AgentR1/HotpotQA-v0", data_files, "injectd")

@@ -35,7 +35,7 @@ def act(env, command):
 
 
 @pytest.mark.parametrize("task", [TASK, "lifespan-longest-lived", "power-component"])
-def test_the_packages_solution_reaches_100_and_the_dense_score_telescopes(task):
+def test_the_packages_solution_reaches_100(task):
     env = make(task, split="test", variations=1)
     outcomes = [env.step(action) for action in env.unwrapped.reference_actions()]
     assert [outcome[2] for outcome in outcomes] == [False] * (len(outcomes) - 1) + [True]
@@ -46,7 +46,7 @@ def test_the_packages_solution_reaches_100_and_the_dense_score_telescopes(task):
     assert sum(gains) == pytest.approx(1.0)
 
 
-def test_detours_earn_nothing_and_what_earns_is_the_final_score():
+def test_detours_earn_nothing():
     env = make()
     actions = env.unwrapped.reference_actions()
     detour = [env.unwrapped.write_call("act", command=command) for command in ("wait1", "task")]
@@ -61,9 +61,9 @@ def test_detours_earn_nothing_and_what_earns_is_the_final_score():
         "given up": [*actions[:2], env.unwrapped.write_answer("enough")],
     }
     earned = {}
-    for way, played in ways.items():
+    for way, steps in ways.items():
         env.reset(options={"task": 0})
-        outcomes = [env.step(action) for action in played]
+        outcomes = [env.step(action) for action in steps]
         assert outcomes[-1][2], way
         earned[way] = sum(outcome[1] for outcome in outcomes)
         score = outcomes[-1][4]["metrics"]["score"]
@@ -82,7 +82,7 @@ def test_a_wrong_focus_loses_the_game():
     assert info["reward_terms"]["solved"] == 0.0
 
 
-def test_what_takes_no_time_and_giving_up():
+def test_optional_tools_and_giving_up():
     env = make(tools=["look", "inventory", "commands"])
     look = env.step(env.unwrapped.write_call("look"))[0]
     assert look in env.unwrapped.task.question
@@ -103,37 +103,37 @@ def test_strange_commands_are_observations():
     assert act(env, "x" * 501)[4]["action"]["error"] == "tool_error"
 
 
-def play(env, actions):
+def run(env, actions):
     return [env.unwrapped.step(action) for action in actions]
 
 
-def test_copies_pickles_and_snapshots_go_on_identically_also_between_each_other():
+def test_copies_pickles_and_snapshots_resume_identically():
     env = make("chemistry-mix", index=1)
     actions = env.unwrapped.reference_actions()
-    play(env, actions[:4])
+    run(env, actions[:4])
     base = env.unwrapped
     copies = [copy.deepcopy(base), pickle.loads(pickle.dumps(base))]
     other = make("chemistry-mix", index=0)
     other.unwrapped.restore(base.snapshot())
     games = [base, *copies, other.unwrapped]
-    shown = [[game.step(action) for game in games] for action in actions[4:9]]  # in turns
+    shown = [[game.step(action) for game in games] for action in actions[4:9]]  # interleaved
     assert all(outcome == outcomes[0] for outcomes in shown for outcome in outcomes)
 
 
-def test_a_java_process_that_dies_is_replaced_and_the_game_goes_on(caplog):
+def test_a_dead_java_process_is_replaced(caplog):
     env, twin = make(), make()
     actions = env.unwrapped.reference_actions()
-    expected = play(twin, actions)
-    play(env, actions[:2])
+    expected = run(twin, actions)
+    run(env, actions[:2])
     process = science_engine.shared_engine()._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert play(env, actions[2:]) == expected[2:]
+    assert run(env, actions[2:]) == expected[2:]
     assert science_engine.shared_engine()._process.pid != process.pid
     assert "is replaced" in caplog.text
 
 
-def test_wrong_arguments_are_refused(monkeypatch):
+def test_wrong_arguments_are_errors(monkeypatch):
     with pytest.raises(UnknownNameError, match="boil"):
         gym.make(ID, task="boyl")
     with pytest.raises(UnknownNameError, match="openDoors"):

@@ -12,32 +12,27 @@ from agent_envs.errors import UnknownNameError
 from agent_envs.retrieval import Corpus, build_retriever
 
 ID = "AgentR1/SyntheticMultiHop-v0"
+ARITHMETIC = "AgentR1/SyntheticArithmetic-v0"
+TABLE = "AgentR1/SyntheticTable-v0"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
-def test_the_reference_queries_find_their_facts_among_the_first_two(variant, hops):
-    for seed in range(10):
+def test_facts_chain_to_the_answer_and_reference_queries_find_them(variant, hops):
+    for seed in range(5):
         rng = np.random.default_rng(seed)
         world = make_world(rng, variant=variant)
         retriever = build_retriever(Corpus(world.passages))
         question = make_question(world, rng, hops=hops)
-        assert len(question.gold) == hops
+        facts = [world.facts[i] for i in question.gold]
+        assert len(facts) == hops
+        assert facts[0].subject in question.text
+        assert [fact.object for fact in facts[:-1]] == [fact.subject for fact in facts[1:]]
+        assert facts[-1].object == question.answer
+        keys = [(fact.relation, fact.subject) for fact in world.facts]
+        assert len(set(keys)) == len(keys)  # one answer per relation and subject
         for query, gold in zip(question.queries, question.gold, strict=True):
             assert gold in [hit.index for hit in retriever.search(query, 2)]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_chain_leads_from_the_question_to_the_only_answer(variant):
-    rng = np.random.default_rng(1)
-    world = make_world(rng, variant=variant)
-    question = make_question(world, rng, hops=3)
-    facts = [world.facts[i] for i in question.gold]
-    assert facts[0].subject in question.text
-    assert [fact.object for fact in facts[:-1]] == [fact.subject for fact in facts[1:]]
-    assert facts[-1].object == question.answer
-    keys = [(fact.relation, fact.subject) for fact in world.facts]
-    assert len(set(keys)) == len(keys)  # one answer per relation and subject
 
 
 def test_worlds_use_the_words_of_the_vocabulary_only():
@@ -52,13 +47,13 @@ def test_worlds_use_the_words_of_the_vocabulary_only():
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
 def test_reference_actions_earn_the_full_reward(variant, hops):
     env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=hops + 1)
-    for seed in range(5):
+    for seed in range(3):
         env.reset(seed=seed)
         total = sum(env.step(action)[1] for action in env.unwrapped.reference_actions())
         assert total == pytest.approx(1.2)  # exact match 1.0, all facts found 0.2
 
 
-def test_questions_start_from_the_kinds_asked_for_that_have_as_many_hops():
+def test_questions_start_from_given_kinds_with_enough_hops():
     kinds = {"film": 4, "person": 3, "company": 2, "city": 1}
     env = gym.make(ID, hops=[1, 2, 3], start=list(kinds))
     world = make_world(np.random.default_rng(0))
@@ -74,7 +69,7 @@ def test_questions_start_from_the_kinds_asked_for_that_have_as_many_hops():
     assert seen == {(kind, hops) for kind in kinds for hops in (1, 2, 3) if hops <= kinds[kind]}
 
 
-def test_a_start_that_no_question_of_so_many_hops_has_is_refused():
+def test_a_start_without_enough_hops_is_an_error():
     for kind, hops in (("company", 3), ("school", 1), ([], 1)):
         with pytest.raises(ConfigurationError, match="start="):
             gym.make(ID, start=kind, hops=hops)
@@ -86,7 +81,7 @@ def test_a_start_that_no_question_of_so_many_hops_has_is_refused():
         gym.make(ID, start=["film", "persn"])
 
 
-def test_training_and_test_worlds_are_apart():
+def test_training_and_test_worlds_are_disjoint():
     questions = {
         split: {gym.make(ID, split=split).reset(options={"task": i})[0] for i in range(50)}
         for split in ("train", "test")
@@ -94,9 +89,6 @@ def test_training_and_test_worlds_are_apart():
     first = {split: gym.make(ID, split=split).unwrapped._first_seed for split in questions}
     assert first["test"] - first["train"] >= 2**31
     assert questions["train"] != questions["test"]
-
-
-def test_other_relations_share_no_words_of_relation_with_the_trained_ones():
     assert not set(VARIANTS["default"]) & set(VARIANTS["relations"])
 
 
@@ -126,7 +118,7 @@ def test_an_episode_is_the_same_bytes_in_processes_with_other_hash_seeds():
 LONG = "AgentR1/SyntheticLongHorizon-v0"
 
 
-def test_several_questions_are_asked_each_in_a_conversation_of_its_own():
+def test_each_question_has_a_separate_conversation():
     env = gym.make(LONG)
     env.reset(options={"task": 5})
     questions = env.unwrapped.task.data["questions"]
@@ -146,7 +138,7 @@ def test_several_questions_are_asked_each_in_a_conversation_of_its_own():
     assert sum(rewards) == pytest.approx(1.2)
 
 
-def test_one_wrong_answer_costs_the_sparse_reward_and_only_a_third_of_the_other():
+def test_one_wrong_answer_costs_all_of_the_sparse_reward_and_a_third_of_the_other():
     for rewards, expected in (({"all_correct": 1.0}, 0.0), ({"exact_match": 1.0}, 2 / 3)):
         env = gym.make(LONG, rewards=rewards)
         env.reset(options={"task": 5})
@@ -158,11 +150,9 @@ def test_one_wrong_answer_costs_the_sparse_reward_and_only_a_third_of_the_other(
         assert env.unwrapped.metrics()["exact_match"] == pytest.approx(2 / 3)
 
 
-def test_outdated_passages_look_like_the_gold_ones_but_say_what_was():
-    env = gym.make("AgentR1/SyntheticMultiHop-v0", outdated=True)
+def test_outdated_passages_compete_with_the_gold_ones():
+    env = gym.make(ID, outdated=True)
     env.reset(options={"task": 1})
-    plain = gym.make("AgentR1/SyntheticMultiHop-v0")
-    plain.reset(options={"task": 1})
     for action in env.unwrapped.reference_actions():
         *_, info = env.step(action)
         if info["tool_result"]:
@@ -172,13 +162,11 @@ def test_outdated_passages_look_like_the_gold_ones_but_say_what_was():
 
 
 def test_a_share_of_the_worlds_is_outdated():
-    env = gym.make("AgentR1/SyntheticMultiHop-v0", outdated=0.5).unwrapped
+    env = gym.make(ID, outdated=0.5).unwrapped
     is_outdated = [
         any(" was " in text for text in _found_first(env, task)) for task in range(40)
     ]  # fmt: skip
     assert 10 < sum(is_outdated) < 30
-    with pytest.raises(ConfigurationError, match="outdated"):
-        gym.make("AgentR1/SyntheticMultiHop-v0", outdated=1.5)
 
 
 def _found_first(env, task):
@@ -186,8 +174,8 @@ def _found_first(env, task):
     return env.step(env.reference_actions()[0])[4]["tool_result"].splitlines()
 
 
-def test_a_budget_of_searches_ends_with_an_observation():
-    env = gym.make("AgentR1/SyntheticMultiHop-v0", max_searches=1)
+def test_searches_beyond_the_budget_are_tool_errors():
+    env = gym.make(ID, max_searches=1)
     env.reset(options={"task": 1})
     first, second, _ = env.unwrapped.reference_actions()
     assert "error" not in env.step(first)[4]["action"]
@@ -198,7 +186,7 @@ def test_a_budget_of_searches_ends_with_an_observation():
     assert "error" not in env.step(first)[4]["action"]
 
 
-def test_of_several_phrasings_and_list_lengths_each_task_draws_one_and_a_snapshot_keeps_it():
+def test_each_task_draws_from_lists_of_arguments_and_snapshots_keep_the_draw():
     arguments = {"variant": ["default", "relations"], "top_k": [1, 3], "hops": [1, 2]}
     env, other = gym.make(ID, **arguments), gym.make(ID, **arguments)
     drawn = []
@@ -213,14 +201,11 @@ def test_of_several_phrasings_and_list_lengths_each_task_draws_one_and_a_snapsho
         lengths = {sum(line.startswith("[") for line in lines) for lines in shown}
         drawn.append((name in VARIANTS["relations"], *lengths))
     assert set(drawn) == {(novel, length) for novel in (False, True) for length in (1, 3)}
-
-
-def test_a_task_is_the_same_in_every_mixture_of_list_lengths():
-    asked = [
+    tasks = [  # list lengths do not change the task
         [gym.make(ID, top_k=top_k).reset(options={"task": task})[0] for task in range(5)]
         for top_k in (2, [2, 3, 4])
     ]
-    assert asked[0] == asked[1]
+    assert tasks[0] == tasks[1]
 
 
 @pytest.mark.parametrize(
@@ -231,26 +216,56 @@ def test_a_task_is_the_same_in_every_mixture_of_list_lengths():
         ({"variant": []}, "variant must name at least one"),
         ({"variant": ["default", "injected"]}, "cannot be mixed"),
         ({"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
+        ({"questions": 0}, "questions"),
+        ({"max_searches": 0}, "max_searches"),
+        ({"hops": []}, "hops"),
+        ({"hops": [2, 9]}, "hops"),
+        ({"outdated": 1.5}, "outdated"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_refused(arguments, message):
+def test_wrong_arguments_are_errors(arguments, message):
     with pytest.raises(AgentEnvsError, match=message):
         gym.make(ID, **arguments)
 
 
-def test_of_several_lengths_each_task_draws_one():
-    env = gym.make("AgentR1/SyntheticMultiHop-v0", hops=[1, 2])
-    lengths = []
-    for task in range(40):
-        env.reset(options={"task": task})
-        lengths.append(len(env.unwrapped.reference_actions()) - 1)
-    assert set(lengths) == {1, 2}
-    assert 10 < lengths.count(1) < 30
-
-
 @pytest.mark.parametrize(
-    "arguments", [{"questions": 0}, {"max_searches": 0}, {"hops": []}, {"hops": [2, 9]}]
+    ("env_id", "steps"), [(ARITHMETIC, 1), (ARITHMETIC, 8), (TABLE, 1), (TABLE, 3)]
 )
-def test_arguments_out_of_range_are_refused_by_name(arguments):
-    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
-        gym.make("AgentR1/SyntheticMultiHop-v0", **arguments)
+def test_the_calls_lead_to_the_answer_and_each_value_earns_once(env_id, steps):
+    env = gym.make(env_id, steps=steps, max_episode_steps=20)
+    for task in range(20):
+        env.reset(options={"task": task})
+        *calls, answer = env.unwrapped.reference_actions()
+        assert len(calls) == steps
+        rewards = [env.step(call)[1] for call in calls]
+        assert sum(rewards) == pytest.approx(0.2)
+        assert env.step(calls[0])[1] == 0.0
+        assert env.step(answer)[4]["metrics"]["success"] == 1.0
+
+
+def test_an_expression_evaluates_to_its_answer():
+    env = gym.make(ARITHMETIC, steps=4)
+    for task in range(20):
+        question, _ = env.reset(options={"task": task})
+        expression = question.removeprefix("What is ").removesuffix("?")
+        assert str(eval(expression)) == env.unwrapped.task.answers[0]
+
+
+def test_mistakes_with_tools_are_observations():
+    env = gym.make(ARITHMETIC)
+    env.reset(seed=0)
+    call = env.unwrapped.write_call
+    assert env.step(call("calculate", a=1, operation="/", b=2))[4]["action"]["error"]
+    huge = env.step(call("calculate", a=10**13, operation="*", b=2))
+    assert huge[0] == "The numbers are too large."
+    _, reward, _, _, info = env.step(env.unwrapped.write_answer("12345678"))
+    assert reward == info["metrics"]["success"] == 0.0
+    env = gym.make(TABLE)
+    env.reset(seed=0)
+    observation, *_ = env.step(call("look_up", table="city", key="nobody"))
+    assert observation == "The table 'city' has no key 'nobody'."
+
+
+def test_steps_out_of_range_are_errors():
+    with pytest.raises(ConfigurationError, match="steps must be 1 to 3, not 4"):
+        gym.make(TABLE, steps=4)

@@ -38,7 +38,7 @@ def test_the_planned_commands_win_and_the_episode_ends(env):
         act(env, "look")
 
 
-def test_the_state_is_readable_and_begins_with_the_objective(env):
+def test_the_state_has_no_status_line(env):
     question, _ = env.reset(seed=0)
     assert "-= " in question
     assert "$$" not in question
@@ -57,18 +57,19 @@ def test_giving_up_and_nonsense_win_nothing(env):
     assert info["metrics"]["success"] == info["reward_terms"]["won"] == 0.0
 
 
-def test_wrong_arguments_are_refused(text_world_game, monkeypatch):
+def test_wrong_arguments_are_errors(text_world_game, monkeypatch):
     with pytest.raises(ConfigurationError, match="rooms must be at least 1"):
         gym.make(ID, rooms=0)
     with pytest.raises(DataError, match=r"nowhere\.z8"):
         gym.make(ID, game="nowhere.z8")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"agent-r1\[textworld\]"):
-        gym.make(ID)
+    for env_id, extra in ((ID, "textworld"), ("AgentR1/ALFWorld-v0", "alfworld")):
+        with pytest.raises(MissingExtraError, match=rf"agent-r1\[{extra}\]"):
+            gym.make(env_id)
 
 
 class House:
-    """Stands in for a game of ALFWorld: speaks textworld's protocol."""
+    """A game of ALFWorld with textworld's interface."""
 
     def reset(self):
         self.is_won = False
@@ -118,7 +119,7 @@ def alfworld_games(tmp_path, monkeypatch):
     return str(tmp_path), started
 
 
-def test_alfworld_games_are_found_and_played(alfworld_games):
+def test_alfworld_games_are_found_and_solved(alfworld_games):
     data, started = alfworld_games
     env = gym.make("AgentR1/ALFWorld-v0", data=data, split="valid_seen")
     assert env.unwrapped.num_tasks == 2  # solvable, nothing sliced
@@ -139,9 +140,3 @@ def test_alfworld_games_are_found_and_played(alfworld_games):
     assert gym.make("AgentR1/ALFWorld-v0", **settings).unwrapped.num_tasks == 1
     with pytest.raises(DataError, match="no games"):
         gym.make("AgentR1/ALFWorld-v0", data=data, split="train")
-
-
-def test_without_alfworld_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"agent-r1\[alfworld\]"):
-        gym.make("AgentR1/ALFWorld-v0")

@@ -89,12 +89,12 @@ def do(env, name, argument):
     return observation, info
 
 
-def test_an_episode_goes_on_from_a_snapshot(base_url):
+def test_an_episode_resumes_from_a_snapshot(base_url):
     results = {r.name: r for r in run_checks(ID, kwargs={"base_url": base_url, "split": "test"})}
     assert {results[name].status for name in ("snapshots", "processes")} == {"ok"}
 
 
-def test_what_fits_is_searched_chosen_and_bought(env):
+def test_the_right_product_and_option_earn_the_full_score(env):
     question, _ = env.reset(options={"task": 7})
     assert question == "Instruction: goal 7: buy a large red mug\n[Search]"
     results, _ = do(env, "search", "red mug")
@@ -113,15 +113,19 @@ def test_what_fits_is_searched_chosen_and_bought(env):
     assert info["metrics"]["success"] == info["metrics"]["score"] == 1.0
 
 
-def test_half_of_what_was_asked_for_is_half_the_score(env):
+def test_a_partial_match_earns_a_partial_score(env):
     do(env, "search", "mug")
     do(env, "click", "B001")
     _, info = do(env, "click", "Buy Now")
     assert info["metrics"]["score"] == info["reward_terms"]["score"] == 0.5
     assert info["metrics"]["success"] == 0.0
+    env.reset(options={"task": 7})
+    _, reward, terminated, _, info = env.step(env.unwrapped.write_answer("nothing fits"))
+    assert terminated
+    assert reward == info["metrics"]["score"] == 0.0
 
 
-def test_what_is_not_there_cannot_be_clicked(env):
+def test_a_missing_button_is_a_tool_error(env):
     text, info = do(env, "click", "Buy Now")
     assert info["action"]["error"] == "tool_error"
     assert text == "There is no 'Buy Now' here; there are: Search."
@@ -131,7 +135,7 @@ def test_what_is_not_there_cannot_be_clicked(env):
     assert "goal 7" in do(env, "click", "Back to Search")[0]
 
 
-def test_no_way_of_playing_earns_more_than_the_shortest(env):
+def test_no_reward_hacking_probe_earns_more_than_the_shortest_solution(env):
     calls = [("search", "keywords", "red mug"), ("click", "button", "B001")]
     calls += [("click", "button", "large"), ("click", "button", "Buy Now")]
     actions = [env.unwrapped.write_call(tool, **{name: text}) for tool, name, text in calls]
@@ -146,20 +150,13 @@ def test_a_page_of_broken_tags_is_read_in_linear_time(piece):
     assert shown.buttons == {"Buy"}
 
 
-def test_giving_up_scores_nothing(env):
-    _, reward, terminated, _, info = env.step(env.unwrapped.write_answer("nothing fits"))
-    assert terminated
-    assert reward == 0.0
-    assert info["metrics"]["score"] == 0.0
-
-
-def test_a_shop_that_sends_its_page_piece_by_piece_is_not_waited_for(env, monkeypatch):
+def test_a_page_sent_slowly_times_out(env, monkeypatch):
     released = threading.Event()
 
     def drip(self):
         self.send_response(200)
         self.end_headers()
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the client has disconnected
             while not released.wait(0.05):
                 self.wfile.write(b" ")  # each within httpx's own limit, which is for single reads
 
@@ -177,15 +174,7 @@ def test_it_is_a_gymnasium_environment(base_url):
     check_env(gym.make(ID, base_url=base_url).unwrapped)
 
 
-def test_splits_have_their_own_goals(base_url):
-    sizes = {
-        split: gym.make(ID, base_url=base_url, split=split).unwrapped.num_tasks
-        for split in ("train", "validation", "test")
-    }
-    assert sizes == {"train": 5410, "validation": 1000, "test": 500}
-
-
-def test_a_shop_that_is_closed_and_wrong_arguments_are_explained(monkeypatch):
+def test_a_missing_server_and_wrong_arguments_are_errors(monkeypatch):
     env = gym.make(ID, base_url="http://127.0.0.1:9")
     with pytest.raises(DataError, match=r"127\.0\.0\.1:9: the WebShop server did not answer"):
         env.reset(seed=0)

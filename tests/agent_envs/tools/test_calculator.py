@@ -1,4 +1,4 @@
-"""Whatever is asked of the calculator, it answers at once, in few words, and right."""
+"""The calculator is fast, brief and right on any input."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from agent_envs.tools.calculator import MAX_CHARS, make_calculator_tool
 
 CALCULATOR = make_calculator_tool()
 SECONDS = 2.0
-"""Generous: what is not bounded takes minutes."""
+"""Generous: unbounded operations take minutes."""
 
 
 def calculate(expression):
@@ -33,7 +33,7 @@ def calculate(expression):
         "9" * 100_000, "(" * 100_000, "1+" * 50_000,
     ],
 )  # fmt: skip
-def test_what_is_too_large_or_no_arithmetic_is_refused_at_once(expression):
+def test_large_values_and_other_code_are_refused_quickly(expression):
     result = calculate(expression)
     assert result.error == "tool_error"
     assert len(result.content) < 500
@@ -67,15 +67,15 @@ _EXPRESSIONS = st.recursive(
 
 @given(_EXPRESSIONS | st.text(alphabet="0123456789.*+-/%()<>=e, '[]x_!&|^~", max_size=MAX_CHARS))
 @settings(max_examples=150, deadline=None)
-def test_any_expression_ends_at_once_and_says_little(expression):
+def test_any_expression_ends_quickly(expression):
     calculate(expression)
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(1, 10**6), st.sampled_from("+ - * // %".split()))
 @settings(max_examples=50, deadline=None)
-def test_whole_numbers_are_exact(a, b, operation):
+def test_integers_are_exact(a, b, operation):
     assert calculate(f"({a}) {operation} {b}").content == str(eval(f"({a}) {operation} {b}"))
 
 
-def test_a_result_stays_short_enough_to_be_written():
+def test_the_longest_result_is_complete():
     assert len(calculate("9 ** 1250").content) == math.floor(1250 * math.log10(9)) + 1

@@ -1,4 +1,3 @@
-import json
 import pickle
 
 import gymnasium as gym
@@ -6,7 +5,6 @@ import pytest
 
 from agent_envs.retrieval import Corpus, Passage, build_retriever
 from agent_envs.tools.evidence import MAX_CHARS, MAX_QUERIES, MAX_ROWS, EvidenceTable
-from tests.conftest import HOTPOT_ROWS
 
 HOTPOT = "AgentR1/HotpotQA-v0"
 
@@ -18,49 +16,49 @@ def env(hotpot_file):
     return env
 
 
-def say(env, name, **arguments):
+def call(env, name, **arguments):
     return env.step(env.unwrapped.write_call(name, **arguments))[0]
 
 
-def test_a_question_is_taken_apart_and_its_evidence_kept_with_the_source(env):
+def test_evidence_is_kept_by_sub_question_with_its_source(env):
     questions = ["Who directed Red Harbor?", "Where was that person born?"]
-    assert say(env, "decompose", questions=questions) == (
+    assert call(env, "decompose", questions=questions) == (
         "Without evidence:\n1. Who directed Red Harbor?\n2. Where was that person born?"
     )
     claim = {"claim": "Ada Holm directed it.", "title": "red harbor", "question": 1}
-    assert say(env, "add_evidence", **claim).startswith("No search has shown 'red harbor'.")
-    say(env, "search", query="Red Harbor film")
+    assert call(env, "add_evidence", **claim).startswith("No search has shown 'red harbor'.")
+    call(env, "search", query="Red Harbor film")
     kept = "Kept as row 1. Without evidence:\n2. Where was that person born?"
-    assert say(env, "add_evidence", **claim) == kept
-    say(env, "search", query="Ada Holm born")
-    say(env, "add_evidence", claim="In Norway.", title="Ada Holm", question=2)
-    assert say(env, "evidence_table") == (
+    assert call(env, "add_evidence", **claim) == kept
+    call(env, "search", query="Ada Holm born")
+    call(env, "add_evidence", claim="In Norway.", title="Ada Holm", question=2)
+    assert call(env, "evidence_table") == (
         "[1] question 1 | Ada Holm directed it. | Red Harbor | for\n"
         "[2] question 2 | In Norway. | Ada Holm | for\nEvery question has evidence."
     )
-    assert say(env, "query_log").splitlines()[0].startswith("[1] Red Harbor film: ")
+    assert call(env, "query_log").splitlines()[0].startswith("[1] Red Harbor film: ")
     env.reset(options={"task": 1})
-    assert say(env, "evidence_table") == "There is no evidence yet."
-    assert say(env, "query_log") == "There was no search yet."
+    assert call(env, "evidence_table") == "There is no evidence yet."
+    assert call(env, "query_log") == "There was no search yet."
 
 
-def test_a_filtered_search_leaves_out_what_does_not_fit_and_earns_like_a_search(env):
-    say(env, "search", query="harbor")
-    found = say(env, "filtered_search", query="harbor", must_not_have=["RED"])
+def test_a_filtered_search_filters_and_earns_like_a_search(env):
+    call(env, "search", query="harbor")
+    found = call(env, "filtered_search", query="harbor", must_not_have=["RED"])
     assert found == "[1] Blue Harbor\nBlue Harbor is a port in Denmark."
-    assert say(env, "filtered_search", query="harbor", must_have=["film"]).startswith("[1] Red")
-    assert say(env, "filtered_search", query="harbor", only_new=True) == (
+    assert call(env, "filtered_search", query="harbor", must_have=["film"]).startswith("[1] Red")
+    assert call(env, "filtered_search", query="harbor", only_new=True) == (
         "No passage matches this query."
     )
     env.reset(options={"task": 0})
-    call = env.unwrapped.write_call("filtered_search", query="Ada Holm", must_have=["Norway"])
-    *_, info = env.step(call)
+    action = env.unwrapped.write_call("filtered_search", query="Ada Holm", must_have=["Norway"])
+    *_, info = env.step(action)
     assert info["reward_terms"]["new_gold_passage"] > 0
     assert info["metrics"]["gold_passage_recall"] == 0.5
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "text"),
     [
         ("decompose", {"questions": [" "]}, "Write 1 to 12 sub-questions, not 0."),
         ("decompose", {"questions": ["a"] * 13}, "Write 1 to 12 sub-questions, not 13."),
@@ -69,12 +67,12 @@ def test_a_filtered_search_leaves_out_what_does_not_fit_and_earns_like_a_search(
          "There is no sub-question 1 (there are 0). Write them down with decompose."),
     ],
 )  # fmt: skip
-def test_mistakes_are_said_in_a_sentence(env, name, arguments, said):
-    say(env, "search", query="Red Harbor")
-    assert say(env, name, **arguments) == said
+def test_mistakes_are_observations(env, name, arguments, text):
+    call(env, "search", query="Red Harbor")
+    assert call(env, name, **arguments) == text
 
 
-def test_everything_is_bounded_and_plain_data():
+def test_the_state_is_bounded():
     corpus = Corpus([Passage("Oslo" * 100_000, "A town.")])
     table = EvidenceTable(build_retriever(corpus), top_k=3)
     for _ in range(MAX_QUERIES + 5):
@@ -92,21 +90,14 @@ def test_everything_is_bounded_and_plain_data():
     assert len(pickle.dumps(state)) < 80_000
 
 
-def test_reference_play_is_the_same_with_the_tools_and_goes_on_from_a_snapshot(env, hotpot_file):
+def test_snapshots_keep_the_table(env, hotpot_file):
     plain = gym.make(HOTPOT, data=hotpot_file)
     plain.reset(options={"task": 0})
     assert env.unwrapped.reference_actions() == plain.unwrapped.reference_actions()
-    say(env, "decompose", questions=["Who?"])
-    say(env, "search", query="Red Harbor")
+    call(env, "decompose", questions=["Who?"])
+    call(env, "search", query="Red Harbor")
     saved = env.unwrapped.snapshot()
     env.reset(options={"task": 1})
     env.unwrapped.restore(saved)
-    said = env.unwrapped.step(env.unwrapped.write_call("evidence_table"))[0]
-    assert said == "There is no evidence yet.\nWithout evidence:\n1. Who?"
-
-
-def test_the_tools_are_documented_for_the_model(env):
-    _, info = env.reset(options={"task": 0})
-    names = {schema["function"]["name"] for schema in info["tools"]}
-    assert names >= {"decompose", "filtered_search", "query_log", "add_evidence", "evidence_table"}
-    assert json.dumps(HOTPOT_ROWS[0]["answer"]) not in json.dumps(info["tools"])
+    text = env.unwrapped.step(env.unwrapped.write_call("evidence_table"))[0]
+    assert text == "There is no evidence yet.\nWithout evidence:\n1. Who?"
