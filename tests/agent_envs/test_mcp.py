@@ -30,7 +30,7 @@ def logged(tmp_path):
 
 
 def play(session, env):
-    """Solve the task with the twin's reference actions; return what the session said."""
+    """Solve the task with the twin's reference actions; return the replies."""
     replies = []
     for action in env.unwrapped.reference_actions():
         parsed = env.unwrapped.action_format.parse(action, env.unwrapped.tools)
@@ -41,7 +41,7 @@ def play(session, env):
     return replies
 
 
-def test_a_session_plays_what_the_environment_plays(tmp_path):
+def test_a_session_runs_the_episode_of_the_environment(tmp_path):
     session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
     question, _ = twin.reset(seed=3)
     assert session.call(BEGIN, {}).text == question
@@ -55,24 +55,14 @@ def test_a_session_plays_what_the_environment_plays(tmp_path):
     assert row["return"] == pytest.approx(sum(step[1] for step in expected))
     assert row["metrics"]["success"] == 1.0
     assert row["end"] == "terminated"
-    assert session.call("search", {"query": "x"}).text == OVER_TEXT
-    assert session.call(BEGIN, {}).text == twin.reset()[0]  # the next draw
-
-
-def test_a_client_never_sees_what_it_earns(tmp_path):
-    session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
-    twin.reset(seed=3)
-    said = " ".join(reply.text for reply in play(session, twin))
-    for row in logged(tmp_path):
-        for term in row["reward_terms"]:
-            assert term not in said
-    assert "reward" not in said + json.dumps(session.tools)
-
-
-def test_tools_have_their_schemas(tmp_path):
-    tools = {tool["name"]: tool for tool in make(tmp_path).tools}
+    shown = " ".join(reply.text for reply in replies) + json.dumps(session.tools)
+    for hidden in ("reward", *row["reward_terms"]):  # clients do not see rewards
+        assert hidden not in shown
+    tools = {tool["name"]: tool for tool in session.tools}
     assert list(tools) == [BEGIN, ANSWER, "search"]
     assert tools["search"]["input_schema"]["required"] == ["query"]
+    assert session.call("search", {"query": "x"}).text == OVER_TEXT
+    assert session.call(BEGIN, {}).text == twin.reset()[0]  # the next draw
 
 
 @pytest.mark.parametrize(
@@ -81,13 +71,13 @@ def test_tools_have_their_schemas(tmp_path):
      (ANSWER, {"answer": 3}), (BEGIN, {"task": "x"}), (BEGIN, {"task": -1}),
      (BEGIN, {"task": True})],
 )  # fmt: skip
-def test_a_mistake_is_answered(tmp_path, name, arguments):
+def test_a_mistake_is_an_error_reply(tmp_path, name, arguments):
     reply = make(tmp_path).call(name, arguments)
     assert reply.is_error
     assert reply.text
 
 
-def test_a_given_task_is_begun_and_what_was_under_way_is_kept_as_given_up(tmp_path):
+def test_a_new_task_gives_up_the_unfinished_episode(tmp_path):
     session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
     session.call("search", {"query": "film"})
     assert session.call(BEGIN, {"task": 5}).text == twin.reset(options={"task": 5})[0]
@@ -111,7 +101,7 @@ class BrokenEnv(ToolEnv):
         raise RuntimeError("/a/secret/path")
 
 
-def test_an_environment_that_fails_ends_the_episode_and_tells_nothing(tmp_path):
+def test_a_failing_environment_ends_the_episode_and_reveals_nothing(tmp_path):
     session = Session(BrokenEnv(tool_format="openai"), seed=0, log=tmp_path / "log.jsonl")
     assert session.call(ANSWER, {"answer": "x"}).text == FAILED_TEXT
     assert session.call(ANSWER, {"answer": "x"}).text == OVER_TEXT
@@ -153,7 +143,7 @@ async def refused_without_a_session(url):
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_official_client_plays_over_stdio_and_http():
+def test_the_official_client_solves_a_task_over_stdio_and_http():
     mcp = needs_mcp()
     import anyio
 
@@ -184,12 +174,12 @@ def test_the_official_client_plays_over_stdio_and_http():
     anyio.run(play, command)
     with http_server() as url:
         anyio.run(play, url)
-        anyio.run(play, url)  # a session of its own, from the same seed
+        anyio.run(play, url)  # another session with the same seed
         anyio.run(refused_without_a_session, url)
 
 
 @pytest.mark.filterwarnings("default")
-def test_calls_that_wait_in_one_session_keep_no_other_waiting():
+def test_waiting_calls_of_one_session_do_not_block_others():
     mcp = needs_mcp()
     import anyio
     import uvicorn
@@ -247,7 +237,7 @@ def test_calls_that_wait_in_one_session_keep_no_other_waiting():
 
 
 @pytest.mark.filterwarnings("default")
-def test_an_environment_offers_the_tools_of_another_that_is_served():
+def test_an_environment_can_use_another_one_as_a_server():
     needs_mcp()
     from agent_envs.tools.mcp import McpServer
 
@@ -265,19 +255,19 @@ class QuestionEnv(ToolEnv):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [(["AgentR1/None-v0"], "mcp: "), ([ID, "--env_kwargs", "3"], "must be a JSON object"),
      ([ID, "--env_kwargs", '{"hops": 9}'], "mcp: "), (["CartPole-v1"], "mcp: ")],
 )  # fmt: skip
-def test_what_cannot_be_served_is_said(arguments, said):
+def test_wrong_arguments_are_errors_of_one_line(arguments, message):
     needs_mcp()
     from agent_envs.mcp import main
 
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         main(arguments)
 
 
-def test_sessions_are_bounded_and_the_idlest_is_given_up(tmp_path, monkeypatch):
+def test_sessions_are_bounded_and_the_least_recently_used_ends(tmp_path, monkeypatch):
     needs_mcp()
     monkeypatch.setattr(served_module, "MAX_SESSIONS", 2)
     served = served_module.EnvironmentServer(ID, {}, seed=3, log=tmp_path / "log.jsonl")

@@ -43,7 +43,7 @@ def dense(folders):
     return module.DenseIndex(SavedIndex(index), vectors)
 
 
-def test_passages_are_found_by_meaning_where_no_word_is_shared(folders, dense):
+def test_passages_are_found_without_a_shared_word(folders, dense):
     query = "capital city in Scandinavia"
     index = SavedIndex(folders[0])
     assert index.search("music concert fiddle", 1) == []
@@ -53,7 +53,7 @@ def test_passages_are_found_by_meaning_where_no_word_is_shared(folders, dense):
     assert fused.search(query, 1)[0].passage == PASSAGES[0]
 
 
-def test_many_queries_at_once_find_what_each_finds_alone(dense):
+def test_a_batch_of_queries_finds_the_same_as_each_query(dense):
     queries = ["baking", "string instrument", "", "traffic \udfff", "Norway's parliament " * 50]
     assert dense.search_many(queries, 2) == [dense.search(query, 2) for query in queries]
     assert dense.search_many([], 2) == []
@@ -62,7 +62,7 @@ def test_many_queries_at_once_find_what_each_finds_alone(dense):
     assert all(hit.score > 0 for hit in dense.search("food", 100))
 
 
-def test_an_interrupted_command_goes_on_from_what_it_embedded(folders, tmp_path, monkeypatch):
+def test_an_interrupted_command_resumes(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SHARD", 1)
     index, embedded = SavedIndex(folders[0]), []
     encode = module._Encoder.encode_passages
@@ -94,7 +94,7 @@ def test_approximate_kinds_are_made_by_faiss(folders, tmp_path):
         module.embed_index(index, tmp_path / "other", model=MODEL, kind="Nonsense")
 
 
-def test_prefixes_are_kept_with_the_embeddings(folders, tmp_path):
+def test_prefixes_are_stored_with_the_embeddings(folders, tmp_path):
     index = SavedIndex(folders[0])
     module.embed_index(index, tmp_path / "dense", model=MODEL, query_prefix="query: ")
     prefixed = module.DenseIndex(index, tmp_path / "dense").search("baking", 1)
@@ -102,7 +102,7 @@ def test_prefixes_are_kept_with_the_embeddings(folders, tmp_path):
     assert prefixed == [plain]
 
 
-def test_embeddings_of_other_passages_are_refused(folders, tmp_path):
+def test_embeddings_of_other_passages_are_an_error(folders, tmp_path):
     save_index(Corpus(PASSAGES[:2]), tmp_path / "other")
     with pytest.raises(DataError, match="other passages"):
         module.DenseIndex(SavedIndex(tmp_path / "other"), folders[1])

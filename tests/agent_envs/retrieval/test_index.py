@@ -30,7 +30,7 @@ TEXTS = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["a b"
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=12), TEXTS, st.integers(1, 5))
-def test_a_saved_index_finds_what_one_in_memory_does(tmp_path_factory, pairs, query, top_k):
+def test_a_saved_index_finds_the_same_as_one_in_memory(tmp_path_factory, pairs, query, top_k):
     corpus = Corpus(Passage(title, text) for title, text in pairs)
     path = tmp_path_factory.mktemp("saved") / "index"
     save_index(corpus, path)
@@ -49,7 +49,7 @@ def test_a_pickle_opens_the_same_folder(folder, monkeypatch, tmp_path):
     assert pickle.loads(data).search("norway", 5) == index.search("norway", 5) != []
 
 
-def test_an_index_never_takes_the_place_of_another_thing(folder):
+def test_an_index_overwrites_nothing(folder):
     before = sorted(path.name for path in folder.parent.iterdir())
     with pytest.raises(ConfigurationError, match="exists already"):
         save_index(Corpus([]), folder)
@@ -57,7 +57,7 @@ def test_an_index_never_takes_the_place_of_another_thing(folder):
     assert sorted(path.name for path in folder.parent.iterdir()) == before
 
 
-def test_nothing_is_left_where_writing_fails(tmp_path):
+def test_a_failed_write_leaves_nothing(tmp_path):
     def passages():
         yield Passage("Oslo", "Oslo")
         yield Passage(None, "a title that cannot be written")
@@ -85,20 +85,17 @@ def test_every_damaged_file_is_named(folder):
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"k1": 0.9}, {"format": "a picture"}])
-def test_an_index_of_another_kind_is_refused(folder, change):
+def test_another_folder_or_version_is_an_error(folder, change):
     description = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(description | change))
     with pytest.raises(DataError, match="of another kind"):
         SavedIndex(folder)
-
-
-def test_a_folder_that_is_no_index_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "missing"):
+    for path in (folder.parent, folder / "missing"):
         with pytest.raises(DataError, match="is not an index"):
             SavedIndex(path)
 
 
-def test_the_command_writes_what_an_environment_opens(tmp_path, capsys, monkeypatch):
+def test_an_environment_opens_an_index_of_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"title": p.title, "text": p.text} for p in PASSAGES[:2]]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

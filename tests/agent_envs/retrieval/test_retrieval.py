@@ -31,30 +31,25 @@ def titles(hits):
 
 @pytest.mark.parametrize("backend", RETRIEVERS)
 class TestEveryBackend:
-    def test_the_best_passage_comes_first(self, backend):
-        retriever = build_retriever(Corpus(PASSAGES), backend)
-        assert titles(retriever.search("capital of Norway", 3))[0] == "Oslo"
-
-    def test_case_and_unicode_forms_do_not_matter(self, backend):
-        retriever = build_retriever(Corpus(PASSAGES), backend)
-        assert titles(retriever.search("CAFE\u0301", 1)) == ["Café"]
-
-    def test_a_query_of_nothing_but_stop_words_is_searched_by_them(self, backend):
+    @pytest.mark.parametrize(
+        ("query", "top_k", "expected"),
+        [
+            pytest.param("capital of Norway", 1, ["Oslo"], id="best first"),
+            pytest.param("CAFE\u0301", 1, ["Café"], id="case and Unicode form"),
+            pytest.param("who were they", 1, ["The Who"], id="only stop words"),
+            pytest.param("city norway", 50, ["Bergen", "Oslo", "Porto"], id="fewer than top_k"),
+            pytest.param("xylophone", 3, [], id="unknown word"),
+            pytest.param("", 3, [], id="empty"),
+            pytest.param("?!", 3, [], id="no word"),
+        ],
+    )
+    def test_a_query_finds_the_best_passages(self, backend, query, top_k, expected):
         corpus = Corpus([*PASSAGES, Passage("The Who", "They were who they were.")])
-        assert titles(build_retriever(corpus, backend).search("who were they", 1)) == ["The Who"]
+        hits = build_retriever(corpus, backend).search(query, top_k)
+        assert titles(hits) == expected
 
-    def test_nothing_is_found_for_words_that_are_nowhere(self, backend):
-        retriever = build_retriever(Corpus(PASSAGES), backend)
-        assert retriever.search("xylophone", 3) == []
-        assert retriever.search("", 3) == []
-        assert retriever.search("?!", 3) == []
-
-    def test_asking_for_more_than_there_is_gives_what_there_is(self, backend):
-        hits = build_retriever(Corpus(PASSAGES), backend).search("city norway", 50)
-        assert set(titles(hits)) == {"Oslo", "Bergen", "Porto"}
-
-    def test_equal_passages_come_in_order_of_their_number(self, backend):
-        # Many, and two kinds by turns: a sort that is not stable would keep the order of a few.
+    def test_equal_passages_are_ordered_by_number(self, backend):
+        # Two interleaved kinds of 25: a sort that is not stable would keep the order of a few.
         texts = ["same words here", "same same here"] * 25
         twins = [Passage(f"t{i}", text) for i, text in enumerate(texts)]
         twins += [Passage(f"u{i}", "something else entirely") for i in range(100)]
@@ -63,17 +58,17 @@ class TestEveryBackend:
         for top_k in (2, 30, 50):
             assert titles(retriever.search("same", top_k)) == expected[:top_k]
 
-    @pytest.mark.parametrize("size", [1, 2, 3])
-    def test_a_tiny_corpus_is_searched_like_any_other(self, backend, size):
-        retriever = build_retriever(Corpus(PASSAGES[:size]), backend)
-        for passage in PASSAGES[:size]:
-            assert titles(retriever.search(passage.title, 1)) == [passage.title]
+    def test_tiny_and_empty_corpora_are_searched(self, backend):
+        for size in (1, 2, 3):
+            retriever = build_retriever(Corpus(PASSAGES[:size]), backend)
+            for passage in PASSAGES[:size]:
+                assert titles(retriever.search(passage.title, 1)) == [passage.title]
+        for passages in ([], [Passage("", "?")]):
+            assert build_retriever(Corpus(passages), backend).search("x", 1) == []
 
-    def test_an_empty_corpus_finds_nothing(self, backend):
-        assert build_retriever(Corpus([]), backend).search("x", 1) == []
-        assert build_retriever(Corpus([Passage("", "?")]), backend).search("x", 1) == []
-
-    def test_asking_for_no_passages_is_an_error(self, backend):
+    def test_wrong_arguments_are_errors(self, backend):
+        with pytest.raises(UnknownNameError, match=f"Did you mean '{backend}'"):
+            build_retriever(Corpus(PASSAGES), f"{backend}x")
         with pytest.raises(ConfigurationError, match="top_k"):
             build_retriever(Corpus(PASSAGES), backend).search("x", 0)
 
@@ -93,7 +88,7 @@ def test_all_engines_find_the_same_passages_with_the_same_scores(texts, query, t
         }
 
 
-def test_the_last_bits_of_a_score_decide_no_order():
+def test_rounding_errors_do_not_decide_the_order():
     scores = np.array([0.3 + 0.2 + 0.1, 0.1 + 0.2 + 0.3])  # the same weights in another order
     assert scores[0] < scores[1]
     retriever = BM25Retriever(PASSAGES[:2], lambda words: scores)
@@ -134,7 +129,7 @@ def test_results_do_not_depend_on_the_hash_seed():
     assert others == [one]
 
 
-def test_a_query_of_one_word_many_times_looks_at_the_word_once():
+def test_a_repeated_word_is_looked_up_once():
     looked_up = []
 
     class Words(dict):
@@ -149,16 +144,7 @@ def test_a_query_of_one_word_many_times_looks_at_the_word_once():
     assert scores == pytest.approx(1000 * postings(["a"]))
 
 
-def test_an_unknown_engine_gets_the_nearest_name():
-    with pytest.raises(UnknownNameError, match="Did you mean 'rank_bm25'"):
-        build_retriever(Corpus(PASSAGES), "rank_bm24")
-
-
-def test_a_passage_is_kept_once():
-    assert len(Corpus([*PASSAGES, *PASSAGES])) == len(PASSAGES)
-
-
-def test_a_passage_without_text_is_named(tmp_path):
+def test_a_passage_without_text_is_an_error(tmp_path):
     path = tmp_path / "passages.jsonl"
     path.write_text(json.dumps({"title": "x"}) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"passages\.jsonl, row 1: field 'text' is missing"):
@@ -166,7 +152,7 @@ def test_a_passage_without_text_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
-def test_passages_are_read_in_order_and_other_fields_ignored(suffix, tmp_path):
+def test_passages_are_read_in_order_without_other_fields(suffix, tmp_path):
     path = tmp_path / f"passages.{suffix}"
     rows = [{"title": p.title, "text": p.text, "id": i} for i, p in enumerate(PASSAGES)]
     if suffix == "parquet":

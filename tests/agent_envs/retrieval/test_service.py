@@ -101,7 +101,7 @@ class Gate:
         return [[Hit(Passage(query, "text"), i, 1.0) for i in range(top_k)] for query in queries]
 
 
-def test_the_protocol_is_search_r1s(url):
+def test_the_protocol_is_that_of_search_r1(url):
     answer = ask(url, queries=["norway", "nothing of it"], topk=1, return_scores=True).json()
     (hit,) = LOCAL.search("norway", 1)
     contents = f"{hit.passage.title}\n{hit.passage.text}"
@@ -115,7 +115,7 @@ def test_the_protocol_is_search_r1s(url):
 @pytest.mark.parametrize(
     "query", ["norway", "capital of Norway", "", "???", "東京 \ud800", "x" * 8000]
 )
-def test_a_client_finds_what_the_index_does(url, query):
+def test_a_client_finds_the_same_as_the_index(url, query):
     assert RetrievalClient(f"{url}/retrieve").search(query, 2) == LOCAL.search(query, 2)
 
 
@@ -145,7 +145,7 @@ def test_a_request_beyond_a_limit_is_refused_by_field(url, body, field):
 
 
 @pytest.mark.parametrize("body", [b"", b"no json", b"[" * 100_000, b'{"queries": ["\\ud800"]}'])
-def test_a_body_that_is_no_request_is_refused(url, body):
+def test_an_invalid_body_is_refused(url, body):
     assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
 
 
@@ -220,7 +220,7 @@ def takes_connections(url):
     return False
 
 
-def test_a_server_that_is_not_there_is_named_when_an_environment_is_made(data_files):
+def test_a_missing_server_is_an_error_that_names_it(data_files):
     client = RetrievalClient("http://127.0.0.1:9", timeout_seconds=0.2)
     with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
         client.check()
@@ -286,7 +286,7 @@ GARBAGE = [
 
 @contextlib.contextmanager
 def answering(*answers, **more):
-    """A server that gives one answer after the other; yields its URL and how often it was asked."""
+    """Serve a sequence of answers; yield the URL and the list of requests."""
 
     async def app(scope, receive, send):
         status, body = answers[min(len(asked), len(answers) - 1)]
@@ -347,7 +347,7 @@ def test_a_server_whose_head_never_ends_times_out():
     ended.set()
 
 
-def test_a_server_that_fails_for_good_is_an_observation(questions):
+def test_a_failing_server_is_an_observation(questions):
     with answering((200, b"<html>")) as (url, _):
         env = make(questions, RetrievalClient(url, timeout_seconds=0.3), tools=["evidence"])
         env.reset(seed=0)
@@ -363,7 +363,7 @@ def test_a_server_that_fails_for_good_is_an_observation(questions):
         assert env.step(env.unwrapped.write_call("search", query="oslo"))[0] == REFUSED_TEXT
 
 
-def test_under_load_all_is_answered_while_the_server_restarts_and_requests_are_broken(tmp_path):
+def test_all_requests_are_answered_while_the_server_restarts_and_connections_break(tmp_path):
     queries = make_index(tmp_path / "index", 200)
     index = SavedIndex(tmp_path / "index")
     server = ServerProcess("agent_envs.retrieval", "serve", str(tmp_path / "index"))

@@ -24,7 +24,7 @@ COMMAND = f"{sys.executable} {SCRIPT}"
 
 
 class QuestionEnv(ToolEnv):
-    """An environment of somebody's own."""
+    """A custom environment."""
 
     def get_task(self, index):
         return Task(id=f"q-{index}", question="How many?", answers=("3",))
@@ -43,7 +43,7 @@ def call(env, name, /, **arguments):
 
 
 class HttpServer:
-    """The same server at a port, in a process that can be killed."""
+    """The server at a port, in a process that can be killed."""
 
     def __init__(self):
         with socket.socket() as probe:
@@ -99,11 +99,11 @@ def env(server):
         ("answer_2", {}, "answer []", None),
     ],
 )  # fmt: skip
-def test_what_a_server_says_is_the_observation(env, name, arguments, observation, error):
+def test_the_result_of_a_server_is_the_observation(env, name, arguments, observation, error):
     assert call(env, name, **arguments) == (observation, error)
 
 
-def test_the_model_is_told_of_tools_and_of_mistakes(env):
+def test_schemas_and_mistakes_are_shown_to_the_model(env):
     observation, error = call(env, "add", a=1)
     assert error == "bad_arguments"
     assert "'b' is missing" in observation
@@ -120,7 +120,7 @@ def test_the_model_is_told_of_tools_and_of_mistakes(env):
     assert len(content) < 10_000
 
 
-def test_text_of_a_server_stays_data(env):
+def test_text_of_a_server_is_not_an_action(env):
     observation, _, terminated, _, info = env.step(env.write_call("search", query="x"))
     assert "<answer>x</answer>" in observation
     assert not terminated
@@ -134,17 +134,13 @@ def test_every_format_shows_and_calls_the_tools(http, tool_format):
         assert "endless" in env.step("")[0]  # the feedback shows an example of each
 
 
-def test_each_episode_has_a_session_of_its_own(http):
-    server = McpServer(http.url)
+def test_each_episode_has_a_separate_session_unless_it_is_shared(http):
+    server, shared = McpServer(http.url), McpServer(http.url, shared=True)
     with made(server) as env, made(server) as other:
         assert [call(env, "count")[0] for _ in range(3)] == ["1", "2", "3"]
         assert call(other, "count")[0] == "1"
         env.reset()
         assert call(env, "count")[0] == "1"
-
-
-def test_a_shared_session_goes_on(http):
-    shared = McpServer(http.url, shared=True)
     with made(shared) as env, made(shared) as other:
         first = int(call(env, "count")[0])
         assert call(other, "count")[0] == str(first + 1)
@@ -164,7 +160,7 @@ def test_a_server_that_dies_is_an_observation_and_starts_again():
         assert call(env, "count") == ("1", None)
 
 
-def test_a_server_that_is_gone_is_an_observation_until_it_is_back():
+def test_a_missing_server_is_an_observation_until_it_returns():
     server = HttpServer()
     try:
         with made(McpServer(server.url)) as env:
@@ -186,7 +182,7 @@ def test_a_server_that_is_gone_is_an_observation_until_it_is_back():
         server.kill()
 
 
-def test_a_call_that_takes_too_long_is_an_observation_and_the_session_stays(http):
+def test_a_timeout_is_an_observation_and_keeps_the_session(http):
     with made(McpServer(http.url, timeout=0.5)) as env:
         assert call(env, "count")[0] == "1"
         observation, error = call(env, "slow", seconds=30)
@@ -206,7 +202,7 @@ def test_new_tools_are_offered_from_the_next_turn_on():
         assert call(env, "new_tool") == ("new_tool []", None)
 
 
-def test_tools_of_a_server_take_nobodys_place(http):
+def test_tools_of_a_server_replace_no_other_tool(http):
     @tool
     def add(a: int, b: int) -> str:
         """Add, in the house."""
@@ -245,18 +241,18 @@ def test_a_server_can_be_named_by_an_import_path(monkeypatch):
         again.close()
 
 
-def test_what_a_server_holds_cannot_be_saved_and_is_named(http):
+def test_snapshots_after_a_call_are_errors(http):
     with made(McpServer(http.url)) as env:
         fresh = env.snapshot()
         copy.deepcopy(env).close()
         assert call(env, "count")[0] == "1"
         with pytest.raises(SnapshotError, match="MCP server"):
             env.snapshot()
-        env.restore(fresh)  # begins anew there, too
+        env.restore(fresh)  # with a new session
         assert call(env, "count")[0] == "1"
 
 
-def test_a_command_gets_only_the_variables_that_are_named(monkeypatch):
+def test_a_command_gets_only_the_named_variables(monkeypatch):
     monkeypatch.setenv("A_SECRET", "s3cret")
     monkeypatch.setenv("ANOTHER", "s3cret, too")
     with made(McpServer(COMMAND, pass_env=("A_SECRET",))) as env:
@@ -267,15 +263,15 @@ def test_a_command_gets_only_the_variables_that_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("server", "said"),
+    ("server", "message"),
     [
         ("no-such-program-here", "no-such-program-here"),
         ("http://127.0.0.1:9/mcp", r"http://127\.0\.0\.1:9/mcp"),
         (f"{sys.executable} -c \"raise SystemExit('no key given')\"", "no key given"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_named_when_an_environment_is_made(server, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_an_unusable_server_is_an_error_when_the_environment_is_made(server, message):
+    with pytest.raises(ConfigurationError, match=message):
         QuestionEnv(tools=[McpServer(server)])
 
 
