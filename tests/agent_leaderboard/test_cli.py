@@ -3,7 +3,7 @@
 import pytest
 
 from agent_leaderboard import cli
-from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
+from tests.agent_leaderboard.runs import CONFIG, content_of, read_rows, write_config, write_rows
 
 CHECKPOINT = """
 agents: [{name: RL, kind: checkpoint, settings: {model: "${checkpoint}"}}]
@@ -11,10 +11,10 @@ environments: [{id: AgentR1/SyntheticTable-v0, contamination: none}]
 """
 
 
-def test_a_run_is_played_reported_verified_exported_and_merged(tmp_path, small_data, capsys):
+def test_a_run_is_made_reported_verified_exported_and_merged(tmp_path, small_data, capsys):
     config, folder = write_config(tmp_path, CONFIG), tmp_path / "run"
     run = ["--config", str(config), "--data", str(small_data), "--tasks", "1"]
-    cli.main([*run, "--output", str(folder)])  # without the word run
+    cli.main([*run, "--output", str(folder)])  # the default command
     assert {path.suffix for path in folder.glob("leaderboard.*")} == {".md", ".csv", ".html"}
     assert "oracle" in capsys.readouterr().out
 
@@ -23,26 +23,27 @@ def test_a_run_is_played_reported_verified_exported_and_merged(tmp_path, small_d
     assert "Verified in full: 18 of 18 episodes" in capsys.readouterr().out
     cli.main(["export", str(folder), str(tmp_path / "run.zip")])
     cli.main(["merge", str(tmp_path / "merged"), str(tmp_path / "run.zip"), *check])
-    assert files_of(tmp_path / "merged") == files_of(folder)
+    assert content_of(tmp_path / "merged") == content_of(folder)
     cli.main(["compare", str(folder), "random", "oracle"])
     assert "oracle" in capsys.readouterr().out
 
-    path = folder / "results" / "table" / "random.jsonl"
-    path.write_text(path.read_text().replace('"success": false', '"success": true'))
+    rows, own = read_rows(folder, "table", "random")
+    own[0]["success"] = True
+    write_rows(folder, rows)
     with pytest.raises(SystemExit) as ended:
         cli.main(["verify", str(folder), *check])
     assert ended.value.code == 1
     output = capsys.readouterr().out
-    assert "results/table/random.jsonl, line 1, field 'success': is true, replay gives fa" in output
+    assert "table/random, task 0, sample 0, field 'success': is true, replay gives false" in output
     assert "Verification FAILED" in output
 
 
-def test_what_is_wrong_is_a_line_not_a_traceback(tmp_path):
+def test_errors_are_one_line(tmp_path):
     for arguments, message in (
         (["--preset", "papre"], "Did you mean 'paper'"),
         (["--config", str(tmp_path / "no.yaml")], "cannot be read"),
         (["verify", str(tmp_path)], "1"),
-        (["export", str(tmp_path), str(tmp_path / "a.zip")], r"manifest\.json: cannot be read"),
+        (["export", str(tmp_path), str(tmp_path / "a.zip")], "is not part of a run"),
         (["--config", str(write_config(tmp_path, CHECKPOINT))], "pass --checkpoint"),
         (["--preset", "published", "--agents", "orcle"], "Did you mean 'oracle'"),
     ):

@@ -5,7 +5,7 @@ import pytest
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.play.config import PRESETS, fill_in, load_configs
 from agent_leaderboard.records.manifest import Protocol
-from tests.agent_leaderboard.small_config import CONFIG, write_config
+from tests.agent_leaderboard.runs import CONFIG, write_config
 
 ENVIRONMENT = "environments: [{id: AgentR1/SyntheticTable-v0, contamination: none}]\n"
 AGENT = "agents: [{name: oracle, kind: oracle}]\n"
@@ -41,13 +41,13 @@ def test_an_unknown_name_is_an_error_with_the_right_one(tmp_path, text, message)
         (AGENT, "a run needs 'environments' and 'agents'"),
         (ENVIRONMENT + AGENT + "protocol: {samples_per_task: 0}", "samples_per_task: .* to 1"),
         (ENVIRONMENT + AGENT + "protocol: {seed: x}", "protocol: seed: .*valid integer"),
-        (ENVIRONMENT + AGENT.replace("}]", "}, {name: Oracle, kind: random}]"), "is used twice"),
-        (ENVIRONMENT + AGENT.replace("}]", ", train: {}}]"), "has no model to train"),
+        (ENVIRONMENT + AGENT.replace("}]", "}, {name: Oracle, kind: random}]"), "is repeated"),
+        (ENVIRONMENT + AGENT.replace("}]", ", train: {}}]"), "has no model. Leave out 'train'"),
         ("environments: 3\n" + AGENT, "'environments' must be a list"),
         (ENVIRONMENT.replace("contamination: none", "tasks: 0, contamination: x") + AGENT, "tasks"),
         (
             ENVIRONMENT + "agents: [{name: a, kind: checkpoint, train: {}, settings: {model: x}}]",
-            "'train' makes the model",
+            "give 'train' or 'model', not both",
         ),
     ],
 )

@@ -1,36 +1,37 @@
-"""Hostile runs: links, pipes, bombs, servers and endless arguments do no harm and end."""
+"""Hostile runs: links, pipes, bombs, servers and endless arguments do no harm."""
 
-import hashlib
+import dataclasses
 import inspect
 import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-import threading
 import time
 import zipfile
+from pathlib import Path
 
 import gymnasium as gym
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from gymnasium.envs.registration import load_env_creator
 
 from agent_envs import ToolEnv
-from agent_leaderboard.verify import bundle, contained, folder_check
-from agent_leaderboard.verify.arguments import ARGUMENTS, check_arguments
+from agent_envs.errors import DataError
+from agent_leaderboard.play.config import PRESETS, load_configs
+from agent_leaderboard.play.environments import ARGUMENTS, recorded_environment, refused_arguments
+from agent_leaderboard.records.manifest import published
+from agent_leaderboard.records.results import SCHEMA, read_run, write_checksums
+from agent_leaderboard.report.transcripts import make_transcripts
+from agent_leaderboard.verify import bundle, contained, run_check
 from agent_leaderboard.verify.verify import check_run
-from tests.agent_leaderboard.test_verify import seal
+from tests.agent_leaderboard.runs import edit_manifest, replace_text
 
 
-@pytest.fixture
-def copy(tmp_path, small_run):
-    folder = tmp_path / "copy"
-    shutil.copytree(small_run, folder)
-    return folder
-
-
-def test_a_run_and_its_bundle_verify_in_a_process_of_their_own(small_run, small_data, tmp_path):
+def test_a_run_and_its_bundle_verify_in_a_child_process(small_run, small_data, tmp_path):
     packed = tmp_path / "run.zip"
     bundle.export_bundle(small_run, packed)
     found = contained.verify(packed, small_data)
@@ -38,10 +39,9 @@ def test_a_run_and_its_bundle_verify_in_a_process_of_their_own(small_run, small_
     assert found.is_whole
     assert found.num_replayed == found.num_episodes == 42
     assert found.scores == check_run(small_run, small_data).scores
-    assert not list(tmp_path.glob("*/results"))
 
 
-def test_what_takes_too_long_is_ended_with_all_it_started(small_run, small_data):
+def test_verification_ends_at_its_time_limit(small_run, small_data):
     began = time.monotonic()
     found = contained.verify(small_run, small_data, max_minutes=0.001)
     assert found.problems == [
@@ -51,29 +51,44 @@ def test_what_takes_too_long_is_ended_with_all_it_started(small_run, small_data)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_ends_it_ends_the_child_too(tmp_path, monkeypatch, number):
-    """A job of CI that is cancelled, or a closed terminal, leaves no process behind."""
-    note = tmp_path / "pid"
+def test_the_child_and_what_it_started_end_with_the_parent(tmp_path):
+    """A cancelled CI job leaves no process behind."""
+    note = tmp_path / "pids"
     (tmp_path / "sleeper.py").write_text(
-        f"import os, pathlib, time\npathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n"
+        "import os, pathlib, signal, subprocess, sys, time\n"
+        "from agent_leaderboard.play.run import end_with_parent\n"
+        "end_with_parent(lambda: os.killpg(0, signal.SIGKILL))\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(note)!r}).write_text(f'{{os.getpid()}} {{other.pid}}')\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(contained, "_MODULE", "sleeper")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from agent_leaderboard.verify import contained\n"
+        "contained._MODULE = 'sleeper'\n"
+        "contained._run_child('{}', 60)\n"
+    )
+    paths = os.pathsep.join(filter(None, sys.path))
+    parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths})
+    while not (note.exists() and " " in note.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGTERM)
+    parent.wait()
+    for pid in map(int, note.read_text().split()):
+        deadline = time.monotonic() + 30
+        while is_running(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
-    def end():
-        while not (note.exists() and note.read_text()):
-            time.sleep(0.02)
-        os.kill(os.getpid(), number)
 
-    threading.Thread(target=end).start()
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit):
-        contained._run_child("{}", 60)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
-    assert signal.getsignal(number) is before
+def is_running(pid):
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        os.kill(pid, 0)
+        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 def test_the_child_limits_itself(monkeypatch):
@@ -92,8 +107,11 @@ def test_no_other_machine_is_reached():
             contained._refuse("socket.connect", (None, address))
     with pytest.raises(PermissionError, match="no network"):
         contained._refuse("socket.getaddrinfo", ("example.org", 80, 0, 0, 0))
-    contained._refuse("socket.connect", (None, ("127.0.0.1", 80)))  # ScienceWorld's own program
+    contained._refuse("socket.connect", (None, ("127.0.0.1", 80)))  # ScienceWorld's own server
     contained._refuse("socket.connect", (None, "/tmp/socket"))
+
+
+# Files
 
 
 def replaced_by_a_pipe(path):
@@ -102,15 +120,8 @@ def replaced_by_a_pipe(path):
 
 
 def replaced_by_a_link(path):
-    path.rename(path.with_suffix(".moved"))
-    shutil.move(path.with_suffix(".moved"), path.parents[2].parent / "outside")
-    path.symlink_to(path.parents[2].parent / "outside")
-
-
-def in_a_linked_folder(path):
-    folder, outside = path.parent, path.parents[2].parent / "outside"
-    shutil.move(folder, outside)
-    folder.symlink_to(outside)
+    path.rename(path.parent.parent / "outside")
+    path.symlink_to(path.parent.parent / "outside")
 
 
 def replaced_by_a_socket(path):
@@ -120,27 +131,42 @@ def replaced_by_a_socket(path):
         server.bind(path.name)
 
 
+def replaced_by_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize(
-    "change", [replaced_by_a_pipe, replaced_by_a_link, in_a_linked_folder, replaced_by_a_socket]
+    "change", [replaced_by_a_pipe, replaced_by_a_link, replaced_by_a_socket, replaced_by_a_folder]
 )
-@pytest.mark.parametrize("name", ["results/table/random.jsonl", "seconds/table/random.jsonl"])
-def test_only_plain_files_are_opened(copy, small_data, change, name):
+@pytest.mark.parametrize("name", ["results.parquet", "manifest.json", "tasks.json"])
+def test_only_regular_files_are_opened(copy, small_data, change, name):
     change(copy / name)
-    (problem,) = check_run(copy, small_data).problems
-    assert problem.endswith("is no plain file")
+    assert check_run(copy, small_data).problems == [f"{name}: is not a regular file"]
 
 
-def test_a_manifest_that_is_a_pipe_blocks_nobody(copy):
-    replaced_by_a_pipe(copy / "manifest.json")
-    assert check_run(copy).problems == ["manifest.json: is no plain file"]
-
-
-def test_a_run_of_too_many_or_too_large_files_is_not_read(copy, monkeypatch):
-    monkeypatch.setattr(folder_check, "MAX_FILE_BYTES", 1_000)
+def test_a_file_that_is_too_large_is_not_read(copy, monkeypatch):
+    monkeypatch.setattr(run_check, "MAX_FILE_BYTES", 1_000)
     assert "manifest.json: is too large" in check_run(copy).problems
-    monkeypatch.setattr(folder_check, "MAX_FILES", 5)
-    (problem,) = [p for p in check_run(copy).problems if "too large" not in p]
-    assert "holds more than 5 files" in problem
+
+
+def test_results_that_expand_are_not_decoded(copy):
+    """A run-length encoded column of a billion nulls, or of one long text."""
+    long = pa.Table.from_pylist(
+        [{"environment": "x" * 2**20, "agent": "a"}] * 1_000, schema=SCHEMA
+    )  # fmt: skip
+    pq.write_table(long, copy / "results.parquet", compression="zstd", store_schema=False)
+    write_checksums(copy)
+    assert (copy / "results.parquet").stat().st_size < 100_000
+    (problem,) = check_run(copy).problems
+    assert "has 1000 rows; the run has 42 episodes" in problem
+    pq.write_table(long.slice(0, 42), copy / "results.parquet", compression="zstd",
+                   store_schema=False)  # fmt: skip
+    (problem,) = check_run(copy).problems
+    assert "an encoding that results files do not use" in problem
+
+
+# Manifests
 
 
 @pytest.mark.parametrize(
@@ -155,27 +181,14 @@ def test_a_run_of_too_many_or_too_large_files_is_not_read(copy, monkeypatch):
         ('"split": "test"', '"render_mode": "human"'),
         ('"split": "test"', '"tools": "os:system"'),
         ('"split": "test"', '"context": {"name": "os:system"}'),
-        ('"split": "test"', '"context": ' + '{"a":' * 200 + "1" + "}" * 200),
+        ('"split": "test"', '"a": ' + '{"a":' * 900 + "1" + "}" * 900),
+        ('"split": "test"', '"a": ' + "[" * 100_000),
+        ('"split": "test"', '"a": NaN'),
     ],
 )
-def test_a_hostile_manifest_is_a_problem_and_ends_soon(copy, small_data, old, new):
-    path = copy / "manifest.json"
-    path.write_text(path.read_text().replace(old, new))
-    seal(copy)
+def test_a_hostile_manifest_is_refused_soon(copy, small_data, old, new):
+    replace_text(copy / "manifest.json", old, new)
     assert check_run(copy, small_data).problems
-
-
-def test_a_manifest_nested_too_deep_or_with_no_number_is_said_to_be(copy):
-    path = copy / "manifest.json"
-    text = path.read_text()
-    for value, said in (
-        ('{"a":' * 900 + "1" + "}" * 900, "nested deeper than"),
-        ("[" * 100_000, "is not valid JSON"),
-        ('{"a": NaN}', "NaN is no number"),
-    ):
-        path.write_text(text.replace('"kwargs": {', f'"kwargs": {{"a": {value}, ', 1))
-        (problem,) = check_run(copy).problems
-        assert said in problem
 
 
 @pytest.mark.parametrize(
@@ -194,7 +207,7 @@ def test_a_manifest_nested_too_deep_or_with_no_number_is_said_to_be(copy):
 )
 def test_values_of_any_type_are_refused_and_named(kwargs):
     (name,) = kwargs
-    (problem,) = check_arguments("AgentR1/SyntheticTable-v0", kwargs)
+    (problem,) = refused_arguments("AgentR1/SyntheticTable-v0", kwargs)
     assert f"{name} = " in problem
 
 
@@ -211,112 +224,125 @@ def test_values_of_any_type_are_refused_and_named(kwargs):
         "${data}",
     ],
 )
-def test_a_data_file_is_named_plainly_below_the_data_folder(value):
-    assert list(check_arguments("AgentR1/HotpotQA-v0", {"data": "${data}/a/rows.jsonl"})) == []
-    assert list(check_arguments("AgentR1/HotpotQA-v0", {"data": value}))
+def test_a_data_file_is_below_the_data_folder(value):
+    assert list(refused_arguments("AgentR1/HotpotQA-v0", {"data": "${data}/a/rows.jsonl"})) == []
+    assert list(refused_arguments("AgentR1/HotpotQA-v0", {"data": value}))
 
 
-def test_no_file_outside_of_the_data_folder_is_compared(copy, small_data, tmp_path):
+def test_no_file_outside_of_the_data_folder_is_read(copy, small_data, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("s")
-    path = copy / "manifest.json"
-    manifest = json.loads(path.read_text())
-    (record,) = [e for e in manifest["environments"] if e["data"]]
-    record["kwargs"]["data"] = [record["kwargs"]["data"], "${data}/"]
-    for content in (b"s", b"t"):
-        digest = hashlib.sha256(content).hexdigest()
-        record["data"] = [*record["data"][:1], {"name": str(secret), "sha256": digest}]
-        path.write_text(json.dumps(manifest, indent=2) + "\n")
-        seal(copy)
-        problems = check_run(copy, small_data).problems
-        assert any("no value that is taken from others" in problem for problem in problems)
-        assert not any("secret" in problem for problem in problems)
+
+    def change(manifest):
+        (record,) = [e for e in manifest["environments"] if e["data"]]
+        record["data"].append({"name": str(secret), "sha256": "0" * 64})
+
+    edit_manifest(copy, change)
+    (problem,) = [p for p in check_run(copy, small_data).problems if "secret" in p]
+    assert "is not a file of the arguments" in problem  # and not whether its hash is right
 
 
-def test_a_line_of_huge_numbers_is_a_problem(copy, small_data):
-    path = copy / "results" / "table" / "random.jsonl"
-    lines = path.read_text().splitlines()
-    for key, value in (("task", 10**40), ("seed", -(10**40)), ("sample", 2**40)):
-        record = json.loads(lines[0]) | {key: value}
-        path.write_text("\n".join([json.dumps(record, sort_keys=True), *lines[1:]]) + "\n")
-        seal(copy)
-        assert any(f"'{key}'" in problem for problem in check_run(copy, small_data).problems)
-
-
-SERVED = {"WebShop": "base_url", "Remote": "url", "ALFWorld": "base_url", "HotpotQA": "retriever"}
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_no_environment_is_led_to_a_server(name):
-    kwargs = {SERVED[name]: "http://127.0.0.1:8000"}
-    assert list(check_arguments(f"AgentR1/{name}-v0", kwargs))
+def test_no_environment_is_led_to_a_server():
+    served = {
+        "WebShop": "base_url", "Remote": "url", "ALFWorld": "base_url", "HotpotQA": "retriever"
+    }  # fmt: skip
+    for name, argument in served.items():
+        kwargs = {argument: "http://127.0.0.1:8000"}
+        assert list(refused_arguments(f"AgentR1/{name}-v0", kwargs))
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_what_is_on_no_list_is_refused_for_every_environment(name):
+def test_only_listed_arguments_are_allowed_and_all_own_arguments_are_listed(name):
     id = f"AgentR1/{name}-v0"
-    assert list(check_arguments(id, {"split": "test", "tool_format": "hermes"})) == []
+    assert list(refused_arguments(id, {"split": "test", "tool_format": "hermes"})) == []
     for hostile in ({"render_mode": "human"}, {"tools": ["x"]}, {"split": ["test"] * 1_000},
                     {"data": "/etc/passwd"}, {"corpus": ["${data}/../x"]},
                     {"sandbox": "limits"}, {"system_prompt": "x" * 100_000},
                     {"max_episode_steps": 10**9}, {"vectorization_mode": "async"}):  # fmt: skip
-        assert list(check_arguments(id, hostile)), hostile
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_whatever_an_environment_takes_of_its_own_is_on_the_list(name):
-    env = load_env_creator(gym.spec(f"AgentR1/{name}-v0").entry_point)
+        assert list(refused_arguments(id, hostile)), hostile
+    env = load_env_creator(gym.spec(id).entry_point)
     known = {*ARGUMENTS[name], "split"}
     for cls in env.__mro__[: env.__mro__.index(ToolEnv)]:
         taken = inspect.signature(vars(cls).get("__init__", object)).parameters.values()
         assert {each.name for each in taken if each.kind is each.KEYWORD_ONLY} <= known
 
 
-def test_the_published_arguments_are_on_the_list():
-    from agent_leaderboard.play.config import PRESETS, load_configs
-    from agent_leaderboard.records.reference import published
-
-    of_presets = [one for path in PRESETS.values() for one in load_configs([path]).environments]
-    for record in (*published().environments, *of_presets):
-        assert list(check_arguments(record.id, record.kwargs)) == []
+def test_the_published_arguments_are_allowed():
+    configured = [one for path in PRESETS.values() for one in load_configs([path]).environments]
+    for record in (*published().environments, *configured):
+        assert list(refused_arguments(record.id, record.kwargs)) == []
 
 
-def test_a_bundle_of_many_empty_files_is_refused_at_once(tmp_path):
-    path = tmp_path / "many.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(folder_check.MAX_FILES + 1):
-            archive.writestr(f"tasks/t{number}.json", "")
+def test_no_manifest_becomes_an_environment_without_the_allowlist(run_folder, data_folder):
+    """Reports and logs of a stranger's run, too."""
+    run = read_run(run_folder)
+    hostile = dataclasses.replace(
+        run.manifest.environments[0], kwargs={"data": "http://192.0.2.1/rows.jsonl"}
+    )
+    with pytest.raises(DataError, match="'data' is not allowed"):
+        recorded_environment(hostile, None, data_folder)
+    others = run.manifest.environments[1:]
+    manifest = dataclasses.replace(run.manifest, environments=[hostile, *others])
+    run = dataclasses.replace(run, manifest=manifest)
+    shown = list(make_transcripts(run, (hostile.slug, "some"), data_folder, with_text=True))
+    assert all(one.text is None and "'data' is not allowed" in one.note for one in shown)
+
+
+# Bundles
+
+
+def zip_of(path, files):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def refused(path, tmp_path):
     (problem,) = contained.check(path, unpack_to=tmp_path / "out").problems
-    assert "holds more than 20,000 files" in problem
-
-
-def test_a_bundle_that_unpacks_to_much_is_refused_before_it_does(tmp_path):
-    path = tmp_path / "bomb.zip"
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("manifest.json", "w") as file,
-    ):
-        for _ in range(258):
-            file.write(bytes(2**20))
-    (problem,) = contained.check(path, unpack_to=tmp_path / "out").problems
-    assert "'manifest.json' unpacks to more than" in problem
     assert not (tmp_path / "out").exists()
+    return problem
 
 
-def test_a_bundle_that_lies_about_a_size_or_holds_a_link_is_refused(tmp_path, small_run):
-    path = tmp_path / "link.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        entry = zipfile.ZipInfo("manifest.json")
-        entry.external_attr = 0o120777 << 16
-        archive.writestr(entry, "/etc/passwd")
-    (problem,) = contained.check(path, unpack_to=tmp_path / "out").problems
-    assert "is no file of a run" in problem
+@pytest.mark.parametrize(
+    "name", ["../evil.json", "/tmp/evil.json", "work/m.json", "leaderboard.html", "manifest.json "]
+)
+def test_a_bundle_with_another_file_is_not_unpacked(small_run, tmp_path, name):
+    files = {path.name: path.read_bytes() for path in small_run.iterdir() if path.is_file()}
+    files = {n: c for n, c in files.items() if n in bundle.FILES}
+    assert "must contain exactly" in refused(
+        zip_of(tmp_path / "a.zip", files | {name: ""}), tmp_path
+    )
+    files.pop("tasks.json")
+    assert "must contain exactly" in refused(zip_of(tmp_path / "b.zip", files), tmp_path)
+
+
+def test_a_bomb_a_link_and_a_false_size_are_refused(small_run, tmp_path):
+    files = dict.fromkeys(bundle.FILES, b"")
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in files:
+            with archive.open(name, "w") as file:
+                for _ in range(258 if name == "tasks.json" else 0):
+                    file.write(bytes(2**20))
+    assert "'tasks.json' unpacks to more than" in refused(bomb, tmp_path)
+    link = zipfile.ZipInfo("manifest.json")
+    link.external_attr = 0o120777 << 16
+    linked = {link if name == link.filename else name: b"/etc/passwd" for name in files}
+    assert "is not a regular file" in refused(zip_of(tmp_path / "link.zip", linked), tmp_path)
     good = tmp_path / "good.zip"
     bundle.export_bundle(small_run, good)
     content = bytearray(good.read_bytes())
     with zipfile.ZipFile(good) as archive:
-        entry = archive.getinfo("manifest.json")
-    at = content.rindex(entry.file_size.to_bytes(4, "little"))
+        size = archive.getinfo("manifest.json").file_size
+    at = content.rindex(size.to_bytes(4, "little"))
     content[at : at + 4] = (7).to_bytes(4, "little")
     good.write_bytes(content)
-    assert contained.check(good, unpack_to=tmp_path / "out2").problems
+    assert contained.check(good, unpack_to=tmp_path / "false").problems
+
+
+def test_what_is_not_a_zip_file_is_refused(tmp_path):
+    path = tmp_path / "text.zip"
+    path.write_text(json.dumps("no zip"))
+    assert "is not a readable bundle" in refused(path, tmp_path)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)

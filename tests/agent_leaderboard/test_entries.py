@@ -1,4 +1,4 @@
-"""From a template to what is submitted, as a stranger does it; and runs compared over time."""
+"""From a template to a submission, as a newcomer does it; and the workflow that verifies it."""
 
 import dataclasses
 import os
@@ -13,11 +13,10 @@ import pytest
 from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_leaderboard import cli
 from agent_leaderboard.entries.check import five_tasks
-from agent_leaderboard.entries.new import TEMPLATE
-from agent_leaderboard.entries.submit import unfit_fields
+from agent_leaderboard.entries.submit import TEMPLATE, invalid_fields
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
-from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.records.results import read_run, write_run
 
 ROOT = Path(__file__).parents[2]
 ONLY = ["synthetic-multi-hop", "synthetic-table"]
@@ -30,7 +29,7 @@ def entry(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("AGENT_R1_DATA", raising=False)
-        patch.setattr(cli, "DATA_BESIDE", folder / "none")
+        patch.setattr(cli, "CHECKOUT_DATA", folder / "none")
         cli.main(["new", "wise_owl"])
         config = folder / "wise_owl.yaml"
         config.write_text(config.read_text().replace("my organisation", "Owls of the Wood"))
@@ -44,7 +43,7 @@ def here(entry, tmp_path, monkeypatch):
     shutil.copytree(entry, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     monkeypatch.delenv("AGENT_R1_DATA", raising=False)
-    monkeypatch.setattr(cli, "DATA_BESIDE", tmp_path / "none")
+    monkeypatch.setattr(cli, "CHECKOUT_DATA", tmp_path / "none")
     forget()
     return tmp_path / "copy"
 
@@ -55,7 +54,7 @@ def forget():
     episodes._agent.cache_clear()
 
 
-def test_the_template_is_an_agent_with_a_name_of_its_own(entry, monkeypatch):
+def test_the_template_is_an_agent_with_its_own_name(entry, monkeypatch):
     (agent,) = load_configs([entry / "wise_owl.yaml"]).agents
     assert (agent.name, agent.kind) == ("wise owl", "wise_owl:WiseOwl")
     monkeypatch.chdir(entry)
@@ -65,25 +64,25 @@ def test_the_template_is_an_agent_with_a_name_of_its_own(entry, monkeypatch):
         cli.main(["new", "wise owl"])
 
 
-def test_a_board_is_played_as_far_as_data_are_at_hand_and_says_what_is_missing(here, capsys):
+def test_environments_without_data_are_left_out_with_the_reason(here, capsys):
     config = load_configs([here / "wise_owl.yaml"])
     assert all(environment.optional for environment in config.environments)
     names = ["hotpotqa", "synthetic-table"]
     cli.main(["--config", "wise_owl.yaml", "--output", "part", "--tasks", "1",
               "--environments", *names])  # fmt: skip
-    manifest = RunFolder(Path("part")).read_manifest()
+    manifest = read_run(Path("part")).manifest
     assert [record.slug for record in manifest.environments] == ["synthetic-table"]
     left_out = next(one for one in manifest.left_out if one.id == "AgentR1/HotpotQA-v0")
-    assert "its data are not at hand: hotpotqa_dev_distractor.jsonl.gz" in left_out.reason
+    assert "its data are missing: hotpotqa_dev_distractor.jsonl.gz" in left_out.reason
 
 
-def test_check_plays_five_tasks_and_shows_what_was_a_mistake(here, capsys):
+def test_check_runs_five_tasks_and_shows_errors(here, capsys):
     agent = Path("wise_owl.py")
     agent.write_text(agent.read_text().replace("return state.answer(", "return str("))
     cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
     output = capsys.readouterr().out
     assert output.count("SyntheticTableEnv-") == 5
-    assert "was a mistake (no_action)" in output
+    assert "was an error (no_action)" in output
     assert "5 of 5 episodes were replayed" in output
     assert "Own measure" not in output  # five tasks always are
     forget()
@@ -92,10 +91,10 @@ def test_check_plays_five_tasks_and_shows_what_was_a_mistake(here, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
     assert ended.value.code == 1
-    assert "has no attribute 'questoin'" in capsys.readouterr().out
+    assert "has no attribute 'questoin'" in " ".join(capsys.readouterr().out.split())
 
 
-def test_check_chooses_five_tasks_that_can_be_played_here(here, monkeypatch):
+def test_check_chooses_five_available_tasks(here, monkeypatch):
     class NoSuchGames:
         def __init__(self, **kwargs):
             raise MissingExtraError("games", "These games", "games")
@@ -106,11 +105,11 @@ def test_check_chooses_five_tasks_that_can_be_played_here(here, monkeypatch):
     monkeypatch.setitem(gym.registry, spec.id, spec)
     (only,) = five_tasks(config, None).environments
     assert (only.slug, only.tasks) == ("synthetic-multi-hop", 5)
-    with pytest.raises(ConfigurationError, match="None of these environments is at hand"):
+    with pytest.raises(ConfigurationError, match="No environment is available"):
         five_tasks(config.choose(environments=["synthetic-table"]), None)
 
 
-def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, capsys):
+def test_a_submission_verifies_and_its_text_has_facts_and_scores(here, capsys):
     cli.main(["submit", "run"])
     folder = here / "submissions" / "wise-owl"
     cli.main(["verify", str(folder)])
@@ -122,7 +121,7 @@ def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, cap
     assert "- `synthetic-arithmetic`: not chosen" in text  # --environments left it out
     assert "`synthetic-table`: not chosen" not in text
     assert not list(folder.glob("leaderboard.*"))
-    with pytest.raises(SystemExit, match="is there already"):
+    with pytest.raises(SystemExit, match="exists; choose another"):
         cli.main(["submit", "run"])
 
 
@@ -133,7 +132,7 @@ def test_what_is_submitted_verifies_and_its_text_says_who_and_how_well(here, cap
         (("board: published", "board: published\nprotocol: {seed: 3}"), DataError, "seed is 3"),
     ],
 )
-def test_a_run_that_is_no_entry_is_refused_with_the_reason(here, change, error, message):
+def test_an_unfit_run_is_refused_with_the_reason(here, change, error, message):
     config = here / "wise_owl.yaml"
     config.write_text(config.read_text().replace(*change))
     cli.main(["--config", str(config), "--output", "other", "--tasks", "100",
@@ -143,17 +142,17 @@ def test_a_run_that_is_no_entry_is_refused_with_the_reason(here, change, error, 
 
 
 @pytest.mark.parametrize("field", ["organisation", "licence", "model", "url"])
-def test_placeholders_are_refused_by_the_name_of_their_field(entry, field):
+def test_placeholders_are_refused(entry, field):
     (agent,) = load_configs([entry / "wise_owl.yaml"]).agents
-    assert list(unfit_fields(agent)) == []
+    assert list(invalid_fields(agent)) == []
     for text in ("my organisation", "TODO", "<name>", "???", "xxx", "Your company", "example.com"):
-        (problem,) = unfit_fields(dataclasses.replace(agent, **{field: text}))
+        (problem,) = invalid_fields(dataclasses.replace(agent, **{field: text}))
         assert problem == f"has a placeholder in the field {field!r}, {text!r}"
     for text in ("X", "Mylan", "Example Ltd", "Themodel", "my-llama", "https://a.org/example.html"):
-        assert list(unfit_fields(dataclasses.replace(agent, **{field: text}))) == []
+        assert list(invalid_fields(dataclasses.replace(agent, **{field: text}))) == []
 
 
-def test_what_the_template_holds_is_said_by_check_and_refused_by_submit(here, capsys):
+def test_placeholders_of_the_template_are_reported_and_refused(here, capsys):
     """All of its lines, those that stand there as comments too."""
     text = (TEMPLATE / "my_agent.yaml.txt").read_text().replace("# url", "url")
     text = text.replace("# model", "model").replace("my_agent:MyAgent", "wise_owl:WiseOwl")
@@ -162,15 +161,15 @@ def test_what_the_template_holds_is_said_by_check_and_refused_by_submit(here, ca
     said = " ".join(capsys.readouterr().out.split())
     names = ("organisation", "url", "model")
     assert all(f"has a placeholder in the field {name!r}" in said for name in names)
-    folder = RunFolder(here / "run")
-    (record,) = folder.read_manifest().agents
-    agents = [dataclasses.replace(record, url="TBD")]
-    folder.write_manifest(dataclasses.replace(folder.read_manifest(), agents=agents))
+    found = read_run(here / "run")
+    agents = [dataclasses.replace(one, url="TBD") for one in found.manifest.agents]
+    manifest = dataclasses.replace(found.manifest, agents=agents)
+    write_run(here / "run", dataclasses.replace(found, manifest=manifest))
     with pytest.raises(SystemExit, match="has a placeholder in the field 'url', 'TBD'"):
         cli.main(["submit", "run"])
 
 
-def test_history_tells_what_became_of_an_agent_and_what_was_changed(here, capsys):
+def test_history_shows_changes_of_scores_and_settings(here, capsys):
     config = here / "wise_owl.yaml"
     config.write_text(config.read_text().replace("{tool: search}", "{tool: lookup}"))
     cli.main(["--config", str(config), "--output", "later", "--environments", *ONLY])
@@ -184,7 +183,7 @@ def test_history_tells_what_became_of_an_agent_and_what_was_changed(here, capsys
         cli.main(["history", "run"])
 
 
-def test_a_file_for_a_folder_and_ctrl_c_are_a_line_each(here, monkeypatch, capsys):
+def test_an_os_error_and_ctrl_c_are_one_line(here, monkeypatch, capsys):
     (here / "file").write_text("")
     with pytest.raises(SystemExit, match="file"):
         cli.main(["--config", "wise_owl.yaml", "--output", "file", "--tasks", "1"])
@@ -196,7 +195,7 @@ def test_a_file_for_a_folder_and_ctrl_c_are_a_line_each(here, monkeypatch, capsy
     with pytest.raises(SystemExit) as ended:
         cli.main(["--config", "wise_owl.yaml"])
     assert ended.value.code == 130
-    assert "it goes on where it was" in capsys.readouterr().err
+    assert "Repeat the command to resume" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -222,7 +221,7 @@ def commit(folder):
 
 
 def verify_submission(tmp_path, folder, base):
-    """Run what the workflow runs, with a command that notes what it was asked."""
+    """Run the workflow's script, with a command that records its arguments."""
     command = tmp_path / "bin" / "agent-r1-bench"
     command.parent.mkdir(exist_ok=True)
     command.write_text('#!/bin/sh\necho "asked: $*"\n')
@@ -280,10 +279,9 @@ def test_the_workflow_refuses_a_link_and_a_change_of_what_is_published(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["work/model.py", "conftest.py", "leaderboard.html", "results/x.py", "Owl/x", "a\nb.json"],
+    "name", ["work/model.py", "conftest.py", "leaderboard.html", "results/x.py", "a\nb.json"]
 )
-def test_the_workflow_refuses_what_is_no_file_of_a_run(tmp_path, checkout, name):
+def test_the_workflow_refuses_other_files(tmp_path, checkout, name):
     folder, base = checkout
     for each in ("manifest.json", name):
         path = folder / "benchmarks" / "submissions" / "owl" / each
@@ -296,21 +294,8 @@ def test_the_workflow_refuses_what_is_no_file_of_a_run(tmp_path, checkout, name)
     assert "asked" not in done.stdout
 
 
-def test_the_workflow_refuses_a_link_among_a_thousand_files(tmp_path, checkout):
-    folder, base = checkout
-    tasks = folder / "benchmarks" / "submissions" / "owl" / "tasks"
-    tasks.mkdir(parents=True)
-    (tasks / "a.json").symlink_to("/etc/passwd")
-    for number in range(1_500):  # more than a pipe holds
-        (tasks / f"t{number}.json").write_text("{}")
-    commit(folder)
-    done = verify_submission(tmp_path, folder, base)
-    assert done.returncode == 1
-    assert "plain files only" in done.stdout
-
-
 @pytest.mark.parametrize("base", ["HEAD", "0" * 40])
-def test_the_workflow_fails_where_nothing_is_compared(tmp_path, checkout, base):
+def test_the_workflow_fails_without_a_difference(tmp_path, checkout, base):
     folder, _ = checkout
     done = verify_submission(tmp_path, folder, base)
     assert done.returncode != 0

@@ -1,21 +1,22 @@
-"""Forgeries are found, true runs raise no alarm; `benchmarks.forgeries` plants a hundred."""
+"""Forgeries of every kind are found; true runs raise no alarm."""
 
 import pytest
 
 from agent_leaderboard.verify.verify import check_run
-from benchmarks.forgeries import KINDS, TRUE_RUNS, plant_many, play
+from benchmarks.forgeries import KINDS, TRUE_RUNS, make_run, plant_many
 
 
 @pytest.fixture(scope="module")
 def true_run(tmp_path_factory, small_data):
-    return play(tmp_path_factory.mktemp("true"), small_data, "hotpot.jsonl")
+    return make_run(tmp_path_factory.mktemp("true"), small_data, "hotpot.jsonl", **TRUE_RUNS[2])
 
 
-def test_a_true_run_raises_no_alarm_and_says_what_stays_on_trust(true_run, small_data):
+def test_a_true_run_raises_no_alarm_and_names_what_stays_on_trust(true_run, small_data):
     found = check_run(true_run, small_data)
     assert found.problems == []
     assert found.is_whole
-    assert [text.partition(":")[0] for text in found.on_trust] == ["small", "voting"]
+    names = [text.partition(":")[0] for text in found.on_trust]
+    assert names == ["small", "voting", "leaderboard.html"]
 
 
 def test_forgeries_of_every_kind_are_found(true_run, small_data, tmp_path):
@@ -25,8 +26,3 @@ def test_forgeries_of_every_kind_are_found(true_run, small_data, tmp_path):
     ]
     assert len(KINDS) >= 12
     assert missed == []
-
-
-def test_a_true_run_of_several_samples_raises_no_alarm(small_data, tmp_path):
-    found = check_run(play(tmp_path, small_data, "hotpot.jsonl", **TRUE_RUNS[2]), small_data)
-    assert found.problems == []

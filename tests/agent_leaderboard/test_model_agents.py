@@ -1,4 +1,4 @@
-"""Agents on a model, played with the embedded policy, and against servers."""
+"""Agents on a model: the embedded policy, and servers."""
 
 import shutil
 
@@ -29,7 +29,7 @@ def specs(count=3, seed=0):
     ]
 
 
-def play(kind, settings, env_id=MULTI_HOP, count=3, **kwargs):
+def run_agent(kind, settings, env_id=MULTI_HOP, count=3, **kwargs):
     tool_format = AGENTS[kind].format_for(settings)
     if tool_format is not None:
         kwargs["tool_format"] = tool_format
@@ -38,10 +38,10 @@ def play(kind, settings, env_id=MULTI_HOP, count=3, **kwargs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_agent_plays_on_a_local_model_and_says_what_it_took(kind):
+def test_every_agent_runs_on_a_local_model_and_reports_usage(kind):
     small = {"reflexion": {"trials": 2}, "best_of_n": {"samples": 2}}.get(kind, {})
-    played = play(kind, MODEL | small)
-    again = play(kind, MODEL | small)
+    played = run_agent(kind, MODEL | small)
+    again = run_agent(kind, MODEL | small)
     assert len(played) == 3
     for one, other in zip(played, again, strict=True):
         assert one.usage == other.usage
@@ -52,23 +52,23 @@ def test_every_agent_plays_on_a_local_model_and_says_what_it_took(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_agent_makes_its_episodes_wait_for_each_other(kind, monkeypatch):
+def test_episodes_do_not_wait_for_each_other(kind, monkeypatch):
     def in_waves(self):
         raise AssertionError("generated in waves")
 
     monkeypatch.setattr(WaveStream, "advance", in_waves)
-    for episode in play(kind, MODEL):
+    for episode in run_agent(kind, MODEL):
         assert episode.trajectory.error is None
 
 
-def test_the_model_itself_is_asked_once_a_turn():
-    for episode in play("base_tool_call", MODEL):
+def test_the_model_is_called_once_per_turn():
+    for episode in run_agent("base_tool_call", MODEL):
         assert episode.usage.calls == len(episode.trajectory.transitions)
         assert episode.attempts == ()
 
 
 def test_a_scripted_search_costs_nothing():
-    for episode in play("naive_rag", MODEL):
+    for episode in run_agent("naive_rag", MODEL):
         searches = sum(
             step.info["action"]["kind"] == "tool_call" for step in episode.trajectory.transitions
         )
@@ -76,14 +76,14 @@ def test_a_scripted_search_costs_nothing():
 
 
 @pytest.mark.parametrize("kind", ["naive_rag", "self_ask", "iterative_rag"])
-def test_agents_that_search_name_an_environment_without_a_search(kind):
+def test_search_agents_refuse_an_environment_without_search(kind):
     with pytest.raises(ConfigurationError, match=rf"Agent '{kind}' needs .*SyntheticArith.* lacks"):
-        play(kind, MODEL, "AgentR1/SyntheticArithmetic-v0")
+        run_agent(kind, MODEL, "AgentR1/SyntheticArithmetic-v0")
 
 
 def test_more_iterations_than_turns_are_refused():
     with pytest.raises(ConfigurationError, match=r"'iterative_rag' takes 8 turns .* after 4"):
-        play("iterative_rag", MODEL | {"iterations": 7})
+        run_agent("iterative_rag", MODEL | {"iterations": 7})
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_wrong_settings_are_named(kind, settings, error, message):
         build_agent(kind, settings)
 
 
-def test_a_servers_own_calls_are_not_for_local_models():
+def test_native_tool_calls_are_refused_for_local_models():
     with pytest.raises(ConfigurationError, match="tool_format openai is for served models"):
-        play("base_tool_call", MODEL | {"tool_format": "openai"})
+        run_agent("base_tool_call", MODEL | {"tool_format": "openai"})
 
 
 @pytest.fixture
 def server():
-    """A server whose model knows no answer until it is reminded of its failure."""
+    """A server whose model answers better once it reads its reflection."""
     pytest.importorskip("openai", reason="the extra openai is not installed")
 
     def reply(body, _):
@@ -126,9 +126,9 @@ def server():
         yield running
 
 
-def test_reflexion_tries_again_with_what_the_model_noted(server):
+def test_reflexion_retries_with_its_reflection(server):
     settings = {"model": "m", "base_url": server.url, "trials": 2}
-    (episode,) = play("reflexion", settings, count=1)
+    (episode,) = run_agent("reflexion", settings, count=1)
     assert [t.action for t in episode.trajectory.transitions] == ["<answer>wiser</answer>"]
     (first,) = episode.attempts
     assert [t.action for t in first.transitions] == ["<answer>x</answer>"]
@@ -140,7 +140,7 @@ def test_reflexion_tries_again_with_what_the_model_noted(server):
     assert "You: <answer>x</answer>" in attempt
 
 
-def test_reflexion_stops_where_the_environment_says_success(tmp_path, monkeypatch):
+def test_reflexion_stops_after_success(tmp_path, monkeypatch):
     answers = {}
 
     def reply(body, _):
@@ -151,17 +151,17 @@ def test_reflexion_stops_where_the_environment_says_success(tmp_path, monkeypatc
     answers["right"] = env.unwrapped.reference_actions()[-1].split("<answer>")[1].split("<")[0]
     with chat_server(reply) as running:
         settings = {"model": "m", "base_url": running.url, "trials": 3}
-        (episode,) = play("reflexion", settings, count=1)
+        (episode,) = run_agent("reflexion", settings, count=1)
     assert episode.trajectory.success
     assert episode.attempts == ()
     assert episode.usage.calls == 1
 
 
-def test_best_of_n_takes_the_answer_given_most_often():
+def test_best_of_n_takes_the_most_frequent_answer():
     answers = iter(["b", "The A.", "a"])
     with chat_server(lambda *_: says(f"<answer>{next(answers)}</answer>")) as running:
         settings = {"model": "m", "base_url": running.url, "samples": 3, "concurrency": 1}
-        (episode,) = play("best_of_n", settings, count=1)
+        (episode,) = run_agent("best_of_n", settings, count=1)
     assert episode.trajectory.transitions[-1].info["action"]["answer"] == "The A."
     assert len(episode.attempts) == 2
     assert episode.usage.calls == 3
@@ -197,14 +197,14 @@ def test_the_majority_chooses(attempts, chosen):
     assert choose_by_majority(attempts) == chosen
 
 
-def test_a_fault_while_reflecting_is_a_fault_of_the_episode():
+def test_an_infrastructure_failure_during_reflection_fails_the_episode():
     def reply(body, _):
         is_reflection = "learn from your mistakes" in body["messages"][0]["content"]
         return refuses(400, "no") if is_reflection else says("<answer>x</answer>")
 
     with chat_server(reply) as running:
         settings = {"model": "m", "base_url": running.url, "trials": 2}
-        (episode,) = play("reflexion", settings, count=1)
+        (episode,) = run_agent("reflexion", settings, count=1)
     assert episode.trajectory.stop_reason is StopReason.POLICY_ERROR
     assert not episode.trajectory.is_scorable
     assert "status 400: no" in episode.trajectory.error
@@ -212,42 +212,42 @@ def test_a_fault_while_reflecting_is_a_fault_of_the_episode():
 
 
 @pytest.mark.parametrize(("kind", "tool_format"), [("base_tool_call", "openai"), ("react", None)])
-def test_agents_play_on_a_real_server(served, kind, tool_format):
+def test_agents_run_on_a_real_server(served, kind, tool_format):
     name = served.native if tool_format == "openai" else served.text
     settings = {"model": name, "base_url": served.url, "max_new_tokens": 16}
     if tool_format is not None:
         settings["tool_format"] = tool_format
-    for episode in play(kind, settings, count=2):
+    for episode in run_agent(kind, settings, count=2):
         assert episode.trajectory.is_scorable
         assert episode.usage.calls == len(episode.trajectory.transitions)
         assert episode.usage.prompt_tokens > 0
 
 
-def test_agents_on_the_same_model_load_it_once(monkeypatch):
-    from agent_leaderboard.agents import model_source
+def test_agents_on_one_model_load_it_once(monkeypatch):
+    from agent_leaderboard.agents import model_agents
     from agent_trainers.policies import local as transformers
 
-    model_source._local_policy.cache_clear()
+    model_agents._local_policy.cache_clear()
     loaded, load = [], transformers.load_policy
     monkeypatch.setattr(
         transformers, "load_policy", lambda name, **kw: loaded.append(name) or load(name, **kw)
     )
     for kind in ("base_tool_call", "naive_rag", "checkpoint"):
-        play(kind, MODEL, count=1)
+        run_agent(kind, MODEL, count=1)
     assert loaded == [str(TINY_POLICY)]
 
 
-def test_agents_play_on_vllm(monkeypatch):
+def test_agents_run_on_vllm(monkeypatch):
     engine = install_vllm(monkeypatch)
-    played = play("base_tool_call", MODEL | {"backend": "vllm", "temperature": 0.5}, count=2)
+    played = run_agent("base_tool_call", MODEL | {"backend": "vllm", "temperature": 0.5}, count=2)
     assert engine.calls
     assert all(setting.temperature == 0.5 for _, settings in engine.calls for setting in settings)
     assert played[0].usage.completion_tokens > 0
 
 
-def test_a_turn_on_vllm_is_as_long_as_the_model_was_trained_for(monkeypatch, tmp_path):
+def test_turns_on_vllm_have_the_length_of_the_training(monkeypatch, tmp_path):
     engine = install_vllm(monkeypatch)
     model = shutil.copytree(TINY_POLICY, tmp_path / "model")
     (model / "recipe.yaml").write_text("max_completion_length: 7\n")
-    play("base_tool_call", {"model": str(model), "backend": "vllm"}, count=1)
+    run_agent("base_tool_call", {"model": str(model), "backend": "vllm"}, count=1)
     assert {setting.max_tokens for _, settings in engine.calls for setting in settings} == {7}

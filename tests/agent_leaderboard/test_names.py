@@ -1,42 +1,41 @@
-"""Names on a board: nothing unseen in them, and nobody's name that looks like another's."""
+"""Names on a board: no invisible characters, and no name that looks like another."""
 
 import dataclasses
-import json
 
 import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.play.config import load_configs
-from agent_leaderboard.records.names import look, look_alikes, why_unclear
-from agent_leaderboard.records.reference import Reference
-from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.records.manifest import Reference
+from agent_leaderboard.records.names import look_alikes, skeleton, why_unclear
+from agent_leaderboard.records.results import Run, read_run
 from agent_leaderboard.verify.claims import check_names
-from agent_leaderboard.verify.merge import _joined_manifest
-from tests.agent_leaderboard.small_config import CONFIG, write_config
+from agent_leaderboard.verify.merge import merge_runs
+from tests.agent_leaderboard.runs import CONFIG, write_config
 
 UNCLEAR = {
-    "\u043eracle": "letters of CYRILLIC and LATIN stand in one word, '\\u043eracle'",
-    "my \u03bf1": "looks like a word of Latin letters, and is none",
-    "gpt-4\u043e": "looks like a word of Latin letters, and is none",
-    "\uff4fracle": "written with compatibility characters; write 'oracle'",
+    "\u043eracle": "mixes CYRILLIC and LATIN in one word, '\\u043eracle'",
+    "my \u03bf1": "imitates Latin letters",
+    "gpt-4\u043e": "imitates Latin letters",
+    "\uff4fracle": "contains compatibility characters; write 'oracle'",
     "\U0001d428racle": "compatibility characters",
     "two\u00a0words": "compatibility characters",
-    "ora\u200bcle": "a character that nobody sees, U+200B ZERO WIDTH SPACE",
-    "ora\u200dcle": "nobody sees, U+200D",
-    "\u202eelcaro": "nobody sees, U+202E RIGHT-TO-LEFT OVERRIDE",
-    "oracle\u200f": "nobody sees, U+200F RIGHT-TO-LEFT MARK",
-    "ora\ufe0fcle": "nobody sees, U+FE0F VARIATION SELECTOR-16",
-    "ora\u3164cle": "nobody sees, U+3164 HANGUL FILLER",
-    "ora\u2800cle": "nobody sees, U+2800 BRAILLE PATTERN BLANK",
-    "ora\u034fcle": "nobody sees, U+034F",
-    "ora\ncle": "nobody sees, U+000A",
+    "ora\u200bcle": "contains the invisible character U+200B ZERO WIDTH SPACE",
+    "ora\u200dcle": "the invisible character U+200D",
+    "\u202eelcaro": "the invisible character U+202E RIGHT-TO-LEFT OVERRIDE",
+    "oracle\u200f": "the invisible character U+200F RIGHT-TO-LEFT MARK",
+    "ora\ufe0fcle": "the invisible character U+FE0F VARIATION SELECTOR-16",
+    "ora\u3164cle": "the invisible character U+3164 HANGUL FILLER",
+    "ora\u2800cle": "the invisible character U+2800 BRAILLE PATTERN BLANK",
+    "ora\u034fcle": "the invisible character U+034F",
+    "ora\ncle": "the invisible character U+000A",
     "oracle ": "begins or ends with a space",
     "two  words": "several in a row",
 }
 
 
 @pytest.mark.parametrize("text", UNCLEAR)
-def test_a_name_that_can_be_read_as_another_is_refused_with_the_reason(text):
+def test_a_misleading_name_is_refused_with_the_reason(text):
     assert UNCLEAR[text] in why_unclear(text)
 
 
@@ -48,7 +47,7 @@ def test_a_name_that_can_be_read_as_another_is_refused_with_the_reason(text):
      "\uc11c\uc6b8\u5927", "\u0645\u062f\u0631\u0633\u0629", "\u0939\u093f\u0928\u094d\u0926\u0940",
      "https://example.org/a_b?c=1", "\U0001f989 owl", "\u03b2-VAE"],
 )  # fmt: skip
-def test_names_of_any_one_script_are_names(text):
+def test_a_name_in_any_one_script_is_allowed(text):
     assert why_unclear(text) is None
 
 
@@ -59,19 +58,19 @@ def test_names_of_any_one_script_are_names(text):
      ("agent", "\u0251gent"), ("rules", "rul\u0119s"), ("lion", "l\u0131\u00f8n"),
      ("BABA", "\u0392\u0391\u0392\u0391"), ("oracle", "oracIe"), ("random", "randorn")],
 )  # fmt: skip
-def test_names_that_look_alike_have_one_look(one, other):
-    assert look(one) == look(other)
+def test_names_that_look_alike_have_the_same_skeleton(one, other):
+    assert skeleton(one) == skeleton(other)
 
 
-def test_names_that_differ_to_the_eye_have_two():
+def test_names_that_look_different_have_different_skeletons():
     names = ["agent 1.1", "agent 11", "agent 12", "agent", "agent a", "agent b", "policy before RL",
              "policy after RL", "\u5317\u4eac", "\u5317\u6d77"]  # fmt: skip
-    assert len(set(map(look, names))) == len(names)
+    assert len(set(map(skeleton, names))) == len(names)
 
 
 @pytest.fixture(scope="module")
 def manifest(small_run):
-    return RunFolder(small_run).read_manifest()
+    return read_run(small_run).manifest
 
 
 def renamed(manifest, agent, **change):
@@ -80,17 +79,19 @@ def renamed(manifest, agent, **change):
 
 
 @pytest.mark.parametrize("field", ["name", "organisation", "model", "licence", "url"])
-def test_verification_names_the_field_that_is_unclear(manifest, field):
+def test_verification_names_the_misleading_field(manifest, field):
     assert list(check_names(manifest)) == []
     problems = list(check_names(renamed(manifest, "rules", **{field: "rules\u200b"})))
     assert any(
-        p.startswith(f"manifest.json, agent 'rules', field '{field}': it holds a character that")
+        p.startswith(
+            f"manifest.json, agent 'rules', field '{field}': contains the invisible character"
+        )
         for p in problems
     )
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "example", "https://a b", "file:///etc"])
-def test_an_address_is_one_of_the_web(manifest, url):
+def test_a_url_must_be_a_web_address(manifest, url):
     (problem,) = check_names(renamed(manifest, "rules", url=url))
     assert "field 'url': " in problem
     assert list(check_names(renamed(manifest, "rules", url="https://github.com/a/b"))) == []
@@ -102,7 +103,7 @@ def test_a_name_that_looks_reserved_is_refused(manifest):
         assert "'oracle' names another kind of agent than 'heuristic'" in problems
 
 
-def test_two_agents_of_one_look_cannot_stand_on_one_board(manifest, small_run):
+def test_agents_that_look_alike_are_refused_on_one_board(manifest, small_run):
     one = renamed(manifest, "rules", kind="a:A", name="wise owl", slug="wise-owl")
     other = renamed(manifest, "rules", kind="a:A", name="w1se owl", slug="w1se-owl")
     (text,) = look_alikes([one.agent("wise-owl"), other.agent("w1se-owl")])
@@ -112,17 +113,17 @@ def test_two_agents_of_one_look_cannot_stand_on_one_board(manifest, small_run):
     (text,) = look_alikes(firms)  # another case is no other name
     assert "field 'organisation': '\\u0421\\u043e\\u0441\\u043e' looks like 'Coco'" in text
 
-    class Run:
-        def __init__(self, manifest):
-            (own,) = [agent for agent in manifest.agents if agent.kind == "a:A"]
-            self.read_manifest = lambda: dataclasses.replace(manifest, agents=[own])
-
+    runs = {}
+    for path, own in (("one.zip", one), ("two.zip", other)):
+        agents = [agent for agent in own.agents if agent.kind == "a:A"]
+        own = dataclasses.replace(own, agents=agents)
+        runs[path] = Run(manifest=own, tasks=read_run(small_run).tasks, results={})
     with pytest.raises(DataError, match="looks like 'wise owl'"):
-        _joined_manifest({"one.zip": Run(one), "two.zip": Run(other)})
+        merge_runs(runs)
 
 
-def test_a_reference_keeps_the_names_of_its_board(manifest):
-    board = Reference(format_version=3, protocol=manifest.protocol, environments=[],
+def test_names_on_the_reference_board_are_taken(manifest):
+    board = Reference(format_version=4, protocol=manifest.protocol, environments=[],
                       agents={"rules": "heuristic", "small model": "react"})  # fmt: skip
     assert list(board.taken_names(manifest.agents)) == []
     for name in ("small model", "smal1 model"):
@@ -133,17 +134,10 @@ def test_a_reference_keeps_the_names_of_its_board(manifest):
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [("name: rules", "name: r\u200bules", "nobody sees"),
+    [("name: rules", "name: r\u200bules", "the invisible character"),
      ("name: rules", "name: 0racle", "'0racle' looks like 'oracle'|'oracle' looks like '0racle'"),
      ("{name: rules,", "{name: rules, organisation: \u041epenAI,", "CYRILLIC and LATIN")],
 )  # fmt: skip
-def test_a_run_under_such_a_name_does_not_begin(tmp_path, old, new, message):
+def test_a_run_with_such_a_name_is_refused(tmp_path, old, new, message):
     with pytest.raises(ConfigurationError, match=message):
         load_configs([write_config(tmp_path, CONFIG.replace(old, new))])
-
-
-def test_older_formats_are_refused_and_it_is_said_what_to_do(small_run, tmp_path):
-    record = json.loads((small_run / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps(record | {"format_version": 2}))
-    with pytest.raises(DataError, match=r"'format_version' is 2; .* equal answers .* run it anew"):
-        RunFolder(tmp_path).read_manifest()

@@ -18,7 +18,7 @@ HITS = (
 )
 
 
-def play(kind, name, num_tasks=6, seed=0, **kwargs):
+def run_agent(kind, name, num_tasks=6, seed=0, **kwargs):
     make_env = functools.partial(gym.make, f"AgentR1/{name}-v0", **kwargs)
     specs = [
         EpisodeSpec(task=i, seed=seed + i, group_id=str(i), rng=np.random.default_rng(seed + i))
@@ -38,20 +38,20 @@ def play(kind, name, num_tasks=6, seed=0, **kwargs):
     ],
 )
 def test_the_oracle_solves_every_task(name, kwargs):
-    assert all(trajectory.success for trajectory in play("oracle", name, **kwargs))
+    assert all(trajectory.success for trajectory in run_agent("oracle", name, **kwargs))
 
 
 @pytest.mark.parametrize("name", ["HotpotQA", "MuSiQue", "GSM8K", "MATH", "HumanEval", "MBPP"])
 @pytest.mark.parametrize("kind", ["oracle", "heuristic", "random"])
 def test_every_agent_plays_every_kind_of_data_set(name, kind, data_files, strong_sandbox):
-    (trajectory,) = play(kind, name, num_tasks=1, data=data_files[f"AgentR1/{name}-v0"])
+    (trajectory,) = run_agent(kind, name, num_tasks=1, data=data_files[f"AgentR1/{name}-v0"])
     assert trajectory.is_scorable
     assert trajectory.success or kind != "oracle"
     assert trajectory.metrics["num_invalid_actions"] == 0 or name in ("GSM8K", "MATH")
 
 
 def test_random_actions_are_valid_varied_and_given_by_the_seed():
-    one, again, other = (play("random", "SyntheticTable", seed=seed) for seed in (1, 1, 2))
+    one, again, other = (run_agent("random", "SyntheticTable", seed=seed) for seed in (1, 1, 2))
     actions = [[step.action for step in trajectory.transitions] for trajectory in one]
     assert actions == [[step.action for step in t.transitions] for t in again]
     assert actions != [[step.action for step in t.transitions] for t in other]
@@ -61,7 +61,7 @@ def test_random_actions_are_valid_varied_and_given_by_the_seed():
 
 def test_rules_solve_what_reads_like_a_formula_or_a_chain():
     for name in ("SyntheticArithmetic", "SyntheticTable"):
-        assert all(trajectory.success for trajectory in play("heuristic", name))
+        assert all(trajectory.success for trajectory in run_agent("heuristic", name))
 
 
 @pytest.mark.parametrize(

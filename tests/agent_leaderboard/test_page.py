@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from agent_leaderboard.report.tables import write_reports
-from tests.agent_leaderboard.played_runs import PUBLIC
+from tests.agent_leaderboard.runs import PUBLIC
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the dependency group browser is not installed"
@@ -38,7 +38,7 @@ def browser():
 @pytest.fixture
 def open_page(browser, address):
     """Open the page; afterwards, check that it made no request and no mistake."""
-    contexts, troubles = [], []
+    contexts, errors = [], []
 
     def open_page(anchor="", width=1600, height=1000, **options):
         context = browser.new_context(
@@ -47,20 +47,20 @@ def open_page(browser, address):
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text))
         page.on(
             "request",
-            lambda request: troubles.append(request.url) if request.url != address else None,
+            lambda request: errors.append(request.url) if request.url != address else None,
         )
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.on("dialog", lambda dialog: errors.append(dialog.message))
         page.goto(address + anchor)
         return page
 
     yield open_page
     for context in contexts:
         context.close()
-    assert troubles == []
+    assert errors == []
 
 
 def first_column(page, table):
@@ -79,8 +79,7 @@ def test_hostile_names_and_actions_stay_text(open_page):
     assert page.title() == "Agent-R1 Gym: leaderboard"
 
 
-@pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_tables_sort_by_click_and_by_key(open_page, key):
+def test_tables_sort_by_click_and_by_key(open_page):
     page = open_page()
     heading = page.locator(".long th", has_text="success %")
     heading.get_by_role("button").click()
@@ -88,24 +87,15 @@ def test_tables_sort_by_click_and_by_key(open_page, key):
     numbers = page.locator(".long tbody td:nth-child(4)").all_inner_texts()
     values = [float(number) for number in numbers]
     assert values == sorted(values, reverse=True)
-    heading.get_by_role("button").press(key)
+    heading.get_by_role("button").press("Enter")
     assert heading.get_attribute("aria-sort") == "ascending"
     rank = page.locator(".long th", has_text="rank")
-    rank.get_by_role("button").press(key)
+    rank.get_by_role("button").press("Enter")
     assert rank.get_attribute("aria-sort") == "ascending"
     assert heading.get_attribute("aria-sort") == "none"
     ranks = page.locator(".long tbody td:nth-child(3)").all_inner_texts()
     # Numbers first; the oracle's, which has no rank, last.
     assert ranks == ["=1"] * 5 + ["3"] + ["\N{EN DASH}"] * 2
-
-
-def test_the_matrix_sorts_environments_by_an_agent(open_page):
-    page = open_page()
-    button = page.locator(".matrix th[data-agent=some] button")
-    button.click()
-    assert first_column(page, ".matrix") == ["hotpotqa", "multi-hop"]
-    button.click()
-    assert first_column(page, ".matrix") == ["multi-hop", "hotpotqa"]
 
 
 def test_filters_hide_agents_and_environments_everywhere(open_page):
@@ -134,7 +124,7 @@ def test_an_episode_is_read_step_by_step_with_the_keyboard(open_page):
     assert viewer.is_visible()
     text = page.locator("#viewer-episode").inner_text()
     for shown in ("failure", "no_action", "I think so.", "neither a tool call nor an answer",
-                  "It earned nothing for exact_match.", "wrong", "other attempts (1)"):  # fmt: skip
+                  "No reward for exact_match.", "wrong", "other attempts (1)"):  # fmt: skip
         assert shown.lower() in text.lower()
     assert page.evaluate("location.hash") == f"#episode/{PUBLIC}/some/0"
     for _ in range(3):  # three failures, then a success
@@ -181,19 +171,6 @@ def test_scores_are_broken_down(open_page):
         assert label in first_column(page, "#kind-table")
 
 
-def test_costs_are_drawn_against_scores(open_page):
-    page = open_page()
-    assert page.locator("#scatter .point").count() == 4
-    page.locator("#cost-environment").select_option(PUBLIC)
-    labels = page.locator("#scatter .point").evaluate_all(
-        "points => points.map(point => point.getAttribute('aria-label'))"
-    )
-    assert any(label.startswith("some: 37.5 % at") for label in labels)
-    for kind in ("seconds", "money", "turns", "calls"):
-        page.locator("#cost-kind").select_option(kind)
-        assert page.locator("#scatter svg").count() == 1
-
-
 @pytest.mark.parametrize(("width", "height"), [(400, 800), (800, 900), (1600, 1000)])
 def test_no_width_breaks_the_layout(open_page, width, height):
     page = open_page(width=width, height=height)
@@ -206,69 +183,6 @@ def test_no_width_breaks_the_layout(open_page, width, height):
         "[...document.querySelectorAll('#viewer-episode, #viewer-list')]"
         ".every(part => part.scrollWidth <= part.clientWidth)"
     )
-
-
-def background(page):
-    return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-
-def test_the_theme_follows_the_system_and_the_button(open_page):
-    light, dark = (open_page(color_scheme=scheme) for scheme in ("light", "dark"))
-    assert background(light) != background(dark)
-    button = light.locator("#theme")
-    button.click()
-    button.click()
-    assert button.inner_text() == "Theme: dark"
-    assert background(light) == background(dark)
-    light.reload()
-    assert background(light) == background(dark)
-
-
-def test_what_has_the_focus_is_seen(open_page):
-    page = open_page()
-    seen = set()
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        seen.add(page.evaluate("document.activeElement.textContent.trim().slice(0, 20)"))
-        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    assert len(seen) > 8
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(open_page, scheme):
-    page = open_page(color_scheme=scheme)
-    contrast = page.evaluate(
-        """() => {
-          const style = getComputedStyle(document.documentElement);
-          const light = (name) => {
-            const probe = document.createElement("i");
-            probe.style.color = style.getPropertyValue(name);
-            document.body.append(probe);
-            const numbers = getComputedStyle(probe).color.match(/[\\d.]+/g);
-            const parts = numbers.slice(0, 3).map((part) => {
-              const c = part / 255;
-              return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-            });
-            probe.remove();
-            return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-          };
-          const ratio = (one, other) => {
-            const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-            return (high + 0.05) / (low + 0.05);
-          };
-          const texts = ["--ink", "--faint", "--accent", "--good", "--bad"];
-          return texts.flatMap((text) => [ratio(text, "--paper"), ratio(text, "--panel")]);
-        }"""
-    )
-    assert min(contrast) >= 4.5  # WCAG 2.2, level AA
-
-
-def test_print_shows_the_tables_and_no_controls(open_page):
-    page = open_page()
-    page.emulate_media(media="print")
-    assert page.locator("#filters").is_hidden()
-    assert page.locator("nav").is_hidden()
-    assert page.locator(".matrix").is_visible()
 
 
 def test_the_tables_are_there_without_javascript(open_page):

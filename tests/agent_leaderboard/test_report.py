@@ -1,4 +1,4 @@
-"""The leaderboard as text: terminal, Markdown, CSV; and what the page may and may not hold."""
+"""Reports: terminal, Markdown, CSV, and what the web page may contain."""
 
 import csv
 import dataclasses
@@ -13,13 +13,13 @@ from rich.console import Console
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_envs.scoring.statistics import Interval
-from agent_leaderboard.records.run_folder import RunFolder
 from agent_leaderboard.report import web_page
-from agent_leaderboard.report.episodes import choose
+from agent_leaderboard.report.board import summarise
 from agent_leaderboard.report.tables import make_csv, make_markdown, write_reports
 from agent_leaderboard.report.terminal import print_comparison, print_table
+from agent_leaderboard.report.transcripts import choose
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
-from tests.agent_leaderboard.played_runs import HOSTILE, LICENSED, PUBLIC
+from tests.agent_leaderboard.runs import HOSTILE, LICENSED, PUBLIC, read_rows, write_rows
 
 QUESTION = "In which country was the director of Red Harbor born?"
 
@@ -44,7 +44,7 @@ def printed(function, *arguments, width=120):
     return console.file.getvalue()
 
 
-def test_markdown_holds_score_interval_and_rank(board):
+def test_markdown_has_score_interval_and_rank(board):
     text = make_markdown(board)
     row = next(
         line for line in text.splitlines() if line.startswith("| `multi-hop` (own measure) |")
@@ -57,8 +57,9 @@ def test_markdown_holds_score_interval_and_rank(board):
     assert "Holm's correction" in text
 
 
-def test_reports_do_not_depend_on_what_varies_from_run_to_run(board):
-    without = replace(board, run=replace(board.run, seconds={}))
+def test_tables_do_not_depend_on_durations(board):
+    results = {c: [replace(r, seconds=None) for r in own] for c, own in board.run.results.items()}
+    without = summarise(replace(board.run, results=results))
     assert make_markdown(board) == make_markdown(without)
     assert make_csv(board) == make_csv(without)
 
@@ -74,12 +75,12 @@ def test_csv_has_a_row_for_each_cell_and_no_formula(board):
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
-def test_no_spreadsheet_takes_a_name_for_a_formula(text):
+def test_no_spreadsheet_reads_a_name_as_a_formula(text):
     assert csv_cell(text) == f"'{text}"
     assert csv_cell("plain") == "plain"
 
 
-def test_hidden_characters_are_written_out():
+def test_invisible_characters_are_spelled_out():
     assert visible("a\u202eb\ud800c\x1b[0m\n\tü\u200d") == (
         "a⟨U+202E⟩b⟨U+D800⟩c⟨U+001B⟩[0m\n\tü\u200d"
     )
@@ -109,7 +110,7 @@ def test_every_file_is_written_into_the_run_folder(reported):
     }  # fmt: skip
 
 
-def test_licensed_text_is_on_no_page_that_may_be_published(reported):
+def test_licensed_text_is_not_on_the_public_page(reported):
     public = (reported / "leaderboard.html").read_text()
     assert QUESTION not in public
     assert "Ada Holm was born in Norway" not in public
@@ -137,15 +138,15 @@ def test_generated_environments_show_everything(reported):
     assert "neither a tool call nor an answer" in data["texts"][episode["steps"][0]["observation"]]
     assert episode["why"] == [
         "The episode ended by itself, but the task was not solved.",
-        "It earned nothing for exact_match.",
-        "Mistakes: step 1 (no_action).",
+        "No reward for exact_match.",
+        "Errors: step 1 (no_action).",
     ]
     solved = data["episodes"][f"{PUBLIC}/oracle"][0]
     assert solved["steps"][0]["call"].startswith('search(query="')
     assert solved["steps"][0]["terms"]["new_gold_passage"] > 0
 
 
-def test_the_page_stands_alone_and_hostile_text_cannot_leave_its_place(reported):
+def test_the_page_needs_no_other_file_and_hostile_text_stays_text(reported):
     html = (reported / "leaderboard.html").read_text(encoding="utf-8")
     assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
     assert html.count("</script>") == 2  # the data's and the program's
@@ -156,24 +157,21 @@ def test_the_page_stands_alone_and_hostile_text_cannot_leave_its_place(reported)
     assert attack["steps"][0]["action"] == visible(HOSTILE)
 
 
-def test_a_replay_that_goes_otherwise_is_said_and_not_shown(tmp_path, run_folder):
+def test_a_replay_that_differs_is_noted_and_not_shown(tmp_path, run_folder):
     folder = tmp_path / "run"
     shutil.copytree(run_folder, folder)
-    path = RunFolder(folder).results_path(PUBLIC, "oracle")
-    lines = path.read_text().splitlines()
-    record = json.loads(lines[0])
-    record["rewards"][0] += 0.5
-    lines[0] = json.dumps(record, sort_keys=True)
-    path.write_text("\n".join(lines) + "\n")
+    rows, own = read_rows(folder, PUBLIC, "oracle")
+    own[0]["rewards"][0] += 0.5
+    write_rows(folder, rows)
     write_reports(folder)
     episodes = payload(folder / "leaderboard.html")["episodes"][f"{PUBLIC}/oracle"]
     (broken,) = [one for one in episodes if one["note"]]
-    assert "step 1 earns 0.1 here; 0.6 was recorded" in broken["note"]
+    assert "step 1 has reward 0.1, 0.6 was recorded" in broken["note"]
     assert broken["question"] is None
 
 
 def test_three_failures_are_shown_for_each_success(board):
-    line = board.run.lines[PUBLIC, "some"][0]
+    line = board.run.results[PUBLIC, "some"][0]
     lines = [replace(line, task=task, success=task % 2 == 0) for task in range(20)]
     assert [one.task for one in choose(lines, 9)] == [1, 3, 5, 0, 7, 9, 11, 2, 13]
     assert choose(lines, 5) == choose(lines, 9)[:5]
@@ -183,8 +181,8 @@ def test_three_failures_are_shown_for_each_success(board):
 
 def test_a_page_of_many_cells_shows_fewer_episodes_of_each(board, tmp_path, monkeypatch):
     monkeypatch.setattr(web_page, "MAX_EPISODE_CHARS", 12_000)
-    settings = {"data": None, "with_licensed_text": False, "max_episodes": 8}
-    page = web_page.make_page(board, title="page", **settings)
+    monkeypatch.setattr(web_page, "MAX_EPISODES", 8)
+    page = web_page.make_page(board, None, with_licensed_text=False)
     (tmp_path / "page.html").write_text(page)
     data = payload(tmp_path / "page.html")
     limit = data["episodesShown"]
@@ -193,23 +191,11 @@ def test_a_page_of_many_cells_shows_fewer_episodes_of_each(board, tmp_path, monk
     assert f"at most {limit} of a cell" in (tmp_path / "page.html").read_text()
 
 
-def test_agents_share_the_text_of_the_tasks_they_play(reported):
+def test_agents_share_the_text_of_their_tasks(reported):
     data = payload(reported / "leaderboard.html")
     assert len(set(data["texts"])) == len(data["texts"])
     first = [data["episodes"][f"{PUBLIC}/{agent}"] for agent in ("oracle", "best")]
     assert [one["question"] for one in first[0]] == [one["question"] for one in first[1]]
-
-
-def test_a_run_under_way_has_reports_of_what_is_there(tmp_path, run_folder):
-    folder = tmp_path / "run"
-    shutil.copytree(run_folder, folder)
-    shutil.rmtree(folder / "results" / LICENSED)
-    write_reports(folder)
-    mark = "(own data: only who holds them can check)"
-    assert f"| `hotpotqa` {mark} | - | - | - | - |" in (folder / "leaderboard.md").read_text()
-    shutil.rmtree(folder / "results")
-    write_reports(folder)
-    assert payload(folder / "leaderboard.html")["cells"] == {}
 
 
 def test_an_interval_is_drawn_to_scale():
@@ -226,8 +212,8 @@ def test_models_are_listed_with_how_they_are_made(board):
     agents = [dataclasses.replace(one, **made.get(one.slug, {"model": None}))
               for one in board.run.manifest.agents]  # fmt: skip
     manifest = dataclasses.replace(board.run.manifest, agents=agents)
-    told = dataclasses.replace(board, run=dataclasses.replace(board.run, manifest=manifest))
-    table = make_markdown(told).partition("## Models")[2].partition("## Environments")[0]
+    changed = dataclasses.replace(board, run=dataclasses.replace(board.run, manifest=manifest))
+    table = make_markdown(changed).partition("## Models")[2].partition("## Environments")[0]
     assert "| best | react | small | make it |" in table
     assert "| other | agent-r1-train --seed 3 |" in table
     assert "oracle" not in table

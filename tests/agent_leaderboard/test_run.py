@@ -1,4 +1,4 @@
-"""A run: what it writes, how it goes on after a stop, and when it plays an episode again."""
+"""A run: what it writes, how it resumes, and when it repeats an episode."""
 
 import dataclasses
 import os
@@ -13,16 +13,16 @@ import pytest
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
-from agent_leaderboard.agents.model_source import ModelSettings, open_policy
+from agent_leaderboard.agents.model_agents import ModelSettings, open_policy
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import AgentConfig, load_configs
 from agent_leaderboard.play.prepare import _agent, find_model
 from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
-from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.records.results import FILES, read_checksums, read_run
 from agent_trainers import TINY_POLICY, small_models
 from agent_trainers.trajectory import StopReason
-from tests.agent_leaderboard.small_config import CONFIG, files_of, write_config
+from tests.agent_leaderboard.runs import CONFIG, content_of, read_rows, write_config
 
 ROOT = Path(__file__).parents[2]
 NO_DATA = """
@@ -42,80 +42,82 @@ def small(tmp_path, text=CONFIG):
     return load_configs([write_config(tmp_path, text)])
 
 
-def test_a_run_holds_every_task_and_sample_of_every_agent_in_order(small_run):
-    folder = RunFolder(small_run)
-    manifest = folder.read_manifest()
-    assert [(e.slug, e.num_tasks) for e in manifest.environments] == [
+def test_a_run_has_every_task_and_sample_of_every_agent_in_order(small_run):
+    found = read_run(small_run)
+    assert [(e.slug, e.num_tasks) for e in found.manifest.environments] == [
         ("table", 3), ("multi-hop", 2), ("hotpotqa", 2),
     ]  # fmt: skip
-    for environment, agent in manifest.cells:
-        lines = folder.read_results(environment.slug, agent.slug)
-        tasks = [entry.task for entry in folder.read_tasks(environment.slug)]
-        assert [(line.task, line.sample) for line in lines] == [
+    for environment, agent in found.manifest.cells:
+        results = found.results[environment.slug, agent.slug]
+        tasks = [entry.task for entry in found.tasks[environment.slug]]
+        assert [(one.task, one.sample) for one in results] == [
             (task, sample) for task in tasks for sample in (0, 1)
         ]
-        assert len({line.seed for line in lines}) == len(lines)
-        assert len(folder.read_seconds(environment.slug, agent.slug)) == len(lines)
-        assert agent.slug != "oracle" or all(line.success for line in lines)
-    assert folder.read_checksums().keys() == set(folder.expected_files(manifest))
+        assert all(one.seconds is not None for one in results)
+        assert agent.slug != "oracle" or all(one.success for one in results)
+    assert {path.name for path in small_run.iterdir()} == set(FILES)
+    assert read_checksums(small_run).keys() == set(FILES) - {"checksums.json"}
 
 
 def test_the_manifest_names_data_versions_and_terms_but_no_machine(small_run, small_data):
-    folder = RunFolder(small_run)
-    record = folder.read_manifest().environment("hotpotqa")
+    manifest = read_run(small_run).manifest
+    record = manifest.environment("hotpotqa")
     assert [file.name for file in record.data] == ["hotpot.jsonl"]
     assert record.kwargs == {"data": "${data}/hotpot.jsonl"}
     assert record.outcome_terms == ["exact_match"]
     assert record.max_turns == 5
     assert not record.is_text_public
-    assert folder.read_manifest().environment("table").is_text_public
-    assert "numpy" in folder.read_manifest().agent("oracle").packages
-    everything = b"".join(files_of(small_run).values()).decode()
-    assert str(small_data) not in everything
+    assert manifest.environment("table").is_text_public
+    assert "numpy" in manifest.agent("oracle").packages
+    assert str(small_data) not in (small_run / "manifest.json").read_text()
 
 
-def test_results_of_licensed_data_hold_no_question_answer_or_observation(small_run, small_data):
+def test_results_of_licensed_data_contain_no_question_answer_or_observation(small_run, small_data):
     """Actions of agents without a model are words of the task: they are sealed."""
-    folder = RunFolder(small_run)
-    manifest = folder.read_manifest()
-    texts = [path.read_text() for path in (small_run / "results" / "hotpotqa").iterdir()]
-    assert len(texts) == 3
+    found = read_run(small_run)
+    text = repr(read_rows(small_run)[0])
     for words in ("In which country", "Norway", "Red Harbor", "Ada Holm"):
-        assert not any(words in text for text in texts)
-    replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent("oracle"), small_data)
-    line = folder.read_results("hotpotqa", "oracle")[0]
-    episode = replayer.replay(line)
+        assert words not in text
+    assert "maker" in text  # of a public task
+    manifest = found.manifest
+    replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent("oracle"),
+                        manifest.protocol, small_data)  # fmt: skip
+    one, entry = found.results["hotpotqa", "oracle"][0], found.tasks["hotpotqa"][0]
+    episode = replayer.replay(one, replayer.open(one, entry)[0])
     assert episode.answers[0] in episode.steps[-1].action
-    assert [step.reward for step in episode.steps] == line.rewards
-    assert "maker" in (small_run / "results" / "table" / "oracle.jsonl").read_text()
+    assert [step.reward for step in episode.steps] == one.rewards
 
 
-def test_a_second_run_has_the_same_bytes_also_in_two_processes(tmp_path, small_run, small_data):
+def test_a_second_run_has_the_same_results_also_in_two_processes(tmp_path, small_run, small_data):
     again = run(small(tmp_path), tmp_path / "run", data=small_data, jobs=2)
-    assert files_of(again.path) == files_of(small_run)
+    assert content_of(again) == content_of(small_run)
 
 
-@pytest.mark.parametrize("keep", [0, 10, 600, 2000])
-def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_bytes(
-    tmp_path, small_run, small_data, keep
+@pytest.mark.parametrize("keep", [0, 10, 2_000, 9_000])
+def test_a_journal_that_was_cut_anywhere_is_completed_to_the_same_results(
+    tmp_path, small_run, small_data, monkeypatch, keep
 ):
     folder = tmp_path / "run"
-    shutil.copytree(small_run, folder)
-    (folder / "checksums.json").unlink()
-    path = folder / "results" / "multi-hop" / "random.jsonl"
-    path.write_bytes(path.read_bytes()[:keep])
-    (folder / "results" / "hotpotqa" / "rules.jsonl").unlink()
-    (folder / "seconds" / "table" / "rules.jsonl").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("agent_leaderboard.play.run.write_run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(small(tmp_path), folder, data=small_data)
+    journal = folder / "work" / "episodes.jsonl"
+    assert not (folder / "results.parquet").exists()
+    journal.write_bytes(journal.read_bytes()[:keep])
     run(small(tmp_path), folder, data=small_data)
-    assert files_of(folder) == files_of(small_run)
+    assert content_of(folder) == content_of(small_run)
+    assert not journal.parent.exists()
 
 
-def test_a_complete_run_is_left_alone(tmp_path, small_run, small_data):
-    folder = tmp_path / "run"
-    shutil.copytree(small_run, folder)
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json*")}
-    run(small(tmp_path), folder, data=small_data)
-    assert times == {path: path.stat().st_mtime_ns for path in folder.rglob("*.json*")}
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_complete_run_is_left_alone(tmp_path, copy, small_data):
+    times = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
+    run(small(tmp_path), copy, data=small_data)
+    assert times == {path: path.stat().st_mtime_ns for path in copy.iterdir()}
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path, small_run, small_data):
@@ -132,26 +134,22 @@ def test_a_missing_data_folder_and_a_missing_file_are_named(tmp_path, small_data
         run(gone, tmp_path / "b", data=small_data)
 
 
-def test_killed_twice_a_run_goes_on_to_the_same_bytes(tmp_path):
-    """A real process, with two workers, killed without warning at two places."""
+def test_a_run_that_was_killed_twice_resumes_to_the_same_results(tmp_path):
+    """A real process with two workers, killed without warning in two places."""
     config = write_config(tmp_path, NO_DATA)
-    whole = run(load_configs([config]), tmp_path / "whole").path
+    whole = run(load_configs([config]), tmp_path / "whole")
     folder = tmp_path / "killed"
-    for num_lines, kill in ((8, os.kill), (60, os.killpg)):  # alone; with its workers
+    journal = folder / "work" / "episodes.jsonl"
+    for num_chunks, kill in ((2, os.kill), (15, os.killpg)):  # alone; with its workers
         process = _start(config, folder)
-        while _num_lines(folder) < num_lines and process.poll() is None:
+        while _num_lines(journal) < num_chunks and process.poll() is None:
             time.sleep(0.01)
         kill(process.pid, signal.SIGKILL)
         process.wait()
         assert not (folder / "checksums.json").exists()
-    assert 60 <= _num_lines(folder) < 140
-    process = _start(config, folder)
-    assert process.wait(timeout=120) == 0
-    assert {
-        name: content
-        for name, content in files_of(folder).items()
-        if not name.startswith("leaderboard.")
-    } == files_of(whole)
+    assert 15 <= _num_lines(journal) < 36
+    assert _start(config, folder).wait(timeout=120) == 0
+    assert content_of(folder) == content_of(whole)
 
 
 def _start(config, folder):
@@ -165,23 +163,23 @@ def _start(config, folder):
     )
 
 
-def _num_lines(folder):
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("results/*/*.jsonl"))
+def _num_lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 class Flaky:
-    """Plays as the oracle does, but its first tries fail for want of a server."""
+    """The oracle, whose first tries fail because a server is down."""
 
     def __init__(self, num_faults):
         self.agent = build_agent("oracle", {})
         self.num_faults = num_faults
-        self.asked = []
+        self.calls = []
 
     def play(self, make_env, specs):
-        self.asked.append([spec.task for spec in specs])
+        self.calls.append([spec.task for spec in specs])
         played = self.agent.play(make_env, specs)
         usage = Usage(calls=1, prompt_tokens=10, completion_tokens=2)
-        is_down = len(self.asked) <= self.num_faults
+        is_down = len(self.calls) <= self.num_faults
         return [
             PlayedEpisode(
                 trajectory=dataclasses.replace(
@@ -198,7 +196,7 @@ class Flaky:
 
 
 @pytest.mark.parametrize(("num_faults", "is_scored"), [(1, True), (2, True), (3, False)])
-def test_only_faults_are_played_again_and_only_so_often(
+def test_only_infrastructure_failures_are_retried_up_to_the_limit(
     tmp_path, monkeypatch, num_faults, is_scored
 ):
     agent = Flaky(num_faults)
@@ -208,14 +206,14 @@ def test_only_faults_are_played_again_and_only_so_often(
     )
     config = small(tmp_path, text).choose(environments=["multi-hop"])
     folder = run(config, tmp_path / "run")
-    assert agent.asked == [[0, 1, 2], [1], [1]][: num_faults + 1]
-    lines = folder.read_results("multi-hop", "oracle")
+    assert agent.calls == [[0, 1, 2], [1], [1]][: num_faults + 1]
+    lines = read_run(folder).results["multi-hop", "oracle"]
     assert [line.is_scored for line in lines] == [True, is_scored, True]
-    assert [line.usage.calls for line in lines] == [1, min(num_faults + 1, 3), 1]
+    assert [line.calls for line in lines] == [1, min(num_faults + 1, 3), 1]
     assert lines[1].error == (None if is_scored else "OSError: the server is away")
 
 
-def test_a_wrong_answer_is_not_played_again(tmp_path, monkeypatch):
+def test_a_wrong_answer_is_not_retried(tmp_path, monkeypatch):
     agent = build_agent("random", {})
     asked = []
 
@@ -228,7 +226,7 @@ def test_a_wrong_answer_is_not_played_again(tmp_path, monkeypatch):
     config = small(tmp_path, NO_DATA).choose(environments=["table"], agents=["random"], tasks=8)
     folder = run(config, tmp_path / "run")
     assert asked == [4, 4]
-    assert not all(line.success for line in folder.read_results("table", "random"))
+    assert not all(line.success for line in read_run(folder).results["table", "random"])
 
 
 def test_money_follows_the_price_table(tmp_path, monkeypatch):
@@ -240,30 +238,31 @@ def test_money_follows_the_price_table(tmp_path, monkeypatch):
     )
     config = small(tmp_path, text).choose(environments=["table"], agents=["served"], tasks=1)
     folder = run(config, tmp_path / "run")
-    (line,) = folder.read_results("table", "served")
+    (line,) = read_run(folder).results["table", "served"]
     # 10 prompt tokens at 3 and 2 completion tokens at 15 a million
-    assert line.usage.money == pytest.approx(60e-6)
-    assert folder.read_manifest().agent("served").model == "m"
+    assert line.money == pytest.approx(60e-6)
+    assert read_run(folder).manifest.agent("served").model == "m"
 
 
 def test_an_optional_environment_without_its_extra_is_left_out_with_the_reason(
     tmp_path, monkeypatch
 ):
-    from agent_envs.core import extras
+    from agent_envs.core import lookup
 
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda name: None)
     text = NO_DATA.replace(
         "agents:", "  - {id: AgentR1/TextWorld-v0, optional: true, contamination: none}\nagents:"
     )
-    manifest = run(small(tmp_path, text).choose(tasks=1), tmp_path / "run").read_manifest()
+    folder = run(small(tmp_path, text).choose(tasks=1), tmp_path / "run")
+    manifest = read_run(folder).manifest
     (left_out,) = manifest.left_out
     assert left_out.id == "AgentR1/TextWorld-v0"
     assert "pip install 'agent-r1[textworld]'" in left_out.reason
     assert [environment.slug for environment in manifest.environments] == ["multi-hop", "table"]
 
 
-def test_a_model_of_a_package_is_named_and_its_folder_is_not_written_down(tmp_path, monkeypatch):
-    """`smollm2` is made on the spot; what is published is its name, digests, and how to make it."""
+def test_a_packaged_model_is_named_without_its_folder(tmp_path, monkeypatch):
+    """Name, digests and commands of `smollm2` are published."""
     folder = tmp_path / "somewhere" / "cache"
     shutil.copytree(TINY_POLICY, folder)
     monkeypatch.setattr(small_models, "prepare", {"smollm2": folder}.__getitem__)

@@ -1,11 +1,10 @@
 """The leaderboard against a real server: ``transformers serve`` with the embedded policy."""
 
-import json
-
 import pytest
 import yaml
 
 from agent_leaderboard import cli
+from agent_leaderboard.records.results import read_run
 from tests.agent_trainers.chat_server import chat_server, refuses, says
 
 pytest.importorskip("openai", reason="the extra openai is not installed")
@@ -34,30 +33,26 @@ def agents(served):
     ]
 
 
-def test_agents_on_a_server_are_measured_and_their_run_is_verified(served, tmp_path, capsys):
+def test_a_run_of_agents_on_a_server_verifies(served, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(yaml.safe_dump(CONFIG | {"agents": agents(served)}), encoding="utf-8")
     cli.main(["--config", str(config), "--output", str(run), "--base_url", served.url])
     cli.main(["verify", str(run)])
     manifest = (run / "manifest.json").read_text(encoding="utf-8")
-    assert served.url not in manifest  # it belongs to this machine
-    (folder,) = (run / "results").iterdir()
-    for path in folder.iterdir():
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        assert [line["task"] for line in lines] == sorted(line["task"] for line in lines)
-        assert len(lines) == 3
-        for line in lines:
-            assert line["error"] is None
-            assert line["usage"]["calls"] > 0
-            assert line["usage"]["prompt_tokens"] > 0
-    usage = json.loads((folder / "native.jsonl").read_text().splitlines()[0])["usage"]
-    cost = (usage["prompt_tokens"] + 2 * usage["completion_tokens"]) / 1e6
-    assert usage["money"] == pytest.approx(cost)
+    assert served.url not in manifest  # it is of this machine
+    for results in read_run(run).results.values():
+        assert len(results) == 3
+        for one in results:
+            assert one.error is None
+            assert one.calls > 0
+            assert one.prompt_tokens > 0
+    one = read_run(run).results["syntheticmultihop", "native"][0]
+    assert one.money == pytest.approx((one.prompt_tokens + 2 * one.completion_tokens) / 1e6)
     assert "native" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("num_faults", "is_scored"), [(2, True), (1000, False)])
-def test_a_fault_of_the_server_is_tried_again_and_never_scored(num_faults, is_scored, tmp_path):
+def test_a_server_failure_is_retried_and_never_scored(num_faults, is_scored, tmp_path):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     agent = {"name": "served", "kind": "base_tool_call", "settings": {"model": "m"}}
     (environment,) = CONFIG["environments"]
@@ -74,14 +69,13 @@ def test_a_fault_of_the_server_is_tried_again_and_never_scored(num_faults, is_sc
     with chat_server(reply) as server:
         cli.main(["--config", str(config), "--output", str(run), "--base_url", server.url])
     cli.main(["verify", str(run)])
-    (path,) = (run / "results").rglob("*.jsonl")
-    (line,) = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-    assert (line["error"] is None) == is_scored
-    assert line["actions"] == (["<answer>x</answer>"] if is_scored else [])
+    ((one,),) = read_run(run).results.values()
+    assert (one.error is None) == is_scored
+    assert one.actions == (["<answer>x</answer>"] if is_scored else [])
     assert len(server.bodies) == 3
 
 
-def test_an_agent_that_cannot_play_is_refused_before_anything_is_written(tmp_path):
+def test_an_unfit_agent_is_refused_before_any_episode(tmp_path):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     settings = {"model": "m", "base_url": "http://localhost:1/v1"}
     agent = {"name": "rag", "kind": "naive_rag", "settings": settings}

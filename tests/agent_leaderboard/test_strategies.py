@@ -25,7 +25,7 @@ class Model:
         return self.replies[len(self.asked) - 1]
 
 
-def play(strategy, data_file, **kwargs):
+def run_agent(strategy, data_file, **kwargs):
     """Play the first task; return its trajectory."""
     rollout = Rollout(lambda: gym.make("AgentR1/HotpotQA-v0", data=data_file, **kwargs), strategy)
     spec = EpisodeSpec(task=0, seed=0, group_id="0", rng=np.random.default_rng(0))
@@ -49,7 +49,7 @@ def answer_of(trajectory):
 
 def test_naive_rag_searches_once_with_the_question_and_takes_the_reply_as_the_answer(hotpot_file):
     model = Model("Answer: Mara Quill")
-    trajectory = play(NaiveRAG(model.policy, HERMES), hotpot_file)
+    trajectory = run_agent(NaiveRAG(model.policy, HERMES), hotpot_file)
     assert queries(trajectory) == [question_of(trajectory)]
     assert answer_of(trajectory) == "Mara Quill"
     ((_, shown),) = model.asked
@@ -61,7 +61,7 @@ def test_naive_rag_searches_once_with_the_question_and_takes_the_reply_as_the_an
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_strategies_act_in_the_environments_tool_format(tool_format, hotpot_file):
     strategy = NaiveRAG(Model("Mara Quill").policy, TOOL_FORMATS[tool_format])
-    trajectory = play(strategy, hotpot_file, tool_format=tool_format)
+    trajectory = run_agent(strategy, hotpot_file, tool_format=tool_format)
     assert [step.info["action"]["kind"] for step in trajectory.transitions] == [
         "tool_call",
         "answer",
@@ -70,7 +70,7 @@ def test_strategies_act_in_the_environments_tool_format(tool_format, hotpot_file
 
 def test_iterative_rag_searches_with_its_last_answer_and_the_question(hotpot_file):
     model = Model("It may be Dorn.", "Quill wrote it. So the answer is: Mara Quill.")
-    trajectory = play(IterativeRAG(model.policy, HERMES, iterations=2), hotpot_file)
+    trajectory = run_agent(IterativeRAG(model.policy, HERMES, iterations=2), hotpot_file)
     question = question_of(trajectory)
     assert queries(trajectory) == [question, f"It may be Dorn. {question}"]
     assert answer_of(trajectory) == "Mara Quill."
@@ -84,7 +84,7 @@ def test_self_ask_searches_for_its_follow_up_questions(hotpot_file):
         "Mara Quill made it.\nFollow up: When was Mara Quill born?",
         "In 1950.\nSo the final answer is: 1950",
     )
-    trajectory = play(SelfAsk(model.policy, HERMES), hotpot_file)
+    trajectory = run_agent(SelfAsk(model.policy, HERMES), hotpot_file)
     assert queries(trajectory) == ["Who made Red Harbor?", "When was Mara Quill born?"]
     assert answer_of(trajectory) == "1950"
     roles = [message["role"] for message in model.asked[2]]
@@ -95,14 +95,14 @@ def test_self_ask_searches_for_its_follow_up_questions(hotpot_file):
 
 
 def test_self_ask_without_a_follow_up_question_answers(hotpot_file):
-    trajectory = play(SelfAsk(Model("No. Mara Quill").policy, HERMES), hotpot_file)
+    trajectory = run_agent(SelfAsk(Model("No. Mara Quill").policy, HERMES), hotpot_file)
     assert queries(trajectory) == []
     assert answer_of(trajectory) == "No. Mara Quill"
 
 
 def test_an_empty_reply_is_a_mistake_and_the_model_is_asked_again(hotpot_file):
     model = Model("", "Mara Quill")
-    trajectory = play(NaiveRAG(model.policy, HERMES), hotpot_file)
+    trajectory = run_agent(NaiveRAG(model.policy, HERMES), hotpot_file)
     kinds = [step.info["action"]["kind"] for step in trajectory.transitions]
     assert kinds == ["tool_call", "invalid", "answer"]
     assert model.asked[0] == model.asked[1]

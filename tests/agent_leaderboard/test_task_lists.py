@@ -1,4 +1,4 @@
-"""Fixed lists of tasks and the hashes of their content."""
+"""Fixed task lists and the hashes of their content."""
 
 import dataclasses
 
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from agent_envs.core.tasks import Task
-from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, task_labels, task_sha256
+from agent_leaderboard.play.tasks import draw_tasks, list_tasks, task_labels, task_sha256
+from agent_leaderboard.records.manifest import published
+from agent_leaderboard.records.results import task_list_sha256
 from agent_leaderboard.records.sealing import Seal
 
 PUBLIC = Seal()
@@ -56,6 +58,17 @@ def test_tasks_are_drawn_by_seed_without_repetition_or_are_the_first_of_an_endle
     assert draw_tasks(finite, 100, seed=1) == [0, 1]
     drawn = {draw_tasks(finite, 1, seed)[0] for seed in range(20)}
     assert drawn == {0, 1}
+
+
+def test_generated_tasks_have_the_hashes_of_the_published_run():
+    """A refactoring of an environment must not change its tasks, nor how they are hashed."""
+    names = {"SyntheticTable": "synthetic-table", "SyntheticArithmetic": "synthetic-arithmetic",
+             "SyntheticMultiHop": "synthetic-multi-hop"}  # fmt: skip
+    records = {record.slug: record for record in published().environments}
+    for name, slug in names.items():
+        env = open_env(name, **records[slug].kwargs)
+        entries = list_tasks(env, draw_tasks(env, records[slug].num_tasks, 0), PUBLIC)
+        assert task_list_sha256(entries) == records[slug].tasks_sha256, name
 
 
 @pytest.mark.parametrize("name", ["SyntheticMultiHop", "CommandLine", "ReasoningGym"])

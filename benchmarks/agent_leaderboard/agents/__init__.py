@@ -1,1 +1,1 @@
-"""Who plays: with and without a model."""
+"""Agents with and without a model."""

@@ -1,10 +1,10 @@
-"""What takes part in the leaderboard: an agent plays episodes.
+"""Agents of the leaderboard.
 
-`AGENTS` is the table of their kinds. Those on a model get their settings, with the protocol's
-temperature and concurrency where the settings do not say otherwise, and ``model``: a name or a
-folder. An agent of one's own is named by where it is imported from, ``my_package.agent:MyAgent``
-(see `agent_leaderboard.agents.own_agents`), or is a program (`agent_leaderboard.agents.programs`).
-What it did is played again as with every agent; that it would do so again nobody else can check.
+`AGENTS` is the table of built-in kinds. Model agents get their settings, with the protocol's
+temperature and concurrency as defaults, and ``model``: a name or a folder. A custom agent is named
+by its import path, ``my_package.agent:MyAgent`` (see `agent_leaderboard.agents.custom_agents`), or
+is a program (`agent_leaderboard.agents.programs`). Its actions are replayed like those of every
+agent; that it would act so again cannot be checked.
 """
 
 import pkgutil
@@ -23,26 +23,26 @@ from agent_trainers.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedEpisode:
-    """An episode, and what it took."""
+    """An episode of an agent, and its cost."""
 
     trajectory: Trajectory
     """The attempt that counts."""
     attempts: tuple[Trajectory, ...] = ()
-    """Earlier or other attempts, which cost but do not count."""
+    """Other attempts, which cost but do not count."""
     usage: Usage = field(default_factory=Usage)
-    """Over all attempts."""
+    """Usage of all attempts."""
 
     @property
     def actions(self) -> list[str]:
-        """What the agent wrote in the attempt that counts."""
+        """Actions of the attempt that counts."""
         return [step.action for step in self.trajectory.transitions]
 
 
 class Agent(Protocol):
-    """Plays episodes."""
+    """Runs episodes."""
 
     def check(self, make_env: Callable[[], TextEnv]) -> None:
-        """See that the agent can play in an environment, before anything is played.
+        """Check that the agent can act in an environment, before any episode.
 
         Raises:
             ConfigurationError: If it cannot; names agent and environment.
@@ -51,9 +51,9 @@ class Agent(Protocol):
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order; every draw comes from a spec's own generator.
+        """Run one episode per spec, in order, drawing from each spec's own generator.
 
-        What `make_env` makes is in the agent's tool format.
+        Environments of `make_env` have the agent's tool format.
         """
 
 
@@ -62,16 +62,15 @@ class AgentKind:
     """A kind of agent."""
 
     builder: str
-    """``module:function`` below this package; takes the settings, returns an `Agent`."""
+    """``module:function`` in this package; takes the settings, returns an `Agent`."""
     needs_model: bool = True
-    is_own: bool = False
-    """Whether its code is its author's own, which nobody else has."""
+    is_custom: bool = False
+    """Whether its code is not part of this package."""
     tool_format: str | None = None
-    """The tool format it acts in, given to the environment, and again when its actions are played
-    back; None for the environment's own. A setting ``tool_format`` wins over it."""
+    """Tool format of its actions; None for the environment's own. The setting of this name wins."""
 
     def format_for(self, settings: Mapping[str, Any]) -> str | None:
-        """Return the tool format that an agent with these settings acts in."""
+        """Return the tool format of an agent with these settings."""
         chosen: str | None = settings.get("tool_format", self.tool_format)
         return chosen
 
@@ -88,46 +87,42 @@ AGENTS: Final[Mapping[str, AgentKind]] = {
     "reflexion": AgentKind("model_agents:reflexion"),
     "best_of_n": AgentKind("model_agents:best_of_n"),
     "checkpoint": AgentKind("model_agents:checkpoint"),
-    "program": AgentKind("programs:program_agent", is_own=True),
+    "program": AgentKind("programs:program_agent", is_custom=True),
 }
 
 
-OWN: Final = "own_agents:build_own_agent"
-"""Builds an agent of one's own."""
-
-
 def find_kind(kind: str) -> AgentKind:
-    """Return the kind of that name, or of an agent of one's own; nothing is imported for it.
+    """Look up a kind, or an import path, without importing it.
 
     Raises:
         UnknownNameError: If there is no such kind.
     """
     if ":" in kind:
-        return AgentKind(kind, needs_model=False, is_own=True)
+        return AgentKind(kind, needs_model=False, is_custom=True)
     return lookup(AGENTS, kind, kind="kind of agent")
 
 
-def is_own(kind: str) -> bool:
-    """Return whether an agent's code is its author's own, which nobody else has."""
-    return ":" in kind or (kind in AGENTS and AGENTS[kind].is_own)
+def is_custom(kind: str) -> bool:
+    """Return whether an agent's code is not part of this package."""
+    return ":" in kind or (kind in AGENTS and AGENTS[kind].is_custom)
 
 
 def acts_by_rules(kind: str) -> bool:
-    """Return whether anybody can ask agents of this kind again what they do."""
+    """Return whether anyone can run agents of this kind again."""
     return kind in AGENTS and not AGENTS[kind].needs_model
 
 
 def import_path(agent: Callable[..., Any]) -> str:
-    """Return the kind that stands for a class or a function of one's own.
+    """Return the import path of a custom agent's class or function.
 
     Raises:
-        ConfigurationError: If no other process could import it.
+        ConfigurationError: If other processes could not import it.
     """
     path = f"{agent.__module__}:{agent.__qualname__}"
     if "<" in path:
         raise ConfigurationError(
-            f"The agent {path} is made inside a function, where no other process finds it. Define "
-            "it at the top of a module."
+            f"The agent {path} is defined inside a function, where other processes cannot import "
+            "it. Define it at the top of a module."
         )
     return path
 
@@ -136,25 +131,27 @@ def tool_env(env: TextEnv) -> ToolEnv:
     """Return the environment below its wrappers.
 
     Raises:
-        ConfigurationError: If it is no `ToolEnv`.
+        ConfigurationError: If it is not a `ToolEnv`.
     """
     base = env.unwrapped
     if not isinstance(base, ToolEnv):
         raise ConfigurationError(
-            f"{base}: the leaderboard plays environments with tools (ToolEnv)."
+            f"{base}: the leaderboard needs environments with tools (ToolEnv)."
         )
     return base
 
 
 def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
-    """Build an agent of a kind: a key of `AGENTS`, or the import path of one's own.
+    """Build an agent of a kind: a key of `AGENTS`, or an import path.
 
     Raises:
         UnknownNameError: If there is no such kind.
-        ConfigurationError: If a setting is wrong, or an agent of one's own cannot be imported.
+        ConfigurationError: If a setting is wrong, or a custom agent cannot be imported.
     """
+    agent: Agent
     if ":" in kind:
-        own: Agent = pkgutil.resolve_name(f"{__package__}.{OWN}")(kind, settings)
-        return own
-    agent: Agent = pkgutil.resolve_name(f"{__package__}.{find_kind(kind).builder}")(settings)
+        build = pkgutil.resolve_name(f"{__package__}.custom_agents:build_custom_agent")
+        agent = build(kind, settings)
+    else:
+        agent = pkgutil.resolve_name(f"{__package__}.{find_kind(kind).builder}")(settings)
     return agent

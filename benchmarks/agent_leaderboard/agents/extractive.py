@@ -1,8 +1,7 @@
-"""Answer a question from passages without a model: expected kind of answer, best sentence.
+"""Extract an answer from passages without a model.
 
-The question's first words say what kind of thing is asked for (yes or no, one of two, a date, a
-number, a name); candidates of that kind are taken from the passages, best the one whose sentence
-shares most words with the question.
+The question's words give the expected kind of answer (yes or no, one of two, a date, a number, a
+name); the best candidate is in the sentence that shares most words with the question.
 """
 
 import re
@@ -33,10 +32,7 @@ _NAME: Final = re.compile(
 
 
 def extract_answer(question: str, passages: str) -> str:
-    """Return the likeliest answer from passages as a search shows them: ``[1] title``, text below.
-
-    It is made of words of the question or the passages, ``"yes"``, or `UNKNOWN` if nothing fits.
-    """
+    """Return the most likely answer from search results, or `UNKNOWN`."""
     if choice := _CHOICE.search(question):
         return _earlier(passages, *choice.groups())
     if _YES_NO.match(question.strip()):
@@ -53,7 +49,7 @@ Finder = Callable[[str, str], Candidates]
 
 
 def _finders(question: str) -> Sequence[Finder]:
-    """Return how to look for the kind of thing that is asked for, surest first."""
+    """Return finders for the expected kind of answer, the most reliable first."""
     if re.search(r"\b(?:what|which) year\b", question):
         return (_matches(_YEAR),)
     if re.search(r"\bwhen\b|\b(?:what|which) date\b|\bdate of (?:birth|death)\b", question):
@@ -74,7 +70,7 @@ def _matches(pattern: re.Pattern[str]) -> Finder:
 
 
 def _names(question: str, passages: str) -> Candidates:
-    """Yield capitalised names that the question does not mention, full names first for a who."""
+    """Yield capitalised names that are not in the question; full names first for a "who"."""
     asked = question.lower()
     wants_person = re.search(r"\bwho(?:m|se)?\b", asked) is not None
     for score, sentence in _scored_sentences(question, passages):
@@ -86,7 +82,7 @@ def _names(question: str, passages: str) -> Candidates:
 
 
 def _rare_words(question: str, passages: str) -> Candidates:
-    """Yield what is left of each sentence without the question's words: for text in small case."""
+    """Yield words of each sentence that are not in the question: for lower-case text."""
     for score, sentence in _scored_sentences(question, passages):
         known = set(_words(question)) | _STOP_WORDS
         words = [word for word in _words(sentence) if word not in known]
@@ -95,10 +91,7 @@ def _rare_words(question: str, passages: str) -> Candidates:
 
 
 def _scored_sentences(question: str, passages: str) -> Iterator[tuple[float, str]]:
-    """Yield each sentence with the number of the question's words in it and in its title.
-
-    Later passages and sentences count a little less, so that earlier ones win a tie.
-    """
+    """Yield each sentence with its overlap with the question; earlier ones win ties."""
     asked = set(_words(question)) - _STOP_WORDS
     position = 0
     for title, text in _hits(passages):

@@ -1,7 +1,7 @@
-"""Small programs that act without a model: one for each kind of tool.
+"""Rule-based agents: one for each kind of tool.
 
-Each is a function of the question and of what the tools have said so far, and returns the next
-action. They are no models of intelligence: they say what an environment gives away to a few rules.
+Each is a function of the question and the tool results so far, and returns the next action. They
+show how much of an environment a few rules solve.
 """
 
 import ast
@@ -34,10 +34,7 @@ GAME_COMMANDS: Final = (
 
 
 def next_action(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Return what the rules say to do in an environment like this one.
-
-    The results are what was said to each action since the question, in order.
-    """
+    """Return the next action; `results` are the observations since the question."""
     for tool, act in RULES.items():
         if tool in env.tools:
             return act(env, question, results)
@@ -45,7 +42,7 @@ def next_action(env: ToolEnv, question: str, results: Sequence[str]) -> str:
 
 
 def _search(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Search with the question as it stands, then extract an answer from the top passages."""
+    """Search with the question, then extract an answer from the top passages."""
     if not results:
         (argument,) = env.tools["search"].parameters["properties"]
         return env.write_call("search", **{argument: question})
@@ -53,7 +50,7 @@ def _search(env: ToolEnv, question: str, results: Sequence[str]) -> str:
 
 
 def _calculator(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Calculate what is written as a formula, or with all the numbers; answer with the result."""
+    """Calculate the question's formula, or with all its numbers; answer with the result."""
     if results:
         return env.write_answer(results[-1].strip() or "0")
     return env.write_call("calculator", expression=_formula(question))
@@ -66,19 +63,19 @@ def _program(env: ToolEnv, question: str, results: Sequence[str]) -> str:
 
 
 def _shell(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Look around in a fixed order, then say that it is done."""
+    """Run fixed commands, then answer."""
     if len(results) < len(SHELL_COMMANDS):
         return env.write_call("shell", command=SHELL_COMMANDS[len(results)])
     return env.write_answer("done")
 
 
 def _game(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Walk and take in a fixed order, over and over."""
+    """Repeat fixed commands."""
     return env.write_call("act", command=GAME_COMMANDS[len(results) % len(GAME_COMMANDS)])
 
 
 def _calculate(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Follow the formula's own order, one operation a call."""
+    """Evaluate the formula, one operation per call."""
     calls = _operations(question, results)
     if len(results) < len(calls):
         return env.write_call("calculate", **calls[len(results)])
@@ -103,7 +100,7 @@ RULES: Final[Mapping[str, Callable[[ToolEnv, str, Sequence[str]], str]]] = {
     "calculate": _calculate,
     "look_up": _look_up,
 }
-"""By the tool that an environment has."""
+"""Rules by the tool of the environment."""
 
 
 def constant_program(question: str) -> str:
@@ -128,7 +125,7 @@ def _literal(text: str) -> str:
 
 
 def _formula(question: str) -> str:
-    """Return the formula in the question, or its numbers joined by what its words suggest."""
+    """Return the question's formula, or its numbers with an operator that its words suggest."""
     if expression := _EXPRESSION.search(question):
         return expression.group().strip()
     numbers = [number.replace(",", "") for number in _NUMBER.findall(question)][:4] or ["0"]
@@ -156,9 +153,9 @@ def _summed(question: str) -> str:
 
 
 def _operations(question: str, results: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the calls that work out the question's formula of whole numbers with ``+ - *``.
+    """Return the calls that evaluate the question's integer formula with ``+ - *``.
 
-    Later calls take 0 for what the results of the first ones do not tell yet.
+    Calls that need missing results take 0 for them.
     """
     found = _EXPRESSION.search(question)
     try:

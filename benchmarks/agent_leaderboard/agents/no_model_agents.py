@@ -1,8 +1,7 @@
-"""Agents without a model: they say what scores mean.
+"""Agents without a model, as baselines.
 
 `random_agent` is the floor, `oracle_agent` the ceiling (the reference actions), and
-`heuristic_agent` what a few rules reach: BM25's top passages and an extractive rule for questions,
-a calculator with the numbers of a problem, a program that returns what the example shows.
+`heuristic_agent` the reach of a few rules.
 """
 
 import re
@@ -22,28 +21,28 @@ from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
 
 ANSWER_CHANCE: Final = 0.25
-"""How often a random turn is an answer."""
+"""Probability that a random turn is an answer."""
 _WORD: Final = re.compile(r"\w+")
 
 Player = Callable[[GenerationRequest], str]
-"""Plays one episode, and may remember what it did in it."""
+"""Acts in one episode; may have state."""
 MakePlayer = Callable[[ToolEnv, EpisodeSpec], Player]
 
 
-class ProgramAgent:
-    """An agent that is a program: one player for each episode."""
+class ScriptedAgent:
+    """An agent with one player per episode."""
 
     def __init__(self, make_player: MakePlayer) -> None:
-        """Let players act, each made of an environment at its task, and of what is to be played."""
+        """Make a player for each episode, from an environment at its task."""
         self._make_player = make_player
 
     def check(self, make_env: Callable[[], TextEnv]) -> None:
-        """Raise nothing: rules hold for every environment with tools."""
+        """Accept every environment with tools."""
 
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order."""
+        """Run one episode per spec, in order."""
         env = make_env()
         base = tool_env(env)
         players: list[Player] = []
@@ -83,12 +82,12 @@ def _make_random(env: ToolEnv, spec: EpisodeSpec) -> Player:
     return act
 
 
-def _builder(kind: str, make_player: MakePlayer) -> Callable[[Mapping[str, Any]], ProgramAgent]:
-    def build(settings: Mapping[str, Any]) -> ProgramAgent:
+def _builder(kind: str, make_player: MakePlayer) -> Callable[[Mapping[str, Any]], ScriptedAgent]:
+    def build(settings: Mapping[str, Any]) -> ScriptedAgent:
         if settings:
             names = ", ".join(settings)
             raise ConfigurationError(f"The agent {kind!r} has no settings, not {names}.")
-        return ProgramAgent(make_player)
+        return ScriptedAgent(make_player)
 
     return build
 
@@ -98,11 +97,11 @@ oracle_agent = _builder("oracle", _make_oracle)
 heuristic_agent = _builder("heuristic", _make_heuristic)
 """Follows the rules of `heuristics`."""
 random_agent = _builder("random", _make_random)
-"""Makes valid calls, and answers, of words it has read."""
+"""Makes valid calls, and answers, of words that it has read."""
 
 
 def _draw(rng: np.random.Generator, schema: Mapping[str, Any], words: Sequence[str]) -> Any:
-    """Draw a value that fits a JSON schema; text is words that were read."""
+    """Draw a value of a JSON schema; text from `words`."""
     if "anyOf" in schema:
         return _draw(rng, schema["anyOf"][0], words)
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""Agents that are programs: they ask the model at the gateway, and play with `EnvironmentTools`.
+"""Agents that are programs: they call the model through the gateway.
 
 ::
 
@@ -7,12 +7,10 @@
         ...                                # session.base_url and session.key are the model
         return world.outcome(answer)
 
-What a program says of its reward counts for nothing: its actions are played here, and scored as
-everybody's are.
+The reward that a program returns is ignored: its actions are replayed and scored here.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -22,8 +20,8 @@ from pydantic import PositiveInt
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
-from agent_leaderboard.agents.model_source import ModelSettings, open_policy, read_settings
-from agent_leaderboard.agents.repeated_play import total_usage
+from agent_leaderboard.agents.model_agents import ModelSettings, open_policy, read_settings
+from agent_leaderboard.agents.repeated_attempts import total_usage
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.programs import Outcome, ProgramTasks
 from agent_trainers.rollout.collector import Rollout
@@ -32,85 +30,85 @@ from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
 _NUMBER: Final = "number"
-"""The field of a task with its place among those that are played together."""
+"""Task field with the index of the episode."""
 NO_ACTIONS_TEXT: Final = (
-    "the program returned no actions, so nobody could play them again. Let it play with "
+    "the program returned no actions, so they cannot be replayed. Let it act through "
     "EnvironmentTools(**task['environment']), and return its outcome(answer)."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings(ModelSettings):
-    """What `program` takes beside the model that the program asks."""
+    """Settings of `program`, in addition to those of the model that it calls."""
 
     program: str
     """``my_module:my_function``, or a command."""
     runner: str = "thread"
-    """How it runs: a key of `agent_trainers.programs.runners.RUNNERS`."""
+    """Key of `agent_trainers.programs.runners.RUNNERS`."""
     variables: list[str] = field(default_factory=list)
-    """Environment variables that a process gets besides the usual ones."""
+    """Additional environment variables of a process."""
     max_calls: PositiveInt = 64
-    """Calls to the model that an episode may make."""
+    """Model calls of an episode."""
     ignored_parameters: list[str] = field(default_factory=list)
-    """Parameters of requests that count for nothing; see `agent_trainers.Gateway`."""
+    """Ignored request parameters; see `agent_trainers.Gateway`."""
 
 
 class ProgramAgent:
-    """Runs a program for each episode, then plays what it did."""
+    """Runs a program for each episode, then replays its actions."""
 
     def __init__(self, settings: ProgramSettings) -> None:
         """Run the program of `settings`."""
         self._settings = settings
 
     def check(self, make_env: Callable[[], TextEnv]) -> None:
-        """See that the program is there, and that the environment has a name to make it by."""
+        """Check that the program exists, and that the environment is registered."""
         _environment(make_env)
         self._tasks([{}], lambda task, value: 0.0)
 
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order."""
-        env = make_env()
-        action_format = tool_env(env).action_format
-        env.close()
-        named = _environment(make_env)
+        """Run one episode per spec, in order."""
+        with closing(make_env()) as env:
+            tool_format = tool_env(env).action_format
+        environment = _environment(make_env)
         actions: dict[int, Sequence[str]] = {}
 
-        def note(task: Mapping[str, Any], value: Any) -> float:
+        def record(task: Mapping[str, Any], value: Any) -> float:
             actions[task[_NUMBER]] = _actions(value)
             return 0.0
 
         rows = [
-            {"environment": {**named, "task": spec.task, "seed": spec.seed}, _NUMBER: i}
+            {"environment": {**environment, "task": spec.task, "seed": spec.seed}, _NUMBER: i}
             for i, spec in enumerate(specs)
         ]
-        tasks = self._tasks(rows, note)
-        with open_policy(self._settings, action_format) as model:
+        tasks = self._tasks(rows, record)
+        with open_policy(self._settings, tool_format) as model:
             rollout = tasks.make_rollout(model)
-            ran = rollout.collect([replace(spec, task=i) for i, spec in enumerate(specs)])
-        played = _play_again(make_env, specs, actions)
+            calls = rollout.collect([replace(spec, task=i) for i, spec in enumerate(specs)])
+        replayed = _replay(make_env, specs, actions)
         return [
             PlayedEpisode(
-                trajectory=replace(played[i], timings=asked.timings)
-                if i in played
-                else _without_actions(asked),
-                usage=total_usage([asked]),
+                trajectory=replace(replayed[i], timings=called.timings)
+                if i in replayed
+                else _without_actions(called),
+                usage=total_usage([called]),
             )
-            for i, asked in enumerate(ran)
+            for i, called in enumerate(calls)
         ]
 
     def _tasks(
         self, rows: Sequence[Mapping[str, Any]], score: Callable[[dict[str, Any], Any], float]
     ) -> ProgramTasks:
+        settings = self._settings
         return ProgramTasks(
-            self._settings.program,
+            settings.program,
             rows,
             reward=score,
-            runner=self._settings.runner,
-            variables=self._settings.variables,
-            max_calls=self._settings.max_calls,
-            ignored_parameters=self._settings.ignored_parameters,
+            runner=settings.runner,
+            variables=settings.variables,
+            max_calls=settings.max_calls,
+            ignored_parameters=settings.ignored_parameters,
         )
 
 
@@ -120,12 +118,11 @@ def program_agent(settings: Mapping[str, Any]) -> Agent:
 
 
 def _environment(make_env: Callable[[], TextEnv]) -> dict[str, Any]:
-    """Return by what a program makes the environment for itself: its id and its arguments."""
-    env = make_env()
-    env.close()
-    if env.spec is None:
-        raise ConfigurationError("A program needs an environment that is registered by an id.")
-    return {"env_id": env.spec.id, **env.spec.kwargs}
+    """Return id and arguments with which a program makes the environment."""
+    with closing(make_env()) as env:
+        if env.spec is None:
+            raise ConfigurationError("A program needs a registered environment.")
+        return {"env_id": env.spec.id, **env.spec.kwargs}
 
 
 def _actions(value: Any) -> Sequence[str]:
@@ -139,37 +136,36 @@ def _actions(value: Any) -> Sequence[str]:
     return found
 
 
-def _without_actions(asked: Trajectory) -> Trajectory:
-    """Return the episode of a program that ended without an outcome: a fault, or at its limits."""
-    is_fault = asked.error is not None
-    reason = asked.stop_reason if is_fault else StopReason.CONTEXT_OVERFLOW
-    return replace(asked, transitions=[], metrics={}, stop_reason=reason)
+def _without_actions(called: Trajectory) -> Trajectory:
+    """Return the episode of a program without an outcome: a failure, or at its limits."""
+    reason = called.stop_reason if called.error is not None else StopReason.CONTEXT_OVERFLOW
+    return replace(called, transitions=[], metrics={}, stop_reason=reason)
 
 
-class _Recorded(Policy):
-    """Takes actions that are known; where they end, the episode ends open."""
+class _RecordedPolicy(Policy):
+    """Repeats recorded actions; after them, the episode ends open."""
 
     def __init__(self, actions: Sequence[Sequence[str]]) -> None:
-        self._actions: list[Iterator[str]] = list(map(iter, actions))
+        self._actions = list(map(iter, actions))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        return [self._next(self._actions[request.episode_id]) for request in requests]
+        return [self._next(request) for request in requests]
 
-    def _next(self, actions: Iterator[str]) -> Generation:
-        text = next(actions, None)
+    def _next(self, request: GenerationRequest) -> Generation:
+        text = next(self._actions[request.episode_id], None)
         if text is None:
             return Generation(text="", finish_reason="overflow")
         return Generation(text=text, usage=Usage())
 
 
-def _play_again(
+def _replay(
     make_env: Callable[[], TextEnv],
     specs: Sequence[EpisodeSpec],
     actions: Mapping[int, Sequence[str]],
 ) -> dict[int, Trajectory]:
-    """Play what programs did; return the trajectory of each, by its place among the specs."""
-    places = sorted(actions)
-    again = [dataclasses.replace(specs[i], rng=np.random.default_rng(0)) for i in places]
-    policy = _Recorded([actions[i] for i in places])
+    """Replay the actions of programs; return each trajectory by the index of its spec."""
+    indices = sorted(actions)
+    again = [replace(specs[i], rng=np.random.default_rng(0)) for i in indices]
+    policy = _RecordedPolicy([actions[i] for i in indices])
     with closing(Rollout(make_env, policy)) as rollout:
-        return dict(zip(places, rollout.collect(again), strict=True))
+        return dict(zip(indices, rollout.collect(again), strict=True))

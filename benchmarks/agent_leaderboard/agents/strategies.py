@@ -1,8 +1,4 @@
-"""Ways to use a model in an environment with a search tool, other than to let it call the tool.
-
-Each is a policy: it takes the environment's state, asks the model in words of its own where it
-needs to, and gives an action in the environment's tool format.
-"""
+"""Search strategies: policies that call the search tool by a plan, with a model for the text."""
 
 import re
 from abc import abstractmethod
@@ -42,62 +38,60 @@ So the final answer is: Harry Vaughan Watkins
 Each time, write the intermediate answer, if passages were given, and then either one line that
 begins with "Follow up:" or one line that begins with "So the final answer is:". Then stop."""
 _SELF_ASK_STEP: Final = re.compile(
-    r"^[ \t]*(Follow[ -]?up|So the final answer is)[ \t]*:[ \t]*(.*)$",
-    re.IGNORECASE | re.MULTILINE,
+    r"^[ \t]*(Follow[ -]?up|So the final answer is)[ \t]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE
 )
 
 
 @dataclass(slots=True)
 class Talk:
-    """What a strategy knows of the question under way."""
+    """State of a strategy on the current question."""
 
     question: str
     messages: list[Message] = field(default_factory=list)
-    """Said to the model and by it."""
     num_searches: int = 0
 
 
 class SearchStrategy(PolicyWrapper):
-    """A policy that searches and asks by a plan."""
+    """Base of policies that search by a plan."""
 
-    asks_first: ClassVar[bool] = False
-    """Whether the model speaks before the first search."""
+    calls_first: ClassVar[bool] = False
+    """Whether the model is called before the first search."""
 
     def __init__(self, model: Policy, tool_format: ToolFormat) -> None:
-        """Let `model` speak, and write actions in the environment's tool format."""
+        """Use `model`, and write actions in the environment's tool format."""
         super().__init__(model)
         self._format = tool_format
         self._talks: dict[int, Talk] = {}  # by episode
 
     def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
-        """Search for the question, or write what the model is asked."""
+        """Search for the question, or return the prompt of the model."""
         if not any(message["role"] == "assistant" for message in request.messages):
             # A new question: the first, or the next of an episode with several.
             self._talks[request.episode_id] = Talk(_observation(request))
         talk = self._talks[request.episode_id]
-        if talk.num_searches == 0 and not self.asks_first:
+        if talk.num_searches == 0 and not self.calls_first:
             return Generation(text=self.search(talk, ""), usage=Usage())
         messages = self.prompt(talk, _observation(request))
         return replace(request, messages=messages, tools=None, previous=None)
 
     def after(self, request: GenerationRequest, generation: Generation) -> Generation:
-        """Make an action of what the model said."""
+        """Convert the model's reply to an action."""
         if generation.finish_reason == "overflow":
             return generation
         said = without_thoughts(generation.text).strip()
         return replace(generation, text=self.read(self._talks[request.episode_id], said))
 
     def forget(self, episode_id: int) -> None:
-        """Forget the talk of an episode."""
+        """Drop the state of an episode."""
         self._talks.pop(episode_id, None)
 
     @abstractmethod
     def prompt(self, talk: Talk, observation: str) -> list[Message]:
-        """Return what the model is asked after passages, or after what was wrong."""
+        """Return the model's prompt after an observation."""
 
     @abstractmethod
     def read(self, talk: Talk, reply: str) -> str:
-        """Return the action that a reply of the model amounts to."""
+        """Return the action of a reply."""
 
     def search(self, talk: Talk, words: str) -> str:
         """Search for `words` and the question."""
@@ -113,12 +107,12 @@ class SearchStrategy(PolicyWrapper):
         return self._format.write_answer(_TAG.sub("", answer).strip())
 
     def encode(self, request: GenerationRequest) -> list[int]:
-        """Return no tokens: the model reads another state than the environment's."""
+        """Return no tokens: the model's prompt is not the environment's state."""
         return []
 
 
 class NaiveRAG(SearchStrategy):
-    """Searches once with the question as it stands; what the model says then is the answer."""
+    """Searches once with the question; the model's reply is the answer."""
 
     def prompt(self, talk: Talk, observation: str) -> list[Message]:
         """Show the passages and the question."""
@@ -126,7 +120,7 @@ class NaiveRAG(SearchStrategy):
         return talk.messages
 
     def read(self, talk: Talk, reply: str) -> str:
-        """Take what was said as the answer."""
+        """Take the reply as the answer."""
         return self.write_answer(short_answer(reply))
 
 
@@ -143,7 +137,7 @@ class IterativeRAG(SearchStrategy):
         return _passages_and_question(ITERATIVE_RAG_TEXT, talk, observation)
 
     def read(self, talk: Talk, reply: str) -> str:
-        """Search with what was said and the question, or answer."""
+        """Search with the reply and the question, or answer."""
         if talk.num_searches < self._iterations:
             return self.search(talk, reply)
         said = SO_THE_ANSWER.search(reply)
@@ -153,10 +147,10 @@ class IterativeRAG(SearchStrategy):
 class SelfAsk(SearchStrategy):
     """Self-ask with search (Press et al., arXiv 2210.03350): follow-up questions are queries."""
 
-    asks_first = True
+    calls_first = True
 
     def prompt(self, talk: Talk, observation: str) -> list[Message]:
-        """Ask whether follow-up questions are needed, or show what the last one found."""
+        """Prompt for follow-up questions, or show the passages of the last one."""
         if not talk.messages:
             question = f"Question: {talk.question}\nAre follow up questions needed here:"
             talk.messages = [
@@ -169,12 +163,9 @@ class SelfAsk(SearchStrategy):
         return list(talk.messages)
 
     def read(self, talk: Talk, reply: str) -> str:
-        """Search for the first follow-up question, or give the final answer.
-
-        A reply with neither is the final answer, as where the original forces one.
-        """
+        """Search for the first follow-up question, or answer; other replies are answers, too."""
         step = _SELF_ASK_STEP.search(reply)
-        # What the model made up after its question is not part of the talk.
+        # Drop what the model made up after its question.
         said = reply[: step.end()] if step else reply
         talk.messages.append({"role": "assistant", "content": said})
         if step and step.group(1).lower().startswith("follow") and step.group(2).strip():
@@ -184,7 +175,7 @@ class SelfAsk(SearchStrategy):
 
 
 def short_answer(text: str) -> str:
-    """Return the answer in a reply that is meant to be nothing else."""
+    """Extract the answer from a reply."""
     if tagged := _ANSWER_TAG.search(text):
         return tagged.group(1).strip()
     answer = re.sub(r"^\s*(the )?(final )?answer( is)?\s*:?\s+", "", text, flags=re.IGNORECASE)

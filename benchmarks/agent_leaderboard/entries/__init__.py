@@ -1,1 +1,1 @@
-"""From an idea to an entry: a template, a check with five tasks, and what a pull request holds."""
+"""Entering the leaderboard: template, check, submission."""

@@ -1,4 +1,4 @@
-"""Try agents on five tasks before a run: what they did, and whether others can replay it."""
+"""Check agents on five tasks before a run: their errors, and whether others can replay them."""
 
 import itertools
 import tempfile
@@ -7,19 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agent_envs.errors import ConfigurationError, MissingExtraError
-from agent_leaderboard.entries.submit import unfit_fields
+from agent_leaderboard.entries.submit import invalid_fields
 from agent_leaderboard.play.config import EnvironmentConfig, RunConfig
-from agent_leaderboard.play.data_files import missing_data, reads_data
-from agent_leaderboard.play.episodes import environment_maker
+from agent_leaderboard.play.environments import configured_environment, missing_data, reads_data
 from agent_leaderboard.play.run import run
-from agent_leaderboard.records.results import ResultLine
-from agent_leaderboard.records.run_folder import RunFolder
+from agent_leaderboard.records.results import EpisodeResult, read_run
 from agent_leaderboard.report.visible_text import visible
 from agent_leaderboard.verify.verify import check_run
 
@@ -28,97 +24,79 @@ _MAX_CHARS: Final = 300
 
 
 def check_entry(config: RunConfig, data: Path | None, console: Console) -> bool:
-    """Play five tasks by each agent, show what came of them, and verify it as others would.
+    """Run each agent on five tasks, print the episodes, and verify them as others would.
 
-    The tasks come from as many environments as are at hand, those that need no data first. Returns
-    whether every episode was scored and every one replays.
+    The tasks come from as many environments as are available, those without data first. Returns
+    whether every episode was scored and verified.
     """
     with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as scratch:
         folder = run(five_tasks(config, data), Path(scratch) / "run", data=data)
-        lines = list(_lines(folder))
-        console.print(_table(lines))
-        for line in lines:
-            for text in _remarks(line):
-                console.print(Text(f"{line.agent} on {line.environment}: {visible(text)}"))
-        for agent in config.agents:
-            for text in unfit_fields(agent):
-                console.print(Text(f"{agent.name} {text}: submit will refuse it"))
-        verification = check_run(folder.path, data)
-        # Five tasks are fewer than any board's, so that they are another measure says nothing.
-        console.print(Text(replace(verification, own_measure={}).summary()))
-        return not verification.problems and all(line.is_scored for line in lines)
+        finished = read_run(folder)
+        verification = check_run(folder, data)
+    results = [result for own in finished.results.values() for result in own]
+    entries = {(s, entry.task): entry for s, own in finished.tasks.items() for entry in own}
+    lines = []
+    for one in results:
+        lines.append(
+            f"{one.agent} on {one.environment}, {entries[one.environment, one.task].task_id}: "
+            f"{len(one.actions)} turns, return {one.return_:.2f}, "
+            f"{'success' if one.success else 'no success'}, {one.calls} calls, "
+            f"{one.prompt_tokens + one.completion_tokens} tokens"
+        )
+        lines += [f"  {text}" for text in _remarks(one)]
+    for agent in config.agents:
+        lines += [f"{agent.name} {text}: submit will refuse it" for text in invalid_fields(agent)]
+    # Five tasks are never the published measure.
+    lines.append(replace(verification, own_measure={}).summary())
+    console.print(Text("\n".join(map(visible, lines))))
+    return not verification.problems and all(result.is_scored for result in results)
 
 
 def five_tasks(config: RunConfig, data: Path | None) -> RunConfig:
-    """Return the run with five tasks, of as many environments as are at hand.
+    """Return the run with five tasks, of as many environments as are available.
 
     Raises:
         ConfigurationError: If none is.
     """
     plain = [each for each in config.environments if each.attack_on is None]
     plain.sort(key=reads_data)
-    chosen = list(itertools.islice((each for each in plain if _is_at_hand(each, data)), NUM_TASKS))
+    available = (each for each in plain if _is_available(each, data))
+    chosen = list(itertools.islice(available, NUM_TASKS))
     if not chosen:
         raise ConfigurationError(
-            "None of these environments is at hand: each lacks its data (--data) or its extra. "
-            "Choose others with --environments."
+            "No environment is available: each lacks its data (--data) or its extra. Choose others "
+            "with --environments."
         )
     share, more = divmod(NUM_TASKS, len(chosen))
+    tasks = (min(each.tasks, share + (i < more)) for i, each in enumerate(chosen))
     return replace(
         config,
         protocol=replace(config.protocol, samples_per_task=1),
         environments=tuple(
-            replace(each, tasks=min(each.tasks, share + (i < more)))
-            for i, each in enumerate(chosen)
+            replace(each, tasks=count) for each, count in zip(chosen, tasks, strict=True)
         ),
         left_out=(),
     )
 
 
-def _is_at_hand(environment: EnvironmentConfig, data: Path | None) -> bool:
-    """Return whether an environment can be played here; one that is not optional has to be."""
+def _is_available(environment: EnvironmentConfig, data: Path | None) -> bool:
+    """Return whether an environment can be made; one that is not optional must be."""
     if not environment.optional:
         return True
     if missing_data(environment, data):
         return False
     try:
-        environment_maker(environment, None, data)().close()
+        configured_environment(environment, None, data)().close()
     except MissingExtraError:
         return False
     return True
 
 
-def _lines(folder: RunFolder) -> Iterator[ResultLine]:
-    for environment, agent in folder.read_manifest().cells:
-        yield from folder.read_results(environment.slug, agent.slug)
-
-
-def _table(lines: list[ResultLine]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("agent", "environment", "task"):
-        table.add_column(heading)
-    for heading in ("turns", "return", "success", "calls", "tokens"):
-        table.add_column(heading, justify="right")
-    for line in lines:
-        usage = line.usage
-        table.add_row(
-            line.agent,
-            line.environment,
-            Text(visible(line.task_id)),
-            str(len(line.actions)),
-            f"{line.return_:.2f}",
-            "fault" if not line.is_scored else "yes" if line.success else "no",
-            str(usage.calls),
-            str(usage.prompt_tokens + usage.completion_tokens),
-        )
-    return table
-
-
-def _remarks(line: ResultLine) -> Iterator[str]:
-    """Yield what an author wants to know of an episode: a fault, the first mistake."""
-    if line.error is not None:
-        yield f"ended by a fault: {line.error}"
-    for number, (action, code) in enumerate(zip(line.actions, line.errors, strict=True), start=1):
+def _remarks(result: EpisodeResult) -> Iterator[str]:
+    """Yield the failure and the first error of an episode."""
+    if result.error is not None:
+        yield f"ended by an infrastructure failure: {result.error}"
+    for number, (action, code) in enumerate(zip(result.actions, result.errors, strict=True), 1):
         if code is not None:
-            yield f"turn {number} was a mistake ({code}): {action[:_MAX_CHARS]!r}"
+            yield f"turn {number} was an error ({code}): {action[:_MAX_CHARS]!r}"
             return

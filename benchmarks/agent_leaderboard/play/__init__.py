@@ -1,1 +1,1 @@
-"""Playing a run."""
+"""Running agents, and replaying their episodes."""

@@ -1,9 +1,8 @@
-"""What a run of the leaderboard is to do: YAML files, merged.
+"""The configuration of a run: YAML files, merged.
 
-A file holds ``protocol`` (the fields of `Protocol`), ``environments``, ``agents`` and ``left_out``
-(lists); files that are given together add up, and later values of the protocol win. ``board`` names
-a preset of which a file takes all but the agents: it enters agents of its own on that board. A key
-or a name that is unknown is an error that holds the nearest right one.
+A file has the sections ``protocol`` (fields of `Protocol`), ``environments``, ``agents`` and
+``left_out`` (lists). Several files add up; later protocol values win. ``board`` names a preset from
+which everything but the agents is taken.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from pydantic import Field
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import find_kind, import_path, is_own
+from agent_leaderboard.agents.agent import find_kind, import_path, is_custom
 from agent_leaderboard.records.manifest import LeftOut, Prices, Protocol, is_slug, make_slug
 from agent_leaderboard.records.names import look_alikes, unclear_names
 from agent_leaderboard.records.reading import first_problem, type_adapter
@@ -32,10 +31,9 @@ PRESETS: Final[Mapping[str, Path]] = {
     "smollm2": FOLDER / "configs" / "smollm2.yaml",
     "paper": FOLDER / "presets" / "paper.yaml",
 }
-"""Settings that come with the package, by name."""
 DATA_PLACEHOLDER: Final = "${data}"
 EMBEDDED: Final = "embedded"
-"""The model that comes with the package."""
+"""Name of the model that comes with the package."""
 _PLACEHOLDER: Final = re.compile(r"\$\{[^}]*\}")
 
 
@@ -44,25 +42,25 @@ class EnvironmentConfig:
     """An environment to run."""
 
     id: str
-    """Gymnasium's id."""
+    """Gymnasium id."""
     name: str = ""
-    """What it is called; made of the id if not given."""
+    """Display name; derived from the id by default."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Its arguments; ``${data}`` stands for the data folder."""
+    """Arguments; ``${data}`` is the data folder."""
     tasks: Annotated[int, Field(ge=1)] = 100
-    """How many: drawn by the protocol's seed, or the first ones where tasks are endless."""
+    """Number of tasks: drawn by the protocol's seed, or the first ones of a generated family."""
     contamination: str
     """Whether models may have seen the tasks."""
     optional: bool = False
-    """Whether it is left out, with the reason, where its extra or its data are not at hand."""
+    """Leave the environment out, with the reason, if its extra or its data are missing."""
     attack: str | None = None
-    """What is done to what the agent is shown; for the page."""
+    """Attack on what the agent reads."""
     attack_on: str | None = None
-    """The slug of the environment of the same tasks without the attack."""
+    """Slug of the environment with the same tasks without the attack."""
 
     @property
     def slug(self) -> str:
-        """Its name in file names."""
+        """Name in files."""
         return make_slug(self.name or re.sub(r"^.*/|-v\d+$", "", self.id))
 
 
@@ -72,38 +70,35 @@ class AgentConfig:
 
     name: str
     kind: str | Callable[..., Any]
-    """A key of `AGENTS`, or an agent of one's own: what makes it, or its import path."""
+    """Key of `AGENTS`, or a custom agent: a class, a function, or its import path."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What its kind takes; ``model`` is a name, a folder, or ``embedded``."""
+    """Settings of the kind; ``model`` is a name, a folder, or ``embedded``."""
     train: dict[str, Any] | None = None
-    """Options of ``agent-r1-train``: the run trains the model itself, once."""
+    """Options of ``agent-r1-train`` with which the run trains the model itself, once."""
     prices: Prices | None = None
-    """Of the model's tokens."""
     model: str | None = None
-    """The model's name on the board; that of the settings, or of its folder, if not given."""
+    """Model name on the board; by default that of the settings, or of its folder."""
     made_by: str | None = None
-    """How to make the model where it cannot be had by its name: the commands."""
+    """Commands that make the model, if its name does not identify it."""
     organisation: str | None = None
-    """Who enters it."""
     url: str | None = None
-    """Where more is said about it."""
     licence: str | None = None
-    """Of its code and model."""
+    """Licence of code and model."""
 
     @property
     def slug(self) -> str:
-        """Its name in file names."""
+        """Name in files."""
         return make_slug(self.name)
 
     @property
     def kind_name(self) -> str:
-        """Its kind as results name it."""
+        """Kind as results name it."""
         return self.kind if isinstance(self.kind, str) else import_path(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What a run is to do."""
+    """A run to do."""
 
     protocol: Protocol
     environments: tuple[EnvironmentConfig, ...]
@@ -117,36 +112,38 @@ class RunConfig:
         agents: Sequence[str] = (),
         tasks: int | None = None,
     ) -> "RunConfig":
-        """Return a part of the run: slugs (all if empty), at most `tasks` of each environment.
-
-        Raises:
-            UnknownNameError: If the run has no environment or agent of a name.
-        """
+        """Return a part of the run: slugs (all if empty), at most `tasks` of each environment."""
         chosen = _chosen(self.environments, environments, "environment of the run")
         if tasks is not None:
             chosen = tuple(replace(config, tasks=min(config.tasks, tasks)) for config in chosen)
-        players = _chosen(self.agents, agents, "agent of the run")
-        return replace(self, environments=chosen, agents=players)
+        return replace(
+            self, environments=chosen, agents=_chosen(self.agents, agents, "agent of the run")
+        )
 
     def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the run with these settings for every agent on a model that it does not train."""
-        return replace(
-            self,
-            agents=tuple(
-                replace(config, settings={**config.settings, **settings})
-                if find_kind(config.kind_name).needs_model and config.train is None
-                else config
-                for config in self.agents
-            ),
+        """Return the run with these settings for all model agents that it does not train."""
+        agents = (
+            replace(config, settings={**config.settings, **settings})
+            if find_kind(config.kind_name).needs_model and config.train is None
+            else config
+            for config in self.agents
         )
+        return replace(self, agents=tuple(agents))
+
+
+_SECTIONS: Final[Mapping[str, type]] = {
+    "environments": EnvironmentConfig,
+    "agents": AgentConfig,
+    "left_out": LeftOut,
+}
 
 
 def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
-    """Read YAML files and merge them; fields of the `protocol` that are given here win.
+    """Read YAML files and merge them; `protocol` overrides fields of their protocols.
 
     Raises:
         UnknownNameError: If a key, an environment, or a kind of agent is unknown.
-        ConfigurationError: If a value is wrong, or two things have the same name.
+        ConfigurationError: If a value is wrong, or a name is repeated.
     """
     merged: dict[str, Any] = {"protocol": {}} | {section: [] for section in _SECTIONS}
     for path, config in _with_boards(paths):
@@ -170,32 +167,23 @@ def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
 
 
 def _with_boards(paths: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each file, and the one of its board before it."""
+    """Yield each file, preceded by the one of its board."""
     for path in paths:
         config = read_config(path)
         if (name := config.pop("board", None)) is not None:
             board = lookup(PRESETS, str(name), kind="board")
-            of_board = {k: v for k, v in read_config(board).items() if k != "agents"}
-            entries = of_board.get("environments") or []
-            of_board["environments"] = [entry | {"optional": True} for entry in entries]
-            yield board, of_board
+            shared = {k: v for k, v in read_config(board).items() if k != "agents"}
+            entries = shared.get("environments") or []
+            shared["environments"] = [entry | {"optional": True} for entry in entries]
+            yield board, shared
         yield path, config
 
 
-def texts_in(value: Any) -> list[str]:
-    """Return every string in nested JSON."""
-    if isinstance(value, Mapping):
-        return [text for item in value.values() for text in texts_in(item)]
-    if isinstance(value, list | tuple):
-        return [text for item in value for text in texts_in(item)]
-    return [value] if isinstance(value, str) else []
-
-
 def fill_in(value: Any, data: Path | None) -> Any:
-    """Return nested JSON with ``${data}`` replaced by the data folder.
+    """Replace ``${data}`` by the data folder in nested JSON.
 
     Raises:
-        ConfigurationError: If there is no data folder, or another placeholder.
+        ConfigurationError: If `data` is None, or there is another placeholder.
     """
     if isinstance(value, Mapping):
         return {key: fill_in(item, data) for key, item in value.items()}
@@ -213,13 +201,6 @@ def fill_in(value: Any, data: Path | None) -> Any:
     return value
 
 
-_SECTIONS: Final[Mapping[str, type]] = {
-    "environments": EnvironmentConfig,
-    "agents": AgentConfig,
-    "left_out": LeftOut,
-}
-
-
 def _chosen(configs: tuple[Any, ...], slugs: Sequence[str], kind: str) -> tuple[Any, ...]:
     by_slug = {config.slug: config for config in configs}
     return tuple(lookup(by_slug, slug, kind=kind) for slug in slugs) or configs
@@ -227,7 +208,7 @@ def _chosen(configs: tuple[Any, ...], slugs: Sequence[str], kind: str) -> tuple[
 
 def _check_keys(entry: Any, known: Mapping[str, object], place: str) -> None:
     if not isinstance(entry, Mapping):
-        raise ConfigurationError(f"{place}: must hold 'key: value' lines, not {entry!r}.")
+        raise ConfigurationError(f"{place}: must consist of 'key: value' lines, not {entry!r}.")
     for key in entry:
         lookup(known, str(key), kind=f"key in {place}:")
 
@@ -244,40 +225,34 @@ def _entry(kind: Any, entry: Any, place: str) -> Any:
 def _check(run: RunConfig, where: str) -> None:
     if not run.environments or not run.agents:
         raise ConfigurationError(f"{where}: a run needs 'environments' and 'agents'.")
-    for environment in run.environments:
-        lookup(gym.registry, environment.id, kind="environment")
     for agent in run.agents:
-        _check_agent(agent, where)
-    _check_slugs([config.slug for config in run.environments], where)
+        _check_agent(agent, f"{where}: agent {agent.name!r}")
+    for configs in (run.environments, run.agents):
+        slugs = [config.slug for config in configs]
+        for slug in slugs:
+            if not is_slug(slug) or slugs.count(slug) > 1:
+                raise ConfigurationError(
+                    f"{where}: {slug!r} is repeated, or not a valid name. Give each entry its own "
+                    "'name' of letters and digits."
+                )
     plain = {config.slug: None for config in run.environments if config.attack_on is None}
     for environment in run.environments:
+        lookup(gym.registry, environment.id, kind="environment")
         if environment.attack_on is not None:
-            lookup(
-                plain, environment.attack_on, kind=f"environment that {environment.slug} attacks"
-            )
-    _check_slugs([config.slug for config in run.agents], where)
+            kind = f"environment attacked by {environment.slug}"
+            lookup(plain, environment.attack_on, kind=kind)
     for text in look_alikes(run.agents):
         raise ConfigurationError(f"{where}: {text}.")
 
 
-def _check_slugs(slugs: Sequence[str], where: str) -> None:
-    for slug in slugs:
-        if not is_slug(slug) or slugs.count(slug) > 1:
-            raise ConfigurationError(
-                f"{where}: {slug!r} is used twice, or is no name. Give each a 'name' of "
-                "its own, of letters and digits."
-            )
-
-
-def _check_agent(agent: AgentConfig, where: str) -> None:
-    place, kind = f"{where}: agent {agent.name!r}", find_kind(agent.kind_name)
+def _check_agent(agent: AgentConfig, place: str) -> None:
+    kind = find_kind(agent.kind_name)
     for text in unclear_names(agent):
         raise ConfigurationError(f"{place}, {text}.")
-    has_prices = agent.prices is not None and not is_own(agent.kind_name)
+    has_prices = agent.prices is not None and not is_custom(agent.kind_name)
     if not kind.needs_model and (agent.train is not None or has_prices):
         raise ConfigurationError(
-            f"{place}: {agent.kind_name!r} has no model to train or to pay for. Leave out 'train' "
-            "and 'prices'."
+            f"{place}: {agent.kind_name!r} has no model. Leave out 'train' and 'prices'."
         )
     if agent.train is not None and "model" in agent.settings:
-        raise ConfigurationError(f"{place}: 'train' makes the model: give it or 'model', not both.")
+        raise ConfigurationError(f"{place}: give 'train' or 'model', not both.")

@@ -1,22 +1,32 @@
-"""What a run consists of: task lists and manifest, made from its configuration."""
+"""Preparing a run: its models, task lists and manifest."""
 
-import hashlib
 import importlib.metadata
+import json
+import os
 import platform
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tqdm.auto import tqdm
 
-from agent_envs.errors import MissingExtraError
+from agent_envs.data.files import write_json
+from agent_envs.errors import ConfigurationError, MissingExtraError
 from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import EMBEDDED, AgentConfig, EnvironmentConfig, RunConfig
-from agent_leaderboard.play.data_files import data_files, data_path, missing_data, reads_data
-from agent_leaderboard.play.episodes import environment_maker, environment_seal
-from agent_leaderboard.play.task_lists import draw_tasks, list_tasks, open_tool_env
-from agent_leaderboard.play.training import trained_model
+from agent_leaderboard.play.environments import (
+    configured_environment,
+    data_files,
+    data_path,
+    environment_seal,
+    missing_data,
+    reads_data,
+)
+from agent_leaderboard.play.tasks import draw_tasks, list_tasks, open_tool_env
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
@@ -26,28 +36,15 @@ from agent_leaderboard.records.manifest import (
     Manifest,
 )
 from agent_leaderboard.records.reading import file_sha256
-from agent_leaderboard.records.results import TaskEntry, tasks_text
+from agent_leaderboard.records.results import TaskEntry, task_list_sha256
 from agent_trainers import TINY_POLICY, small_models
 from agent_trainers.small_models import SMALL_MODELS
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 MODEL_PACKAGES: Final = ("torch", "transformers")
-_OF_THIS_MACHINE: Final = ("model", "base_url", "api_key_env")
-"""Settings that are no part of the manifest; the model has a field of its own."""
-
-
-def find_model(agent: AgentConfig, work: Path) -> str | None:
-    """Return the model as it is loaded, a folder or a name; None for an agent without one.
-
-    It is trained into the folder `work`, if the run is to do so; one of `SMALL_MODELS` is
-    downloaded, once.
-    """
-    if agent.train is not None:
-        return str(trained_model(agent, work))
-    model: str | None = agent.settings.get("model")
-    if model is not None and model in SMALL_MODELS and find_kind(agent.kind_name).needs_model:
-        return str(small_models.prepare(model))
-    return str(TINY_POLICY) if model == EMBEDDED else model
+_LOCAL_SETTINGS: Final = ("model", "base_url", "api_key_env")
+"""Settings that are not in the manifest; the model has its own field."""
+_TRAINED_WITH: Final = "trained_with.json"
 
 
 def prepare(
@@ -55,7 +52,7 @@ def prepare(
 ) -> tuple[Manifest, dict[str, list[TaskEntry]]]:
     """Return the manifest, and the task list of each environment.
 
-    The model of each agent, by slug, is that of `find_model`.
+    `models` has the model of each agent, by slug, from `find_model`.
 
     Raises:
         MissingExtraError: If an environment that is not optional lacks its extra.
@@ -65,7 +62,7 @@ def prepare(
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
         if environment.optional and (missing := missing_data(environment, data)):
-            reason = f"its data are not at hand: {missing}"
+            reason = f"its data are missing: {missing}"
             left_out.append(LeftOut(id=environment.id, reason=reason))
             continue
         try:
@@ -88,7 +85,7 @@ def prepare(
 def _environment(
     config: EnvironmentConfig, seed: int, data: Path | None
 ) -> tuple[EnvironmentRecord, list[TaskEntry]]:
-    env, max_turns = open_tool_env(environment_maker(config, None, data))
+    env, max_turns = open_tool_env(configured_environment(config, None, data))
     record = EnvironmentRecord(
         slug=config.slug,
         id=config.id,
@@ -97,7 +94,6 @@ def _environment(
         reward_terms=dict(env.reward_weights),
         outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
         num_tasks=0,
-        tasks_path=f"tasks/{config.slug}.json",
         tasks_sha256="",
         data=[
             DataFile(name=name, sha256=file_sha256(data_path(name, data)))
@@ -111,13 +107,11 @@ def _environment(
     seal = environment_seal(record, data)
     entries = list_tasks(env, draw_tasks(env, config.tasks, seed), seal)
     env.close()
-    digest = hashlib.sha256(tasks_text(entries).encode()).hexdigest()
-    return replace(record, num_tasks=len(entries), tasks_sha256=digest), entries
+    return replace(record, num_tasks=len(entries), tasks_sha256=task_list_sha256(entries)), entries
 
 
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
     kind = find_kind(config.kind_name)
-    settings = {k: v for k, v in config.settings.items() if k not in _OF_THIS_MACHINE}
     packages = PACKAGES + (MODEL_PACKAGES if kind.needs_model else ())
     folder = Path(model) if model is not None and Path(model).is_dir() else None
     weights = sorted(folder.glob("*.safetensors")) if folder else []
@@ -129,7 +123,7 @@ def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
         made_by=config.made_by,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),
-        settings=settings,
+        settings={k: v for k, v in config.settings.items() if k not in _LOCAL_SETTINGS},
         train=config.train,
         prices=config.prices,
         organisation=config.organisation,
@@ -138,3 +132,57 @@ def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     )
+
+
+# Models
+
+
+def find_model(agent: AgentConfig, work: Path) -> str | None:
+    """Return the folder or name of an agent's model, or None.
+
+    A model that the run trains is trained into `work`; one of `SMALL_MODELS` is downloaded.
+    """
+    if agent.train is not None:
+        return str(_trained_model(agent, work))
+    model: str | None = agent.settings.get("model")
+    if model is not None and model in SMALL_MODELS and find_kind(agent.kind_name).needs_model:
+        return str(small_models.prepare(model))
+    return str(TINY_POLICY) if model == EMBEDDED else model
+
+
+def _trained_model(agent: AgentConfig, work: Path) -> Path:
+    """Return the folder of the model that ``agent.train`` describes; train it if it is missing.
+
+    The folder gets its name when training is complete; interrupted training starts again.
+    """
+    folder = work / agent.slug
+    settings = folder / _TRAINED_WITH
+    if settings.exists() and json.loads(settings.read_text(encoding="utf-8")) == agent.train:
+        return folder
+    work.mkdir(parents=True, exist_ok=True)
+    for obsolete in (folder, *work.glob(f".{agent.slug}-*")):
+        shutil.rmtree(obsolete, ignore_errors=True)
+    scratch = work / f".{agent.slug}-{os.getpid()}"
+    scratch.mkdir()
+    command = [
+        sys.executable, "-m", "agent_trainers.cli.train",
+        *_options(agent.train or {}), "--output_dir", str(scratch),
+    ]  # fmt: skip
+    if subprocess.run(command, check=False).returncode != 0:  # noqa: S603 - our own module
+        raise ConfigurationError(
+            f"agent {agent.name!r}: training failed (see above): {' '.join(command)}"
+        )
+    for checkpoint in scratch.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    write_json(scratch / _TRAINED_WITH, agent.train)
+    scratch.rename(folder)
+    return folder
+
+
+def _options(train: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in train.items():
+        yield f"--{name}"
+        if isinstance(value, list):
+            yield from map(str, value)
+        else:
+            yield json.dumps(value) if isinstance(value, dict | bool) else str(value)

@@ -1,17 +1,16 @@
-"""Play a recorded episode again: what was asked and said, and what it earns."""
+"""Replay of recorded episodes, with the text that results leave out."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_envs.errors import ConfigurationError
+from agent_envs.core.replay import replay
 from agent_leaderboard.agents.agent import tool_env
-from agent_leaderboard.play.episodes import environment_maker, environment_seal
-from agent_leaderboard.play.task_lists import task_labels, task_sha256
-from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
-from agent_leaderboard.records.results import ResultLine
+from agent_leaderboard.play.environments import environment_seal, recorded_environment
+from agent_leaderboard.play.tasks import task_entry
+from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
+from agent_leaderboard.records.results import EpisodeResult, TaskEntry, episode_seed
 from agent_leaderboard.records.sealing import episode_place
 
 
@@ -21,27 +20,24 @@ class ReplayedStep:
 
     action: str
     observation: str
-    """What the environment said to it."""
-    understood: dict[str, Any]
-    """``info["action"]``: tool and arguments, the answer, or what was wrong."""
-    tool_result: str | None
+    parsed: dict[str, Any]
+    """``info["action"]``: tool and arguments, the answer, or the error."""
     reward: float
     reward_terms: dict[str, float]
 
     @property
     def error(self) -> str | None:
-        """The code of the mistake."""
-        code: str | None = self.understood.get("error")
+        """Error code of the turn."""
+        code: str | None = self.parsed.get("error")
         return code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedEpisode:
-    """An episode as it was played, with the text that results leave out."""
+    """A replayed episode."""
 
-    task_id: str
-    task_sha256: str
-    labels: dict[str, str | int]
+    entry: TaskEntry
+    """The task as the environment gives it."""
     question: str
     answers: tuple[str, ...]
     """Gold answers."""
@@ -54,74 +50,66 @@ class ReplayedEpisode:
 
 
 class Replayer:
-    """Plays recorded episodes of one environment and one tool format."""
+    """Replays episodes of one agent in one environment."""
 
     def __init__(
-        self, environment: EnvironmentRecord, agent: AgentRecord, data: Path | None
+        self,
+        environment: EnvironmentRecord,
+        agent: AgentRecord,
+        protocol: Protocol,
+        data: Path | None,
     ) -> None:
-        """Make the environment; the agent's tool format says how its actions are read.
+        """Make the environment, with the agent's tool format.
 
         Raises:
-            AgentEnvsError: If the environment cannot be made, for want of data for example.
+            AgentEnvsError: If that is impossible or not allowed.
         """
-        self.seal = environment_seal(environment, data)
-        self._place = functools.partial(episode_place, environment, agent)
-        self._env = environment_maker(environment, agent.tool_format, data)()
+        self._records = environment, agent
+        self._protocol = protocol
+        self._seal = environment_seal(environment, data)
+        self._env = recorded_environment(environment, agent.tool_format, data)()
 
-    def replay(self, line: ResultLine) -> ReplayedEpisode:
-        """Play an episode again.
+    def open(self, result: EpisodeResult, entry: TaskEntry) -> list[list[str]]:
+        """Return the decrypted actions of an episode, then those of each other attempt.
 
         Raises:
-            DataError: If its actions are sealed with other data, or for another place.
-            ConfigurationError: If there is no such task, or actions go on after the end.
+            DataError: If they were sealed with other data, or for another place.
         """
-        actions, *_ = self.open(line)
-        return self.replay_actions(line.task, line.seed, actions)
+        seed = episode_seed(self._protocol, result.task, result.sample)
+        place = episode_place(*self._records, task=entry.sha256, sample=result.sample, seed=seed)
+        return self._seal.open([result.actions, *result.attempts], place)
 
-    def open(self, line: ResultLine) -> list[list[str]]:
-        """Return what was written in an episode: its actions, then those of each other attempt.
+    def replay(self, result: EpisodeResult, actions: Sequence[str]) -> ReplayedEpisode:
+        """Replay the actions of an episode.
 
         Raises:
-            DataError: If it is sealed with other data, or for another place.
+            AgentEnvsError: If there is no such task, or actions follow the end.
         """
-        place = self._place(task=line.task_sha256, sample=line.sample, seed=line.seed)
-        return self.seal.open([line.actions, *line.attempts], place)
-
-    def replay_actions(self, task: int, seed: int, actions: Sequence[str]) -> ReplayedEpisode:
-        """Play these actions.
-
-        Raises:
-            ConfigurationError: If there is no such task, or actions go on after the end.
-        """
-        question, info = self._env.reset(seed=seed, options={"task": task})
-        first, known = info["messages"], tool_env(self._env).task
+        seed = episode_seed(self._protocol, result.task, result.sample)
+        results = replay(self._env, seed, result.task, actions)
+        last = next(results)
+        question, first = last.observation, [dict(message) for message in last.info["messages"]]
         steps: list[ReplayedStep] = []
-        terminated = truncated = False
-        for number, action in enumerate(actions, start=1):
-            if terminated or truncated:
-                raise ConfigurationError(f"the episode is over before action {number}")
-            observation, reward, terminated, truncated, info = self._env.step(action)
+        for action, last in zip(actions, results, strict=True):
             steps.append(
                 ReplayedStep(
                     action=action,
-                    observation=observation,
-                    understood=info["action"],
-                    tool_result=info["tool_result"],
-                    reward=float(reward),
-                    reward_terms={k: float(v) for k, v in info["reward_terms"].items()},
+                    observation=last.observation,
+                    parsed=last.info["action"],
+                    reward=float(last.reward),
+                    reward_terms={k: float(v) for k, v in last.info["reward_terms"].items()},
                 )
             )
+        task = tool_env(self._env).task
         return ReplayedEpisode(
-            task_id=known.id,
-            task_sha256=task_sha256(known, self.seal),
-            labels=task_labels(known),
+            entry=task_entry(result.task, task, self._seal),
             question=question,
-            answers=known.answers,
-            messages=[dict(message) for message in first],
+            answers=task.answers,
+            messages=first,
             steps=steps,
-            metrics={k: float(v) for k, v in info.get("metrics", {}).items()},
-            terminated=terminated,
-            truncated=truncated,
+            metrics={k: float(v) for k, v in last.info.get("metrics", {}).items()},
+            terminated=last.terminated,
+            truncated=last.truncated,
         )
 
     def close(self) -> None:

@@ -1,15 +1,13 @@
-"""What a run of the leaderboard leaves in its folder, and how it is read and written.
+"""Files of a run, and how they are read and written.
 
 ::
 
-    manifest.json                 protocol, environments, agents: no times, no machine
-    tasks/<environment>.json      the fixed list of tasks, with a hash of each one's content
-    results/<environment>/<agent>.jsonl   one line an episode, by task and sample
-    seconds/<environment>/<agent>.jsonl   what varies from run to run, so it stands apart
-    checksums.json                SHA-256 of all of these but seconds; made when the run is complete
-    leaderboard.{md,csv,html}     made from the rest
+    manifest.json      protocol, environments, agents: no times, no machine
+    tasks.json         the fixed task list of each environment, with a hash of each task's content
+    results.parquet    one row per episode
+    checksums.json     SHA-256 of these three; written when the run is complete
 
-Results hold no question, observation or gold answer: the data sets have licences of their own.
-Files come from others too, so everything is checked as it is read, and a line counts only in the
-very form in which it is written here.
+Results contain no question, observation or gold answer: the data sets have their own licences.
+Files may come from strangers, so every value is checked while it is read, and a row counts only in
+the form in which this package writes it.
 """

@@ -1,9 +1,11 @@
-"""The manifest of a run: how it measures, in which environments, and whom."""
+"""The manifest of a run, and the reference that it is compared with."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,31 +13,36 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field
 
 from agent_envs.errors import DataError
-from agent_leaderboard.records.reading import Record
+from agent_leaderboard.records.names import is_same_name, skeleton
+from agent_leaderboard.records.reading import Record, parse_json, read_text, validated
 
-FORMAT_VERSION: Final = 3
-"""3: what is written about licensed tasks is sealed for its place, an episode at a time."""
+FORMAT_VERSION: Final = 4
+"""4: results in one Parquet file; text on licensed tasks encrypted with AES-SIV."""
+PUBLISHED: Final = Path(__file__).parent.parent / "references" / "published.json"
+"""Reference of the published run."""
+MEASURED_FIELDS: Final = ("seed", "samples_per_task", "temperature")
+"""Protocol fields that change scores; the others change speed and the number of retries."""
 
 
 def is_slug(text: str) -> bool:
-    """Return whether `text` may name an agent or an environment, and so a file."""
-    return re.fullmatch(r"^[a-z0-9][a-z0-9._-]{0,79}$", text) is not None
+    """Return whether `text` is a valid slug of an agent or an environment."""
+    return re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,79}", text) is not None
 
 
 def make_slug(name: str) -> str:
-    """Return the file name of what is called `name`."""
+    """Derive the slug of a name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
 
 
 def _check_slug(text: str) -> str:
     if not is_slug(text):
-        raise ValueError(f"slug {text!r} is no plain name")
+        raise ValueError(f"{text!r} is not a slug")
     return text
 
 
 Slug = Annotated[str, AfterValidator(_check_slug)]
 Text = Annotated[str, Field(max_length=2_000)]
-"""What people read; longer text is no name and no reason."""
+"""Names and reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +50,22 @@ class Protocol(Record):
     """How every agent is measured."""
 
     samples_per_task: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Episodes of each task."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """Sampling temperature of the agents on a model, unless their settings say otherwise."""
+    """Sampling temperature of model agents, unless their settings override it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """What every episode's seed is derived from, and which tasks are drawn."""
+    """Seed of the task selection and of every episode."""
     max_retries: Annotated[int, Field(ge=0, le=100)] = 2
-    """How often an episode is played again after an infrastructure fault, never a wrong answer."""
+    """Retries of an episode after an infrastructure failure, never after a wrong answer."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Episodes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile(Record):
-    """A file that tasks or passages come from."""
+    """A data file of an environment."""
 
     name: str
-    """Its path below the data folder."""
+    """Path below the data folder."""
     sha256: str
 
 
@@ -68,48 +74,39 @@ class EnvironmentRecord(Record):
     """An environment of a run."""
 
     slug: Slug
-    """Its name in the run, and in file names."""
     id: str
-    """Gymnasium's id; ends with the environment's version."""
+    """Gymnasium id, with the environment's version."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments; ``${data}`` stands for the data folder."""
+    """Arguments; ``${data}`` is the data folder."""
     max_turns: int | None = None
     reward_terms: dict[str, float] = field(default_factory=dict)
-    """Weight of each reward term that is on."""
+    """Weight of each active reward term."""
     outcome_terms: list[str] = field(default_factory=list)
-    """Which of them reward the outcome; the others reward the way."""
+    """Reward terms of the outcome, as opposed to the process."""
     num_tasks: int
-    tasks_path: str
     tasks_sha256: str
-    """Of the task list."""
+    """Digest of the task list."""
     data: list[DataFile] = field(default_factory=list)
     contamination: Text
     """Whether models may have seen the tasks."""
     is_text_public: bool
     """Whether questions and observations may be published: true of generated tasks."""
     attack: str | None = None
-    """What is done to what the agent is shown, such as ``edits``; None for nothing."""
+    """Attack on what the agent reads, such as ``edits``."""
     attack_on: Slug | None = None
-    """The environment of the same tasks without the attack."""
-
-    def __post_init__(self) -> None:
-        """Refuse a task list in another place."""
-        if self.tasks_path != f"tasks/{self.slug}.json":
-            raise ValueError(f"'tasks_path' of {self.slug!r} is wrong")
+    """Environment with the same tasks without the attack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(Record):
-    """What a model's tokens cost."""
+    """Prices of a million tokens."""
 
     prompt: Annotated[float, Field(ge=0)]
-    """Of a million prompt tokens."""
     completion: Annotated[float, Field(ge=0)]
-    """Of a million completion tokens."""
     currency: str = "USD"
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return what these tokens cost."""
+        """Return the cost of these tokens."""
         return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
 
 
@@ -118,34 +115,29 @@ class AgentRecord(Record):
     """An agent of a run."""
 
     slug: Slug
-    """Its name in file names."""
     name: Text
-    """Its name in tables."""
     kind: str
-    """A key of `agent_leaderboard.agents.agent.AGENTS`."""
+    """Key of `agent_leaderboard.agents.agent.AGENTS`, or an import path."""
     model: Text | None = None
-    """The model's name; None where there is no model."""
     made_by: Text | None = None
-    """How to make the model, where it cannot be had by its name."""
+    """Commands that make the model, if its name does not identify it."""
     weights_sha256: dict[str, str] = field(default_factory=dict)
-    """Of the weights files of a local model, by name."""
+    """Digest of each weights file of a local model."""
     tool_format: str | None = None
-    """The tool format it acts in; None for the environment's own."""
+    """Tool format of its actions; None for the environment's default."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Its settings, without the model."""
+    """Settings without the model."""
     train: dict[str, Any] | None = None
-    """Arguments of ``agent-r1-train``, where the run trained the model itself."""
+    """Arguments of ``agent-r1-train`` if the run trained the model."""
     prices: Prices | None = None
     organisation: Text | None = None
-    """Who entered it."""
     url: Text | None = None
-    """Where more is said about it: its code, a paper."""
     licence: Text | None = None
-    """The licence of its code and model."""
+    """Licence of code and model."""
     packages: dict[str, str]
-    """Versions it was run with."""
+    """Package versions."""
     not_played: list[str] = field(default_factory=list)
-    """Environments of the run that it did not play: runs of several people were joined."""
+    """Environments of the run without episodes of this agent, after a merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +150,7 @@ class LeftOut(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(Record):
-    """What a run consists of."""
+    """Protocol, environments and agents of a run."""
 
     format_version: int
     protocol: Protocol
@@ -167,23 +159,23 @@ class Manifest(Record):
     left_out: list[LeftOut]
 
     def __post_init__(self) -> None:
-        """Refuse a name that stands for two things."""
+        """Refuse repeated slugs."""
         for kind, records in (("environments", self.environments), ("agents", self.agents)):
-            slugs = [record.slug for record in records]
-            if twice := [slug for slug, count in Counter(slugs).items() if count > 1]:
-                raise ValueError(f"{kind}: there are two of the slug {twice[0]!r}")
+            slugs = Counter(record.slug for record in records)
+            if repeated := [slug for slug, count in slugs.items() if count > 1]:
+                raise ValueError(f"{kind}: the slug {repeated[0]!r} is repeated")
 
     def environment(self, slug: str) -> EnvironmentRecord:
-        """Return the environment of that name."""
+        """Return the environment with this slug."""
         return next(record for record in self.environments if record.slug == slug)
 
     def agent(self, slug: str) -> AgentRecord:
-        """Return the agent of that name."""
+        """Return the agent with this slug."""
         return next(record for record in self.agents if record.slug == slug)
 
     @property
     def cells(self) -> list[tuple[EnvironmentRecord, AgentRecord]]:
-        """Every environment with every agent that played it."""
+        """Every environment with every agent that ran on it."""
         return [
             (environment, agent)
             for environment in self.environments
@@ -192,26 +184,88 @@ class Manifest(Record):
         ]
 
 
-def check_version(record: Any, path: Path) -> None:
-    """Refuse JSON of a format that is not this program's.
+def read_versioned(kind: Any, path: Path) -> Any:
+    """Read a JSON file of `FORMAT_VERSION`.
 
     Raises:
-        DataError: Names the file, its version, and what to do.
+        DataError: If it cannot be read, or has another version.
     """
+    record = parse_json(read_text(path), path)
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
-        older = isinstance(version, int) and version < FORMAT_VERSION
-        advice = (
-            "In older ones equal answers are sealed equally, so they can be told apart: run it anew"
-            if older
-            else "Use the version of agent-r1 that wrote it"
-        )
         raise DataError(
-            f"{path}: field 'format_version' is {version!r}; this program reads {FORMAT_VERSION}. "
-            f"{advice}."
+            f"{path}: field 'format_version' is {version!r}; this version reads {FORMAT_VERSION}. "
+            "Run older submissions again, or use the version of agent-r1 that wrote the file."
         )
+    return validated(kind, record, path)
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return the manifest's file."""
+    """Return the content of ``manifest.json``."""
     return json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference(Record):
+    """Protocol and environments to compare a run with, and the agent names that are taken."""
+
+    format_version: int
+    protocol: Protocol
+    environments: list[EnvironmentRecord]
+    agents: dict[str, str] = field(default_factory=dict)
+    """Kind of each agent, by name."""
+
+    def taken_names(self, agents: Iterable[AgentRecord]) -> Iterator[str]:
+        """Yield agents whose names are, or look like, those of other agents of the board."""
+        board = {skeleton(name): (name, kind) for name, kind in self.agents.items()}
+        for agent in agents:
+            name, kind = board.get(skeleton(agent.name), (agent.name, agent.kind))
+            if kind != agent.kind or not is_same_name(name, agent.name):
+                yield (
+                    f"agent {agent.slug!r}, field 'name': {agent.name!a} looks like "
+                    f"{name!a}, an agent on the board; choose another name"
+                )
+
+    def differences(self, protocol: Protocol, environment: EnvironmentRecord) -> list[str]:
+        """Return how the measure of an environment differs from the reference."""
+        same = [one for one in self.environments if one.slug == environment.slug]
+        if not same:
+            return ["the reference has no such environment"]
+        return [
+            *changed_fields(protocol, self.protocol, MEASURED_FIELDS),
+            *changed_fields(environment, same[0]),
+        ]
+
+    def has_data(self, environment: EnvironmentRecord) -> bool:
+        """Return whether all data files of an environment are in the reference."""
+        known = {file.sha256 for one in self.environments for file in one.data}
+        return known.issuperset(file.sha256 for file in environment.data)
+
+
+def changed_fields(
+    record: object, other: object, names: tuple[str, ...] | None = None
+) -> Iterator[str]:
+    """Yield the fields in which two records of one kind differ."""
+    for name in names or [entry.name for entry in dataclasses.fields(other)]:  # type: ignore[arg-type]  # records
+        mine, expected = getattr(record, name), getattr(other, name)
+        if mine != expected:
+            is_short = len(f"{mine}{expected}") < 100 and not name.endswith("sha256")
+            yield f"{name} is {mine!r}, not {expected!r}" if is_short else f"{name} differs"
+
+
+@functools.cache
+def published() -> Reference:
+    """Return the reference of the published run."""
+    reference: Reference = read_versioned(Reference, PUBLISHED)
+    return reference
+
+
+def reference_text(manifest: Manifest) -> str:
+    """Return the content of the reference file of a run."""
+    reference = Reference(
+        format_version=FORMAT_VERSION,
+        protocol=manifest.protocol,
+        environments=manifest.environments,
+        agents={agent.name: agent.kind for agent in manifest.agents},
+    )
+    return json.dumps(dataclasses.asdict(reference), indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Reading files of others: what is wrong is one error that names file, line and field."""
+"""Reading untrusted files: every error is a `DataError` that names file, line and field."""
 
 import functools
 import hashlib
@@ -6,7 +6,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -15,13 +15,13 @@ import pydantic
 from agent_envs.errors import DataError
 
 MAX_FILE_BYTES: Final = 256 * 2**20
-"""What a file of a run may hold; the published ones hold less than a hundredth."""
+"""Largest file of a run; published ones have less than a tenth."""
 MAX_DEPTH: Final = 50
-"""How deep JSON may be nested: more is no setting, and takes Python's stack."""
+"""Deepest nesting of JSON."""
 
 
 class Record:
-    """What is read from JSON: no field more, none less, and no number that JSON lacks."""
+    """Base of dataclasses read from JSON: exactly their fields, and finite numbers."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(
@@ -30,10 +30,10 @@ class Record:
 
 
 def open_plain(path: Path, *, follow: bool = True) -> io.BufferedReader:
-    """Open a plain file: no pipe, which would block, no device, and on request no link.
+    """Open a regular file: no pipe, no device, and no link unless `follow`.
 
     Raises:
-        DataError: If it is none, or cannot be read.
+        DataError: If it is not a regular file, or cannot be read.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -42,57 +42,46 @@ def open_plain(path: Path, *, follow: bool = True) -> io.BufferedReader:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise DataError(f"{path}: cannot be read (is no plain file).")
+        raise DataError(f"{path}: cannot be read (not a regular file).")
     return os.fdopen(handle, "rb")
 
 
-def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the text of a plain file of a run.
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file of a run.
 
     Raises:
-        DataError: If it cannot be read, or holds more than `max_bytes`.
+        DataError: If it cannot be read, or is larger than `MAX_FILE_BYTES`.
     """
     with open_plain(path, follow=False) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise DataError(f"{path}: holds more than {max_bytes:,} bytes.")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: is larger than {MAX_FILE_BYTES:,} bytes.")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a regular file of a run; see `read_bytes`."""
     try:
-        return content.decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 ({error.reason}).") from None
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line of a file with its number, from 1.
-
-    Raises:
-        DataError: If the file cannot be read, or its last line is not whole.
-    """
-    *lines, rest = read_text(path).split("\n")
-    yield from enumerate(lines, start=1)
-    if rest:
-        raise DataError(f"{path}, line {len(lines) + 1}: is cut off.")
-
-
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Return the SHA-256 of a file's content."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json(text: str, place: str | Path) -> Any:
-    """Return what JSON text holds.
+    """Parse JSON.
 
     Raises:
-        DataError: If it is no JSON, says something twice, or is nested deeper than `MAX_DEPTH`;
+        DataError: If `text` is not JSON, repeats a key, or is nested deeper than `MAX_DEPTH`;
             begins with `place`.
     """
     try:
-        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_key_twice)
+        value = json.loads(text, parse_constant=_refuse_number, object_pairs_hook=_refuse_repeats)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not valid JSON ({error}).") from None
     level = [value]
@@ -103,15 +92,15 @@ def parse_json(text: str, place: str | Path) -> Any:
     return value
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _refuse_number(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; where a key is there twice, one reader takes the first, one the last."""
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object without repeated keys: readers differ in which one they take."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("an object repeats a key")
     return made
 
 
@@ -122,10 +111,10 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def validated(kind: Any, value: Any, place: str | Path) -> Any:
-    """Return parsed JSON as a `kind`.
+    """Convert parsed JSON to a `kind`.
 
     Raises:
-        DataError: If it is none; begins with `place` and names the field.
+        DataError: If that is impossible; begins with `place` and names the field.
     """
     try:
         return type_adapter(kind).validate_python(value)
@@ -136,12 +125,12 @@ def validated(kind: Any, value: Any, place: str | Path) -> Any:
 
 
 def first_problem(error: pydantic.ValidationError) -> tuple[str, str]:
-    """Return the first field that is wrong, in dots (empty for the whole), and what is wrong."""
+    """Return the first wrong field in dots (empty for the whole value), and the message."""
     first = error.errors(include_url=False)[0]
     return ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
 
 
 @functools.cache
 def type_adapter(kind: Any) -> Any:
-    """Return pydantic's adapter of a type, made once."""
+    """Return pydantic's adapter of a type."""
     return pydantic.TypeAdapter(kind)

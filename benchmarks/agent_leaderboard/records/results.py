@@ -1,137 +1,293 @@
-"""The task lists and the results of a run."""
+"""Task lists and episode results of a run, and the folder that holds them."""
 
 import dataclasses
+import hashlib
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field, InstanceOf
 
+from agent_envs.data.files import atomic_path, write_json, write_text
 from agent_envs.errors import DataError
-from agent_leaderboard.records.reading import Record, parse_json, validated
+from agent_leaderboard.records.manifest import Manifest, Protocol, manifest_text, read_versioned
+from agent_leaderboard.records.reading import (
+    MAX_FILE_BYTES,
+    Record,
+    file_sha256,
+    parse_json,
+    read_bytes,
+    read_text,
+    validated,
+)
 from agent_trainers.trajectory import StopReason
 
+MANIFEST: Final = "manifest.json"
+TASKS: Final = "tasks.json"
+RESULTS: Final = "results.parquet"
+CHECKSUMS: Final = "checksums.json"
+FILES: Final = (MANIFEST, TASKS, RESULTS, CHECKSUMS)
+"""Files of a complete run."""
+
 Labels = dict[str, str | int]
-TaskIndex = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(lt=2**53)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Cell = tuple[str, str]
+"""Slugs of an environment and an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry(Record):
     """A task of a fixed list."""
 
-    task: TaskIndex
-    """Its index in the environment."""
+    task: Index
+    """Task index in the environment."""
     task_id: str
     sha256: str
-    """Hash of its content: question, answers and whatever else defines it. Keyed where its text is
-    not public (`agent_leaderboard.records.sealing`)."""
+    """Hash of the task's content; keyed if its text is not public."""
     labels: Labels
-    """What results are broken down by: ``type``, ``hops``, ``level``."""
+    """Groups of the breakdown: ``type``, ``hops``, ``level``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineUsage(Record):
-    """What an episode cost, all attempts together."""
+class EpisodeResult(Record):
+    """One episode: a row of ``results.parquet``."""
 
+    environment: str
+    agent: str
+    task: Index
+    sample: Index
+    success: bool
+    return_: Annotated[float, Field(alias="return")]
+    """Sum of the rewards."""
+    stop_reason: StopReason
+    error: InstanceOf[str] | None
+    """Infrastructure failure that outlived its retries: the episode is no success."""
     calls: Count
+    """Model calls of all attempts; so are the tokens."""
     prompt_tokens: Count
     completion_tokens: Count
     money: float | None
-    """By the agent's prices; None without any."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultLine(Record):
-    """One episode."""
-
-    environment: str
-    """Slug."""
-    agent: str
-    """Slug."""
-    task: TaskIndex
-    task_id: str
-    task_sha256: str
-    sample: TaskIndex
-    """Which of the task's samples, from 0."""
-    seed: int
-    """Of environment and agent; given by the protocol."""
+    """Cost by the agent's prices; None without prices."""
+    seconds: Annotated[float, Field(ge=0, le=1e9)] | None
+    """Duration on the machine of the run; None if unknown."""
     actions: list[InstanceOf[str]]
-    """What the agent wrote, turn by turn: enough to play the episode again. Sealed where the
-    environment's text is not public, as `attempts` are."""
+    """Text of each turn, which suffices to replay the episode. Encrypted, like `attempts`, if the
+    environment's text is not public."""
     rewards: list[float]
     reward_terms: list[dict[str, float]]
     errors: list[str | None]
-    """Code of the mistake of each step, such as ``bad_json``."""
+    """Error code of each turn, such as ``bad_json``."""
     metrics: dict[str, float]
-    return_: Annotated[float, Field(alias="return")]
-    """Sum of the rewards; ``return`` in the file."""
-    success: bool
-    stop_reason: StopReason
-    error: InstanceOf[str] | None
-    """An infrastructure fault that outlived its retries: the episode is no success."""
     attempts: list[list[InstanceOf[str]]]
     """Actions of other attempts, which cost but do not count."""
-    usage: LineUsage
-    labels: Labels
 
     @property
     def is_scored(self) -> bool:
-        """Whether the episode says anything about the agent."""
+        """Whether the episode is evidence about the agent."""
         return self.error is None
 
     @property
-    def task_entry(self) -> TaskEntry:
-        """Its task, as a task list names it."""
-        return TaskEntry(
-            task=self.task, task_id=self.task_id, sha256=self.task_sha256, labels=self.labels
-        )
+    def key(self) -> tuple[str, str, int, int]:
+        """Environment, agent, task and sample."""
+        return self.environment, self.agent, self.task, self.sample
+
+
+_SCALARS: Final = {
+    "environment": pa.string(), "agent": pa.string(), "task": pa.int64(), "sample": pa.int64(),
+    "success": pa.bool_(), "return": pa.float64(), "stop_reason": pa.string(),
+    "error": pa.string(), "calls": pa.int64(), "prompt_tokens": pa.int64(),
+    "completion_tokens": pa.int64(), "money": pa.float64(), "seconds": pa.float64(),
+}  # fmt: skip
+NESTED: Final = ("actions", "rewards", "reward_terms", "errors", "metrics", "attempts")
+"""Columns of JSON in ASCII, which can hold lone surrogates."""
+SCHEMA: Final = pa.schema([*_SCALARS.items(), *((name, pa.string()) for name in NESTED)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecondsLine(Record):
-    """How long an episode took."""
+class Run:
+    """The content of a run folder."""
 
-    task: TaskIndex
-    sample: TaskIndex
-    seconds: Annotated[float, Field(ge=0, le=1e9)]
+    manifest: Manifest
+    tasks: Mapping[str, Sequence[TaskEntry]]
+    """Task list of each environment."""
+    results: Mapping[Cell, Sequence[EpisodeResult]]
+    """Episodes of each environment and agent, by task and sample."""
 
 
-def tasks_text(entries: Sequence[TaskEntry]) -> str:
-    """Return a task list's file."""
+def episode_seed(protocol: Protocol, task: int, sample: int) -> int:
+    """Return the seed of an episode: the same for every agent."""
+    return int(np.random.SeedSequence([protocol.seed, task, sample]).generate_state(1)[0] >> 1)
+
+
+def list_episodes(entries: Sequence[TaskEntry], protocol: Protocol) -> list[tuple[TaskEntry, int]]:
+    """Return task and sample of every episode of a task list, in order."""
+    return [(entry, sample) for entry in entries for sample in range(protocol.samples_per_task)]
+
+
+def read_run(folder: Path) -> Run:
+    """Read a complete run.
+
+    Raises:
+        DataError: If a file is missing or malformed; names file and field.
+    """
+    manifest: Manifest = read_versioned(Manifest, folder / MANIFEST)
+    tasks = read_tasks(folder / TASKS)
+    most = manifest.protocol.samples_per_task * sum(
+        len(tasks.get(environment.slug, ())) for environment, _ in manifest.cells
+    )
+    if not (folder / RESULTS).exists():
+        raise DataError(f"{folder}: the run is not complete. Repeat the command to resume it.")
+    results: dict[Cell, list[EpisodeResult]] = {(e.slug, a.slug): [] for e, a in manifest.cells}
+    for number, result in enumerate(read_results(folder / RESULTS, most), start=1):
+        if (result.environment, result.agent) not in results:
+            raise DataError(f"{folder / RESULTS}, row {number}: field 'agent': is not listed.")
+        results[result.environment, result.agent].append(result)
+    return Run(manifest=manifest, tasks=tasks, results=results)
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Write a complete run; the checksums come last."""
+    (folder / CHECKSUMS).unlink(missing_ok=True)
+    write_text(folder / MANIFEST, manifest_text(run.manifest))
+    write_text(folder / TASKS, tasks_text(run.tasks))
+    cells = ((e.slug, a.slug) for e, a in run.manifest.cells)
+    write_results(folder / RESULTS, [one for cell in cells for one in run.results[cell]])
+    write_checksums(folder)
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of a run."""
+    digests = {name: file_sha256(folder / name) for name in FILES if name != CHECKSUMS}
+    write_json(folder / CHECKSUMS, digests)
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Read the checksums of a run; an incomplete run has none."""
+    path = folder / CHECKSUMS
+    if not path.exists():
+        raise DataError(f"{path}: the run is not complete. Repeat the command to resume it.")
+    digests: dict[str, str] = validated(dict[str, str], parse_json(read_text(path), path), path)
+    return digests
+
+
+# Task lists
+
+
+def task_list_text(entries: Sequence[TaskEntry]) -> str:
+    """Return a task list as JSON: the text of its digest."""
     return json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
 
 
-def line_record(line: ResultLine) -> dict[str, Any]:
-    """Return a result line as JSON."""
-    record = dataclasses.asdict(line)
-    record["return"] = record.pop("return_")
-    return record
+def task_list_sha256(entries: Sequence[TaskEntry]) -> str:
+    """Return the digest of a task list."""
+    return hashlib.sha256(task_list_text(entries).encode()).hexdigest()
 
 
-def write_line(record: Mapping[str, Any]) -> str:
-    """Write one JSON line, the same for the same record; ASCII, so that lone surrogates survive."""
-    return json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
+def tasks_text(tasks: Mapping[str, Sequence[TaskEntry]]) -> str:
+    """Return the content of ``tasks.json``."""
+    lists = {slug: [dataclasses.asdict(entry) for entry in own] for slug, own in tasks.items()}
+    return json.dumps(lists, indent=1) + "\n"
 
 
-def parse_seconds(text: str, place: str) -> SecondsLine:
-    """Read how long an episode took; a `DataError` begins with `place`."""
-    line: SecondsLine = validated(SecondsLine, parse_json(text, place), place)
-    return line
+def read_tasks(path: Path) -> dict[str, list[TaskEntry]]:
+    """Read the task lists of a run."""
+    text = read_text(path)
+    tasks: dict[str, list[TaskEntry]] = validated(
+        dict[str, list[TaskEntry]], parse_json(text, path), path
+    )
+    if tasks_text(tasks) != text:
+        raise DataError(f"{path}: is not in the canonical form.")
+    return tasks
 
 
-def parse_line(text: str, place: str) -> ResultLine:
-    """Read a result line, without its end.
+# Results
+
+
+def write_results(path: Path, results: Sequence[EpisodeResult]) -> None:
+    """Write results as Parquet, deterministically."""
+    rows = [to_row(result) for result in results]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    with atomic_path(path) as temporary:
+        pq.write_table(
+            table, temporary, compression="zstd", use_dictionary=False, store_schema=False,
+            write_statistics=False,
+        )  # fmt: skip
+
+
+def read_results(path: Path, max_rows: int) -> Iterator[EpisodeResult]:
+    """Yield the rows of a results file that may come from a stranger.
 
     Raises:
-        DataError: If it is malformed, or not in the form in which `write_line` writes it; begins
-            with `place`.
+        DataError: If it is malformed, or has more than `max_rows` rows.
     """
-    record = parse_json(text, place)
-    if not isinstance(record, dict):
-        raise DataError(f"{place}: is no JSON object.")
-    line: ResultLine = validated(ResultLine, record, place)
-    if write_line(line_record(line)) != text + "\n":
-        raise DataError(f"{place}: is not in the form in which results are written.")
-    return line
+    try:
+        file = pq.ParquetFile(io.BytesIO(read_bytes(path)))
+        _check_form(path, file, max_rows)
+        number = 0
+        for batch in file.iter_batches(batch_size=1_000):
+            for row in batch.to_pylist():
+                number += 1
+                yield from_row(row, f"{path}, row {number}")
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, pa.ArrowMemoryError):
+            raise
+        raise DataError(f"{path}: is not a readable Parquet file ({error}).") from None
+
+
+def _check_form(path: Path, file: pq.ParquetFile, max_rows: int) -> None:
+    """Refuse another schema, and encodings that expand to more than the file declares."""
+    metadata = file.metadata
+    if file.schema_arrow != SCHEMA or metadata.metadata:
+        raise DataError(f"{path}: has other columns than a results file.")
+    if metadata.num_rows > max_rows:
+        raise DataError(f"{path}: has {metadata.num_rows} rows; the run has {max_rows} episodes.")
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    if any(
+        column.compression != "ZSTD" or not set(column.encodings) <= {"PLAIN", "RLE"}
+        for column in columns
+    ):
+        raise DataError(f"{path}: has an encoding that results files do not use.")
+    if sum(column.total_uncompressed_size for column in columns) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: unpacks to more than {MAX_FILE_BYTES:,} bytes.")
+
+
+def to_row(result: EpisodeResult) -> dict[str, Any]:
+    """Return the row of an episode."""
+    row = dataclasses.asdict(result)
+    row["return"] = row.pop("return_")
+    row["stop_reason"] = str(result.stop_reason)
+    return row | {name: _json(row[name]) for name in NESTED}
+
+
+def from_row(row: Mapping[str, Any], place: str) -> EpisodeResult:
+    """Return the episode of a row.
+
+    Raises:
+        DataError: If it is malformed, or not in the form that `to_row` gives; begins with `place`.
+    """
+    nested = {name: parse_json(row[name] or "", f"{place}, field {name!r}") for name in NESTED}
+    result: EpisodeResult = validated(EpisodeResult, {**row, **nested}, place)
+    for name in NESTED:
+        if _json(getattr(result, name)) != row[name]:
+            raise DataError(f"{place}: field {name!r}: is not in the canonical form.")
+    return result
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def by_cell(results: Iterable[EpisodeResult]) -> dict[Cell, list[EpisodeResult]]:
+    """Group results by environment and agent."""
+    grouped: dict[Cell, list[EpisodeResult]] = {}
+    for result in results:
+        grouped.setdefault((result.environment, result.agent), []).append(result)
+    return grouped

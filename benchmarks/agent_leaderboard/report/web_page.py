@@ -1,8 +1,7 @@
-"""The leaderboard as one web page that needs nothing else: no network, no other file.
+"""The leaderboard as one web page without network requests or other files.
 
-What others wrote (names, actions, tool results) is text to the page and never markup: the template
-escapes it, the script sets it as text only, and a content security policy allows the page's own
-script and nothing else.
+Untrusted text (names, actions, tool results) never becomes markup: the template escapes it, the
+script sets it as text, and a content security policy allows only the page's own script.
 """
 
 import base64
@@ -10,7 +9,6 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,47 +16,46 @@ import jinja2
 from tqdm.auto import tqdm
 
 from agent_envs.scoring.statistics import CONFIDENCE, Comparison, Interval, p_value_text
+from agent_leaderboard.records.results import episode_seed
 from agent_leaderboard.records.sealing import MARK
-from agent_leaderboard.report.episodes import EpisodeView, TextSource, view_episodes
-from agent_leaderboard.report.families import slices, under_attack
-from agent_leaderboard.report.summary import Board, Cell, is_upper_bound, shown_name
-from agent_leaderboard.report.uncertainty import FAULT_RULE, RANK_RULE
+from agent_leaderboard.report.board import (
+    FAULT_RULE,
+    RANK_RULE,
+    Board,
+    CellStats,
+    is_upper_bound,
+    shown_name,
+    slices,
+    under_attack,
+)
+from agent_leaderboard.report.transcripts import Transcript, make_transcripts
 from agent_leaderboard.report.visible_text import visible
 
+MAX_EPISODES: Final = 20
+"""Episodes shown of a cell."""
 MAX_EPISODE_CHARS: Final = 3_000_000
-"""Episodes take about as much of the page; cells show fewer of them where there are many cells."""
+"""Approximate size of all episodes; with many cells, fewer of each are shown."""
 MAX_TEXT_CHARS: Final = 2_000
-"""Longer texts are cut off: a flood of output is no reading."""
+"""Longer texts are cut."""
 
 
-def make_page(
-    board: Board,
-    *,
-    title: str,
-    data: Path | None,
-    with_licensed_text: bool,
-    max_episodes: int,
-) -> str:
-    """Return the page of a board; the `title` stands beside the progress.
-
-    It shows at most `max_episodes` of a cell. What was said in them is found with the data sets
-    below the folder `data`, and shown of licensed ones only on request.
-    """
+def make_page(board: Board, data: Path | None, *, with_licensed_text: bool) -> str:
+    """Return the page of a board; episodes are replayed with the data folder."""
     episodes: dict[str, list[dict[str, Any]]] = {}
-    with closing(TextSource(board.run.manifest, data)) as source:
-        for cell in tqdm(board.cells, desc=f"{title}: episodes", leave=False):
-            is_public = board.run.manifest.environment(cell[0]).is_text_public
-            own = source if is_public or with_licensed_text else None
-            views = view_episodes(board.run, cell, own, limit=max_episodes)
-            episodes["/".join(cell)] = list(map(_episode, views))
-    shown = _fit(episodes, max_episodes)
-    episodes = {key: own[:shown] for key, own in episodes.items()}
+    for cell in tqdm(board.cells, desc="episodes", leave=False):
+        is_public = board.run.manifest.environment(cell[0]).is_text_public
+        shown = make_transcripts(
+            board.run, cell, data, with_text=is_public or with_licensed_text, limit=MAX_EPISODES
+        )
+        episodes["/".join(cell)] = [_episode(board, one) for one in shown]
+    limit = _fit(episodes)
+    episodes = {key: own[:limit] for key, own in episodes.items()}
     payload = _payload(board) | {
         "texts": _share_texts(episodes),
         "episodes": episodes,
-        "episodesShown": shown,
+        "episodesShown": limit,
     }
-    return _render(board, payload, shown)
+    return _render(board, payload, limit)
 
 
 def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
@@ -81,6 +78,7 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
         slices=slices(board),
         attacked=under_attack(board),
         is_upper_bound=is_upper_bound,
+        shown_name=shown_name,
         shown=shown,
         style=style,
         script=script,
@@ -90,7 +88,7 @@ def _render(board: Board, payload: Mapping[str, Any], shown: int) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """Return JSON that may stand in a script element: nothing in it ends the element."""
+    """Return JSON that cannot end a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -118,12 +116,12 @@ def _payload(board: Board) -> dict[str, Any]:
         ],
         "overall": {agent: _interval(one) for agent, one in board.overall.items()},
         "tasks": {
-            environment: {line.task: visible(line.task_id) for line in lines}
-            for (environment, _), lines in board.run.lines.items()
+            slug: {entry.task: visible(entry.task_id) for entry in entries}
+            for slug, entries in board.run.tasks.items()
         },
         "scores": {
-            "/".join(key): {t: _short(s) for t, s in board.run.task_scores(*key).items()}
-            for key in board.cells
+            "/".join(key): {t: _short(s) for t, s in cell.scores.items()}
+            for key, cell in board.cells.items()
         },
         "cells": {"/".join(key): _cell(cell) for key, cell in board.cells.items()},
         "comparisons": {
@@ -132,7 +130,8 @@ def _payload(board: Board) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: CellStats) -> dict[str, Any]:
+    costs = {name: _short(cell.cost[name]) for name in ("calls", "tokens", "seconds", "money")}
     return {
         "success": _interval(cell.success),
         "return": _short(cell.return_),
@@ -140,21 +139,22 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "isTied": cell.is_tied,
         "episodes": cell.num_episodes,
         "faults": cell.num_faults,
-        "cost": {
-            "turns": _short(cell.num_steps),
-            **{n: _short(getattr(cell.cost, n)) for n in ("calls", "tokens", "seconds", "money")},
-        },
+        "cost": {"turns": _short(cell.num_steps), **costs},
         "groups": [
-            [visible(group.label), visible(group.value), _interval(group.success)]
-            for group in cell.groups
+            [visible(label), visible(value), _interval(success)]
+            for label, value, success in cell.groups
         ],
-        "terms": {visible(name): _short(value) for name, value in cell.reward_terms.items()},
-        "errors": {visible(e.code): [e.num_steps, e.num_episodes] for e in cell.errors},
+        "terms": _numbers(cell.reward_terms),
+        "errors": {visible(code): counts for code, counts in cell.errors.items()},
         "stops": dict(cell.stop_reasons),
-        "metrics": {visible(name): _short(value) for name, value in cell.metrics.items()},
+        "metrics": _numbers(cell.metrics),
         "passAt": {str(k): _short(value) for k, value in cell.pass_at.items()},
         "passHat": {str(k): _short(value) for k, value in cell.pass_hat.items()},
     }
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {visible(name): _short(value) for name, value in values.items()}
 
 
 def _interval(interval: Interval | None) -> list[float | None] | None:
@@ -175,61 +175,63 @@ def _comparison(comparison: Comparison, p_holm: float) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Return a number to six digits: the page shows fewer."""
+    """Round to six digits: the page shows fewer."""
     return None if value is None else float(f"{value:.6g}")
 
 
 def _cut(text: str) -> str:
     if len(text) > MAX_TEXT_CHARS:
-        rest = len(text) - MAX_TEXT_CHARS
-        text = f"{text[:MAX_TEXT_CHARS]}\n(… {rest:,} more characters)"
+        more = len(text) - MAX_TEXT_CHARS
+        text = f"{text[:MAX_TEXT_CHARS]}\n(… {more:,} more characters)"
     return visible(text)
 
 
-def _written(action: str) -> str:
-    """Return an action as it is recorded; what is sealed says only that it is."""
-    return "(sealed: who holds the data can read it)" if action.startswith(MARK) else _cut(action)
+def _recorded(action: str) -> str:
+    """Return a recorded action, or a note that it is sealed."""
+    return "(sealed: requires the data)" if action.startswith(MARK) else _cut(action)
 
 
-def _episode(view: EpisodeView) -> dict[str, Any]:
-    line, text = view.line, view.text
+def _episode(board: Board, shown: Transcript) -> dict[str, Any]:
+    result, text = shown.result, shown.text
+    seed = episode_seed(board.run.manifest.protocol, result.task, result.sample)
     return {
-        "task": line.task,
-        "taskId": visible(line.task_id),
-        "sample": line.sample,
-        "seed": line.seed,
-        "success": line.success,
-        "return": _short(line.return_),
-        "stop": line.stop_reason.value,
-        "fault": None if line.error is None else _cut(line.error),
-        "why": list(map(visible, view.why)),
-        "labels": {visible(key): visible(str(value)) for key, value in line.labels.items()},
-        "metrics": {visible(key): _short(value) for key, value in line.metrics.items()},
+        "task": result.task,
+        "taskId": visible(shown.entry.task_id),
+        "sample": result.sample,
+        "seed": seed,
+        "success": result.success,
+        "return": _short(result.return_),
+        "stop": result.stop_reason.value,
+        "fault": None if result.error is None else _cut(result.error),
+        "why": list(map(visible, shown.reasons)),
+        "labels": {visible(k): visible(str(v)) for k, v in shown.entry.labels.items()},
+        "metrics": _numbers(result.metrics),
         "usage": {
-            "calls": line.usage.calls,
-            "prompt tokens": line.usage.prompt_tokens,
-            "completion tokens": line.usage.completion_tokens,
-            "money": line.usage.money,
-            "seconds": _short(view.seconds),
+            "calls": result.calls,
+            "prompt tokens": result.prompt_tokens,
+            "completion tokens": result.completion_tokens,
+            "money": result.money,
+            "seconds": _short(result.seconds),
         },
         "question": None if text is None else _cut(text.question),
         "answers": None if text is None else list(map(_cut, text.answers)),
-        "note": None if view.note is None else _cut(view.note),
-        "steps": [_step(view, i) for i in range(len(line.actions))],
-        "attempts": [list(map(_written, attempt)) for attempt in line.attempts],
+        "note": None if shown.note is None else _cut(shown.note),
+        "steps": [_step(shown, i) for i in range(len(result.actions))],
+        "attempts": [list(map(_recorded, attempt)) for attempt in result.attempts],
     }
 
 
-def _step(view: EpisodeView, i: int) -> dict[str, Any]:
-    line, text = view.line, view.text
+def _step(shown: Transcript, i: int) -> dict[str, Any]:
+    result, text = shown.result, shown.text
+    error = result.errors[i]
     step = {
-        "action": _written(line.actions[i]) if text is None else _cut(text.steps[i].action),
-        "reward": _short(line.rewards[i]),
-        "terms": {visible(k): _short(v) for k, v in line.reward_terms[i].items() if v},
-        "error": None if line.errors[i] is None else visible(str(line.errors[i])),
+        "action": _recorded(result.actions[i]) if text is None else _cut(text.steps[i].action),
+        "reward": _short(result.rewards[i]),
+        "terms": {visible(k): _short(v) for k, v in result.reward_terms[i].items() if v},
+        "error": None if error is None else visible(error),
     }
     if text is not None:
-        action, observation = text.steps[i].understood, text.steps[i].observation
+        action, observation = text.steps[i].parsed, text.steps[i].observation
         if "name" in action:
             arguments = (action.get("arguments") or {}).items()
             written = (f"{key}={json.dumps(v, ensure_ascii=False)}" for key, v in arguments)
@@ -239,16 +241,17 @@ def _step(view: EpisodeView, i: int) -> dict[str, Any]:
     return step
 
 
-def _fit(episodes: Mapping[str, Sequence[Mapping[str, Any]]], limit: int) -> int:
-    """Return how many episodes of each cell the page has room for, at most `limit`."""
+def _fit(episodes: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
+    """Return how many episodes of each cell fit on the page."""
     sizes = [[len(json.dumps(one)) for one in own] for own in episodes.values()]
+    limit = MAX_EPISODES
     while limit > 1 and sum(sum(own[:limit]) for own in sizes) > MAX_EPISODE_CHARS:
         limit -= 1
     return limit
 
 
 def _share_texts(episodes: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
-    """Return each question and observation once, and put its number where it stood."""
+    """Return each distinct question and observation, and replace them by their index."""
     positions: dict[str, int] = {}
     for own in episodes.values():
         for episode in own:

@@ -1,1 +1,1 @@
-"""Checking a run by playing it again."""
+"""Verification of runs by replay."""

@@ -1,4 +1,4 @@
-"""Fixed lists of tasks, with a hash of what each task is."""
+"""Fixed task lists, with a hash of each task's content."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, i
     """Make an environment whose tasks can be listed; return it and its turn limit.
 
     Raises:
-        ConfigurationError: If it is no `ToolEnv`, or does not take its arguments.
+        ConfigurationError: If it is not a `ToolEnv`, or refuses its arguments.
     """
     try:
         made = make_env()
@@ -31,7 +31,7 @@ def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, i
 
 
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
-    """Return which tasks a run plays: the first ones of an endless family, else drawn by `seed`."""
+    """Return the task indices of a run: drawn by `seed`, or the first of a generated family."""
     if env.num_tasks is None:
         return list(range(count))
     if count >= env.num_tasks:
@@ -41,25 +41,28 @@ def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
 
 
 def list_tasks(env: ToolEnv, indices: Sequence[int], seal: Seal) -> list[TaskEntry]:
-    """Return the tasks of these indices as a list, with hashes by the environment's seal."""
+    """Return the task list of these indices, with hashes keyed by the environment's seal."""
     entries = []
     for index in indices:
         env.reset(seed=0, options={"task": index})
-        task = env.task
-        sha256, labels = task_sha256(task, seal), task_labels(task)
-        entries.append(TaskEntry(task=index, task_id=task.id, sha256=sha256, labels=labels))
+        entries.append(task_entry(index, env.task, seal))
     return entries
 
 
+def task_entry(index: int, task: Task, seal: Seal) -> TaskEntry:
+    """Return the entry of a task."""
+    sha256, labels = task_sha256(task, seal), task_labels(task)
+    return TaskEntry(task=index, task_id=task.id, sha256=sha256, labels=labels)
+
+
 def task_sha256(task: Task, seal: Seal) -> str:
-    """Return a hash of a task's content: id, question, answers and all that defines it."""
+    """Return a hash of a task's content: id, question, answers and data."""
     content = [task.id, task.question, list(task.answers), _plain(task.data)]
-    # ASCII, so that a lone surrogate in a data set has a hash too
-    return seal.digest(json.dumps(content, sort_keys=True))
+    return seal.digest(json.dumps(content, sort_keys=True))  # ASCII: lone surrogates are allowed
 
 
 def task_labels(task: Task) -> Labels:
-    """Return what results are broken down by, as far as the task says it."""
+    """Return the labels of a task as far as it has them."""
     data = task.data
     kind = data.get("type") or data.get("subject") or getattr(data.get("task"), "kind", None)
     texts = {"type": kind, "level": data.get("level")}
@@ -70,19 +73,18 @@ def task_labels(task: Task) -> Labels:
 
 
 def _hops(data: Mapping[str, Any]) -> int | None:
-    """Return how many facts lead to the answer, or calls where tools are no search."""
+    """Return the number of facts, or of calls, that lead to the answer."""
     if questions := data.get("questions"):
         return len(questions[0].gold)
-    for key in ("gold", "steps"):
-        if data.get(key):
-            return len(data[key])
-    return None
+    return next((len(data[key]) for key in ("gold", "steps") if data.get(key)), None)
 
 
 def _plain(value: Any) -> Any:
-    """Return nested values as JSON that is the same for the same content."""
+    """Convert nested values to JSON that is equal for equal content."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, AbstractSet):
@@ -93,6 +95,4 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, bytes):
         return value.hex()
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,4 +1,4 @@
-"""Agents of one's own: a function, or a class, of which each turn is asked.
+"""Custom agents: a function, or a class, that is called for each turn.
 
 ::
 
@@ -8,9 +8,9 @@
             return state.call("search", query=state.question)
         return state.answer(state.observation.splitlines()[0])
 
-A class is made once, with the agent's settings, and its method ``act`` is asked (``kind:
-my_agent:MyAgent``). A class with the methods of `agent_leaderboard.agents.agent.Agent` plays whole
-episodes in its own way instead.
+A class is instantiated once, with the agent's settings, and its method ``act`` is called (``kind:
+my_agent:MyAgent``). A class with the methods of `agent_leaderboard.agents.agent.Agent` runs whole
+episodes instead.
 """
 
 import inspect
@@ -18,7 +18,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -26,50 +26,49 @@ from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import ToolFormat
 from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
-from agent_leaderboard.agents.repeated_play import total_usage
+from agent_leaderboard.agents.repeated_attempts import total_usage
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
 
 CONCURRENCY: Final = "concurrency"
-"""The setting that says how many turns may be asked for at once, each in a thread; 1 if not given.
-An agent that waits for a server wants more."""
-_NOT_ITS_OWN: Final = (CONCURRENCY, "tool_format")
-"""Settings that say how an agent is asked; it does not get them."""
+"""Setting with the number of concurrent turns, in threads; 1 by default. Agents that wait for a
+server want more."""
+_RUN_SETTINGS: Final = (CONCURRENCY, "tool_format")
+"""Settings that the agent itself does not get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What an agent knows when it has to act."""
+    """Input of an agent's turn."""
 
     messages: Sequence[Message]
-    """The conversation so far, as a model would be shown it: system prompt, question, results."""
+    """The conversation as a model reads it: system prompt, question, results."""
     tools: Sequence[dict[str, Any]]
-    """The tools, as OpenAI's API takes them."""
+    """Tool schemas in OpenAI's format."""
     memory: dict[str, Any]
-    """The agent's own, empty when an episode begins, and kept until its end."""
+    """The agent's own data, empty when an episode begins and kept until its end."""
     rng: np.random.Generator
-    """For every draw: the same when the episode is played again."""
+    """Generator for every draw: the same when the episode runs again."""
     tool_format: ToolFormat
-    """How actions are written."""
 
     @property
     def question(self) -> str:
-        """The task: the first thing that was said to the agent."""
+        """The task: the first user message."""
         return str(next(m["content"] for m in self.messages if m["role"] == "user"))
 
     @property
     def observation(self) -> str:
-        """What was said last: the question, or a tool's result."""
+        """The last message: the question, or a tool's result."""
         return str(self.messages[-1]["content"])
 
     def call(self, name: str, /, **arguments: Any) -> str:
-        """Write a call of a tool: return it from ``act``."""
+        """Write a tool call, to be returned by ``act``."""
         return self.tool_format.write_call(name, arguments)
 
     def answer(self, text: str) -> str:
-        """Write an answer: return it from ``act``."""
+        """Write an answer, to be returned by ``act``."""
         return self.tool_format.write_answer(text)
 
 
@@ -77,29 +76,29 @@ Act = Callable[[State], str | Generation]
 
 
 class ActingAgent:
-    """Plays with a function that is asked for each turn."""
+    """Runs episodes with a function that is called for each turn."""
 
     def __init__(self, act: Act, name: str, concurrency: int) -> None:
-        """Ask `act`, `concurrency` turns at once; errors call it `name`."""
+        """Call `act` for up to `concurrency` turns at once; errors name `name`."""
         self._act, self._name, self._concurrency = act, name, concurrency
 
     def check(self, make_env: Callable[[], TextEnv]) -> None:
-        """Raise nothing: what it cannot play it fails."""
+        """Accept every environment."""
 
     def play(
         self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
     ) -> list[PlayedEpisode]:
-        """Play one episode per spec, in order."""
-        env = make_env()
-        policy = _Acting(self._act, self._name, self._concurrency, tool_env(env).action_format)
-        env.close()
+        """Run one episode per spec, in order."""
+        with closing(make_env()) as env:
+            tool_format = tool_env(env).action_format
+        policy = _ActingPolicy(self._act, self._name, self._concurrency, tool_format)
         with closing(Rollout(make_env, policy)) as rollout:
-            played = rollout.collect(specs)
-        return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in played]
+            trajectories = rollout.collect(specs)
+        return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in trajectories]
 
 
-class _Acting(Policy):
-    """The turns of one call of `play`; what the agent raises ends its episode."""
+class _ActingPolicy(Policy):
+    """Policy of a custom agent; an exception of the agent ends its episode."""
 
     def __init__(self, act: Act, name: str, concurrency: int, tool_format: ToolFormat) -> None:
         self._act, self._name, self._format = act, name, tool_format
@@ -107,7 +106,6 @@ class _Acting(Policy):
         self._memories: dict[int, dict[str, Any]] = {}  # by episode
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Ask for an action in each state."""
         return [self._generation(request) for request in requests]
 
     def _generation(self, request: GenerationRequest) -> Generation:
@@ -118,47 +116,45 @@ class _Acting(Policy):
             rng=request.rng,
             tool_format=self._format,
         )
-        said = self._act(state)
-        if isinstance(said, Generation):
-            return said
-        if isinstance(said, str):
-            return Generation(text=said, usage=Usage())
+        reply = self._act(state)
+        if isinstance(reply, Generation):
+            return reply
+        if isinstance(reply, str):
+            return Generation(text=reply, usage=Usage())
         raise TypeError(
-            f"{self._name} returned {type(said).__name__}; it must return the text of a turn, such "
-            "as state.answer('...'), or a Generation with a text."
+            f"{self._name} returned {type(reply).__name__}; it must return the text of a turn, "
+            "such as state.answer('...'), or a Generation with a text."
         )
 
 
-def build_own_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
+def build_custom_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
     """Build the agent of an import path with its settings.
 
     Raises:
-        ConfigurationError: If it cannot be imported or made, or is no agent; says why.
+        ConfigurationError: If it cannot be imported or made, or is not an agent.
     """
     try:
         found: Any = pkgutil.resolve_name(kind)
-        plays_itself: bool = inspect.isclass(found) and hasattr(found, "play")
-        if plays_itself:
-            agent: Agent = found(**settings)
-            return agent
-        own = {name: value for name, value in settings.items() if name not in _NOT_ITS_OWN}
-        act = _acting_function(kind, found, own)
+        if inspect.isclass(found) and hasattr(found, "play"):
+            return cast(Agent, found(**settings))
+        own = {name: value for name, value in settings.items() if name not in _RUN_SETTINGS}
+        act = _acting_function(found, own)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"The agent {kind!r} cannot be made ({type(error).__name__}: {error}). A kind is "
-            "'package.module:name' of a class or a function, importable from here; a class takes "
-            "the settings by name."
+            "'package.module:name' of an importable class or function; a class takes the settings "
+            "by name."
         ) from error
     concurrency = settings.get(CONCURRENCY, 1)
     if not isinstance(concurrency, int) or concurrency < 1:
         raise ConfigurationError(
-            f"The setting {CONCURRENCY!r} of {kind!r} must be a whole number from 1, not "
+            f"The setting {CONCURRENCY!r} of {kind!r} must be a positive integer, not "
             f"{concurrency!r}."
         )
     return ActingAgent(act, kind, concurrency)
 
 
-def _acting_function(kind: str, found: Any, settings: Mapping[str, Any]) -> Act:
+def _acting_function(found: Any, settings: Mapping[str, Any]) -> Act:
     if inspect.isclass(found):
         act = getattr(found(**settings), "act", None)
         if act is None:
@@ -167,5 +163,5 @@ def _acting_function(kind: str, found: Any, settings: Mapping[str, Any]) -> Act:
         act = found
         if settings:
             raise TypeError(f"a function takes no settings ({', '.join(settings)}); a class does")
-    inspect.signature(act).bind(None)  # a TypeError where it does not take a state
+    inspect.signature(act).bind(None)  # TypeError if it does not take a state
     return act  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Agents that play a task several times: Reflexion, and the majority of several samples."""
+"""Agents that attempt a task several times: Reflexion, and the majority of several samples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,44 +24,42 @@ LESSONS_TEXT: Final = "You have tried this before, and failed. What you noted th
 Collect = Callable[[Policy, Sequence[EpisodeSpec]], list[Trajectory]]
 
 
-def play_with_reflection(
+def with_reflection(
     model: Policy, collect: Collect, specs: Sequence[EpisodeSpec], *, trials: int
 ) -> list[PlayedEpisode]:
-    """Play up to `trials` times, with the model's notes on what failed (arXiv 2303.11366).
+    """Attempt tasks up to `trials` times, with reflections on failures (arXiv 2303.11366).
 
-    That it failed is what the environment says (its metric ``success``), as in the paper: an agent
-    with this knowledge is not to be compared with agents without it as if they were alike. The last
-    attempt counts; the earlier ones are kept as attempts.
+    The environment's metric ``success`` tells the agent that it failed, as in the paper, so it is
+    not comparable with agents without this knowledge. The last attempt counts.
     """
     tasks = waiting = [_Task(spec) for spec in specs]
     for trial in range(trials):
         if trial > 0:
-            # What failed through a fault says nothing about the task; whoever asked plays it again.
+            # Infrastructure failures are retried by the caller.
             failed = [task for task in waiting if task.has_failed]
             waiting = _reflect(model, failed) if failed else []
         if not waiting:
             break
         reminded = _Reminded(model, [task.lessons for task in waiting])
-        played = collect(reminded, [task.spec for task in waiting])
-        for task, trajectory in zip(waiting, played, strict=True):
+        trajectories = collect(reminded, [task.spec for task in waiting])
+        for task, trajectory in zip(waiting, trajectories, strict=True):
             task.attempts.append(trajectory)
     return [
         PlayedEpisode(
             trajectory=task.attempts[-1],
             attempts=tuple(task.attempts[:-1]),
-            usage=total_usage(task.attempts) + task.reflecting,
+            usage=total_usage(task.attempts) + task.reflection_usage,
         )
         for task in tasks
     ]
 
 
-def play_best_of(
+def best_of(
     model: Policy, collect: Collect, specs: Sequence[EpisodeSpec], *, samples: int
 ) -> list[PlayedEpisode]:
-    """Play each task `samples` times; the answer given most often counts (self-consistency).
+    """Attempt each task `samples` times; the most frequent answer counts (arXiv 2203.11171).
 
-    Wang et al., arXiv 2203.11171. The vote knows nothing of the right answer. Of several answers
-    given equally often the one given first counts, and where no sample answered, the first sample.
+    Ties go to the answer given first; without any answer, the first sample counts.
     """
     generators = [
         [np.random.default_rng(spec.rng.integers(2**32, size=4)) for _ in range(samples)]
@@ -82,29 +80,28 @@ def play_best_of(
 
 
 def total_usage(attempts: Sequence[Trajectory]) -> Usage:
-    """Return what the actions of some attempts took together."""
+    """Return the usage of some attempts together."""
     return sum((Usage(**attempt.usage) for attempt in attempts), Usage())
 
 
 @dataclass(slots=True)
 class _Task:
-    """A task that is played again and again."""
+    """A task with its attempts."""
 
     spec: EpisodeSpec
     attempts: list[Trajectory] = field(default_factory=list)
     lessons: list[str] = field(default_factory=list)
-    """What the model noted about its failures."""
-    reflecting: Usage = field(default_factory=Usage)
-    """What noting it took."""
+    """Reflections of the model on its failures."""
+    reflection_usage: Usage = field(default_factory=Usage)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last attempt was not successful, and no fault ended it."""
+        """Whether the last attempt failed, other than by an infrastructure failure."""
         return self.attempts[-1].is_scorable and not self.attempts[-1].success
 
 
 class _Reminded(PolicyWrapper):
-    """Shows the model what it noted about its failures."""
+    """Shows the model its reflections."""
 
     def __init__(self, model: Policy, lessons: Sequence[Sequence[str]]) -> None:
         super().__init__(model)
@@ -118,7 +115,7 @@ class _Reminded(PolicyWrapper):
         place = next(i for i, message in enumerate(messages) if message["role"] == "user")
         content = f"{messages[place]['content']}\n\n{notes}"
         messages[place] = {**messages[place], "content": content}
-        # Its tokens are not those of the state before, which the notes were no part of.
+        # The notes were not part of the previous state, so its tokens cannot be continued.
         return replace(request, messages=messages, previous=None)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
@@ -126,7 +123,7 @@ class _Reminded(PolicyWrapper):
 
 
 def _reflect(model: Policy, tasks: Sequence[_Task]) -> list[_Task]:
-    """Let the model note what went wrong; return the tasks for which it could."""
+    """Ask the model why it failed; return the tasks with a reflection."""
     requests = [
         GenerationRequest(
             episode_id=i,
@@ -143,19 +140,19 @@ def _reflect(model: Policy, tasks: Sequence[_Task]) -> list[_Task]:
     try:
         generations = model.generate(requests)
     except ServerError as error:
-        if len(tasks) > 1:  # one at a time, so that an error costs one task only
+        if len(tasks) > 1:  # one at a time: an error costs one task only
             return [kept for task in tasks for kept in _reflect(model, [task])]
-        tasks[0].attempts.append(_not_begun(tasks[0].attempts[-1], str(error)))
+        tasks[0].attempts.append(_without_reflection(tasks[0].attempts[-1], str(error)))
         return []
     for task, generation in zip(tasks, generations, strict=True):
-        task.reflecting += generation.spent
+        task.reflection_usage += generation.spent
         if lesson := generation.text.strip():
             task.lessons.append(lesson)
     return list(tasks)
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """Write an attempt down for the model."""
+    """Write an attempt as text for the model."""
     question = trajectory.transitions[0].messages
     lines = [f"Task: {next(m['content'] for m in question if m['role'] == 'user')}"]
     for step in trajectory.transitions:
@@ -169,8 +166,8 @@ def transcript(trajectory: Trajectory) -> str:
     return "\n".join(lines)
 
 
-def _not_begun(before: Trajectory, error: str) -> Trajectory:
-    """Return the attempt that was to follow `before`, and for which there is no reflection."""
+def _without_reflection(before: Trajectory, error: str) -> Trajectory:
+    """Return the failed attempt after `before`, for which there is no reflection."""
     return replace(
         before,
         transitions=[],

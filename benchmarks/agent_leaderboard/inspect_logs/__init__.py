@@ -1,1 +1,0 @@
-"""Logs of inspect_ai, out and in."""

@@ -1,0 +1,293 @@
+"""Making the environments of a run, and the data files behind their tasks.
+
+Configurations are the user's own and may name any environment. Manifests may come from strangers:
+`recorded_environment` is the only place where one becomes an environment, and it makes nothing that
+is not on the allowlist. So no manifest can read a file outside the data folder, reach a server, run
+a program outside the sandbox, or take for ever.
+"""
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import gymnasium as gym
+
+from agent_envs.core.contexts import CONTEXTS
+from agent_envs.core.result_edits import ATTACKERS
+from agent_envs.errors import DataError
+from agent_envs.formats.tool_formats import TOOL_FORMATS
+from agent_envs.retrieval.bm25 import RETRIEVERS
+from agent_leaderboard.play.config import DATA_PLACEHOLDER, EnvironmentConfig, fill_in
+from agent_leaderboard.records.manifest import EnvironmentRecord
+from agent_leaderboard.records.sealing import Seal, data_seal
+from agent_trainers.rollout.environments import TextEnv
+
+MakeEnv = Callable[[], TextEnv]
+Check = Callable[[Any], bool]
+_NAME: Final = re.compile(r"[\w .-]{1,80}", re.ASCII)
+_MAX_ITEMS: Final = 64
+DATA_PACKAGES: Final = {
+    "AgentR1/BFCL-v0": ("bfcl_eval", "data/possible_answer/BFCL_v4_*.json"),
+    "AgentR1/ScienceWorld-v0": ("scienceworld", "scienceworld.jar"),
+}
+"""Environments whose tasks are in a package: its name, and the files with the answers."""
+_PACKAGE_MARK: Final = "package:"
+
+
+def configured_environment(
+    config: EnvironmentConfig, tool_format: str | None, data: Path | None
+) -> MakeEnv:
+    """Return a factory of an environment of the user's own configuration."""
+    return _maker(config.id, config.kwargs, tool_format, data)
+
+
+def recorded_environment(
+    record: EnvironmentRecord, tool_format: str | None, data: Path | None
+) -> MakeEnv:
+    """Return a factory of an environment of a manifest.
+
+    Raises:
+        DataError: If the manifest asks for something that is not on the allowlist.
+    """
+    for problem in refused_arguments(record.id, record.kwargs):
+        raise DataError(problem)
+    return _maker(record.id, record.kwargs, tool_format, data)
+
+
+def _maker(
+    id: str, arguments: Mapping[str, Any], tool_format: str | None, data: Path | None
+) -> MakeEnv:
+    kwargs = fill_in(arguments, data)
+    if tool_format is not None:
+        kwargs["tool_format"] = tool_format
+    return functools.partial(gym.make, id, **kwargs)
+
+
+# The allowlist
+
+
+def _number(low: float, high: float) -> Check:
+    def check(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value is None or (is_number and low <= value <= high)  # False for NaN
+
+    return check
+
+
+def _one_of(*names: str) -> Check:
+    return lambda value: isinstance(value, str) and value in names
+
+
+def _name(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and _NAME.fullmatch(value) is not None)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _plain(value: Any) -> bool:
+    return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
+
+
+def _file(value: Any) -> bool:
+    if not isinstance(value, str) or not value.startswith(f"{DATA_PLACEHOLDER}/"):
+        return False
+    name = value.removeprefix(f"{DATA_PLACEHOLDER}/")
+    path = PurePosixPath(name)
+    is_plain = str(path) == name and path.parts and not path.is_absolute()
+    return bool(is_plain) and ".." not in path.parts and not set("\\$\0") & set(name)
+
+
+def _some(check: Check) -> Check:
+    """Accept one value, or a short list of values."""
+
+    def each(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return len(value) <= _MAX_ITEMS and all(map(check, value))
+        return check(value)
+
+    return each
+
+
+def _table(check: Check) -> Check:
+    def each(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return value is None
+        return len(value) <= _MAX_ITEMS and all(_name(k) and check(v) for k, v in value.items())
+
+    return each
+
+
+def _context(value: Any) -> bool:
+    options = dict(value) if isinstance(value, Mapping) else {"name": value}
+    return _one_of(*CONTEXTS)(options.pop("name", None)) and _table(_plain)(options)
+
+
+def _attack(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and value.keys() <= {"attacker", "budget"}
+        and _one_of(*ATTACKERS)(value.get("attacker", "swap"))
+        and _number(0, 1_000)(value.get("budget"))
+    )
+
+
+_SHARED: Final[dict[str, Check]] = {
+    "tool_format": _one_of(*TOOL_FORMATS),
+    "context": _context,
+    "attack": _attack,
+    "rewards": _table(_number(-100, 100)),
+    "parallel_calls": _flag,
+    "optional_tools": _some(_name),
+    "system_prompt": lambda value: isinstance(value, str) and len(value) <= 10_000,
+    "max_episode_steps": _number(1, 1_000),
+    "split": _name,
+}
+_SANDBOX: Final[dict[str, Check]] = {"sandbox": _one_of("strong", "container")}
+_DATA: Final[dict[str, Check]] = {"data": _some(_file)}
+_QUESTIONS: Final[dict[str, Check]] = _DATA | {
+    "corpus": _some(_file),
+    "top_k": _number(1, 100),
+    "retriever": _one_of("auto", *RETRIEVERS),
+    "variant": _name,
+}
+_WORLD: Final[dict[str, Check]] = {
+    "hops": _some(_number(1, 8)),
+    "start": _some(_name),
+    "variant": _some(_name),
+    "top_k": _some(_number(1, 50)),
+    "questions": _some(_number(1, 20)),
+    "outdated": _number(0, 10),
+    "max_searches": _number(1, 1_000),
+}
+_CHAIN: Final[dict[str, Check]] = {"steps": _some(_number(1, 20))}
+_GAME: Final[dict[str, Check]] = {
+    "rooms": _number(1, 12),
+    "objects": _number(1, 20),
+    "quest_length": _number(1, 8),
+}
+ARGUMENTS: Final[Mapping[str, Mapping[str, Check]]] = {
+    "HotpotQA": _QUESTIONS,
+    "2WikiMultihopQA": _QUESTIONS | {"aliases": _file},
+    "MuSiQue": _QUESTIONS | {"unanswerable": _flag},
+    "Bamboogle": _QUESTIONS,
+    "NaturalQuestions": _QUESTIONS,
+    "TriviaQA": _QUESTIONS,
+    "PopQA": _QUESTIONS,
+    "GSM8K": _DATA | _SANDBOX,
+    "MATH": _DATA | _SANDBOX | {"levels": _some(_plain), "subjects": _some(_name)},
+    "HumanEval": _DATA | _SANDBOX,
+    "MBPP": _DATA | _SANDBOX,
+    "CommandLine": _SANDBOX | {"kinds": _some(_name), "difficulty": _some(_number(1, 10))},
+    "ReasoningGym": {"task": _name, "task_kwargs": _table(_number(-1_000, 1_000))},
+    "TextWorld": _GAME | {"game": _some(_file)},
+    "ALFWorld": {"data": _file, "kinds": _some(_name)},
+    "ScienceWorld": {
+        "task": _some(_name),
+        "variations": _some(_number(0, 10_000)),
+        "simplifications": _some(_name),
+    },
+    "BFCL": {"category": _some(_name)},
+    "SyntheticMultiHop": _WORLD,
+    "SyntheticLongHorizon": _WORLD,
+    "SyntheticArithmetic": _CHAIN,
+    "SyntheticTable": _CHAIN,
+}
+"""Allowed arguments by environment name, in addition to the shared ones."""
+
+
+def refused_arguments(id: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a manifest asks for that is not on the allowlist."""
+    name = re.sub(r"^AgentR1/(\w+)-v\d+$", r"\1", id)
+    if name not in ARGUMENTS or name == id:
+        yield f"field 'id': {id!r} is not allowed; choose among {', '.join(ARGUMENTS)}"
+        return
+    allowed = {**_SHARED, **ARGUMENTS[name]}
+    for key, value in kwargs.items():
+        if key not in allowed:
+            yield f"field 'kwargs': the argument {key!r} is not allowed"
+        elif not allowed[key](value):
+            yield f"field 'kwargs': {key} = {shown(value)} is not allowed"
+
+
+def shown(value: Any) -> str:
+    """Format an untrusted value for a message: one short line."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+# Data files
+
+
+Environment = EnvironmentConfig | EnvironmentRecord
+
+
+def reads_data(environment: Environment) -> bool:
+    """Return whether tasks come from files, so that text about them is sealed."""
+    return environment.id in DATA_PACKAGES or bool(_named(environment.kwargs))
+
+
+def missing_data(environment: Environment, data: Path | None) -> str:
+    """Return the first missing file or folder of the data folder, or an empty string."""
+    names = sorted(_named(environment.kwargs))
+    return next((n for n in names if data is None or not (data / n).exists()), "")
+
+
+def data_files(environment: Environment, data: Path | None) -> list[str]:
+    """Return the name of each data file, sorted; none of a package that is not installed."""
+    found = set()
+    for name in _named(environment.kwargs):
+        path = data_path(name, data)
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            if not file.is_dir():
+                found.add(file.relative_to(data or "").as_posix())
+    if environment.id in DATA_PACKAGES:
+        package, pattern = DATA_PACKAGES[environment.id]
+        if (root := _package_folder(package)) is not None:
+            names = (file.relative_to(root).as_posix() for file in root.glob(pattern))
+            found |= {f"{_PACKAGE_MARK}{package}/{name}" for name in names}
+    return sorted(found)
+
+
+def data_path(name: str, data: Path | None) -> Path:
+    """Return the path of a file that `data_files` names."""
+    for package, _ in DATA_PACKAGES.values():
+        if name.startswith(start := f"{_PACKAGE_MARK}{package}/"):
+            return (_package_folder(package) or Path()) / name.removeprefix(start)
+    return (data or Path()) / name
+
+
+def environment_seal(record: EnvironmentRecord, data: Path | None) -> Seal:
+    """Return the seal of an environment's text, by the bytes of its data files.
+
+    Raises:
+        DataError: If a data file cannot be read.
+    """
+    if record.is_text_public:
+        return Seal()
+    return _seal(tuple(data_path(file.name, data) for file in record.data))
+
+
+@functools.lru_cache
+def _seal(paths: tuple[Path, ...]) -> Seal:
+    return data_seal(paths)
+
+
+def _named(value: Any) -> set[str]:
+    """Return the names below the data folder in nested arguments."""
+    if isinstance(value, Mapping):
+        return {name for item in value.values() for name in _named(item)}
+    if isinstance(value, list | tuple):
+        return {name for item in value for name in _named(item)}
+    is_file = isinstance(value, str) and DATA_PLACEHOLDER in value
+    return {value.removeprefix(f"{DATA_PLACEHOLDER}/")} if is_file else set()
+
+
+def _package_folder(package: str) -> Path | None:
+    """Return the folder of a package without importing it."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
