@@ -1,4 +1,4 @@
-"""Write the papers' tables as Markdown, as a picture and as JSON."""
+"""Write the papers' tables as Markdown and JSON."""
 
 import itertools
 import math
@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from agent_envs.data.files import atomic_path, write_json, write_text
+from agent_envs.data.files import write_json, write_text
 from agent_envs.scoring.statistics import ALPHA, holm, mean_interval, paired_test
 from agent_leaderboard.report.visible_text import markdown_table
 
@@ -38,6 +36,11 @@ _COMPARED: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     ),
     "long_horizon": _CREDIT,
     "long_horizon_taught": _CREDIT,
+    "skills": (
+        ("weight 0.1", "no skills"),
+        ("weight 0.5", "no skills"),
+        ("weight 0.5, reference teacher", "no skills"),
+    ),
 }
 """Compared rows by table; the papers found the first of each pair better."""
 
@@ -49,7 +52,7 @@ def write_report(
     titles: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write ``papers_table.md``, ``.png`` and ``.json``; `facts` are settings, date, times."""
+    """Write ``papers_table.md`` and ``.json``; `facts` are settings, date, times."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: [_row(*item) for item in results.items()] for name, results in studies.items()}
 
@@ -60,9 +63,9 @@ def write_report(
         "rows": tables.get("rows", []),
         "ablation": labelled("masks", "context"),
         "long_horizon": labelled("long_horizon", "long_horizon_taught"),
+        "skills": labelled("skills"),
         **facts,
     })  # fmt: skip
-    _plot(folder / "papers_table.png", studies, titles)
     write_text(folder / "papers_table.md", _markdown(tables, titles, facts))
 
 
@@ -108,7 +111,7 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "scores": scores,
         "mean": interval.mean,
         "half_width": half if math.isfinite(half) else None,
-        "half_way": [_half_way(run["curve"]) for run in runs if run["curve"]],
+        "curves": [run["curve"] for run in runs],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
         "completion_tokens": [n for run in runs if (n := run.get("completion_tokens"))],
         "options": list(runs[0].get("run", {}).get("options", ())),
@@ -119,13 +122,6 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _by_seed(scores: Mapping[str, Sequence[float]]) -> list[float]:
     """Return the mean over columns for each seed."""
     return [statistics.fmean(values) for values in zip(*scores.values(), strict=True)]
-
-
-def _half_way(curve: Sequence[Sequence[float]]) -> float:
-    """Return the mean success of the five batches nearest to half of the training steps."""
-    half = curve[-1][0] / 2
-    nearest = sorted(curve, key=lambda point: abs(point[0] - half))[:5]
-    return statistics.fmean(success for _, success in nearest)
 
 
 def _differences(first: Row, second: Row) -> list[float]:
@@ -173,42 +169,23 @@ def _markdown(
         f"long horizon for {facts['long_budget']:,} in batches of 32, or of 24 with branches, "
         "whose steps and tokens count. The learning rate decays to 0. In-domain: *clean facts* "
         "and *outdated facts*, half of the training worlds each. Out of domain: *one hop*, and "
-        "*three questions*, which only the long-horizon tables train. Half-way: success in the "
-        "training batches around half of the environment steps. Naive RAG searches once with the "
-        "question and is trained, with the same budget, to answer from the results.",
-        _tuning(facts),
+        "*three questions*, which only the long-horizon tables train. Naive RAG searches once with "
+        "the question and is trained, with the same budget, to answer from the results.",
+        f"Learning rates: {_rates(facts)}.",
         "Comparisons are paired by seed: mean difference with its 95 % interval by Student's t, "
         "and the exact sign-flip test with Holm's correction over the comparisons of a table.",
-        "![Learning curves](papers_table.png)",
     ]
     for name, rows in tables.items():
         parts += [f"## {titles[name]}", _table(rows), compare_rows(name, rows)]
-    commands = [
-        f"- {name}, *{row['method']}*: `{row['commands'][0]}`"
-        for name, rows in tables.items()
-        for row in rows
-        if row["commands"]
-    ]
-    if commands:
-        intro = "For the first seed; `papers_table.json` holds those of all cells."
-        parts += ["## Commands", intro, "\n".join(commands)]
+    parts.append("`papers_table.json` holds the command of every cell, and the curves.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _tuning(facts: Mapping[str, Any]) -> str:
-    if not facts.get("tuning"):
-        return "Learning rates were not tuned: all rows use the same."
-    rates = [f"{rate:g}" for rate in facts["learning_rates"]]
-    lines = [
-        [row["study"], row["method"], *(f"{100 * value:.1f}" for value in row["success"].values()),
-         f"{row['chosen']:g}"]
-        for row in facts["tuning"]
-    ]  # fmt: skip
-    return (
-        f"Each row uses the best learning rate of {', '.join(rates)} by success on tuning seeds "
-        "and tasks, with the same budget for all:\n\n"
-        + markdown_table(["table", "method", *rates, "chosen"], lines, 2)
-    )
+def _rates(facts: Mapping[str, Any]) -> str:
+    if not facts["tuning"]:
+        return ", ".join(f"{rate:g}" for rate in facts["learning_rates"]) + ", not tuned"
+    chosen = (f"{row['study']}, {row['method']}: {row['chosen']:g}" for row in facts["tuning"])
+    return "best by success on tuning seeds and tasks for each row: " + "; ".join(chosen)
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -218,51 +195,8 @@ def _table(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = [mean_text(scores) for scores in row["scores"].values()]
         cells += [mean_text(_by_seed(row["scores"]))] * len(means)
-        cells.append(mean_text(row["half_way"]) if row["half_way"] else "")
         cells.append(f"{statistics.fmean(row['environment_steps']):,.0f}")
         tokens = row["completion_tokens"]
         cells.append(f"{statistics.fmean(tokens):,.0f}" if tokens else "")
         lines.append([row["method"], *cells])
-    return markdown_table(
-        ["method", *columns, *means, "half-way, in training", "environment steps", "tokens"], lines
-    )
-
-
-def _plot(path: Path, studies: Mapping[str, Results], titles: Mapping[str, str]) -> None:
-    """Draw training success against environment steps: mean and quartiles over seeds."""
-    from matplotlib.figure import Figure
-
-    shown = {
-        name: curves
-        for name, results in studies.items()
-        if (curves := {row: [r["curve"] for r in runs] for row, runs in results.items()
-                       if runs[0]["curve"]})
-    }  # fmt: skip
-    num_rows = max(1, len(shown))
-    figure = Figure(figsize=(7, 4.4 * num_rows), dpi=120, layout="constrained")
-    panels = figure.subplots(num_rows, 1, squeeze=False).flat
-    for (name, rows), axes in zip(shown.items(), panels, strict=False):
-        for row, curves in rows.items():
-            steps, values = _on_one_grid(curves)
-            (line,) = axes.plot(steps, values.mean(axis=0), linewidth=1.8, label=row)
-            low, high = np.quantile(values, (0.25, 0.75), axis=0)
-            axes.fill_between(steps, low, high, alpha=0.12, color=line.get_color())
-        axes.set(title=titles[name], xlabel="environment steps", ylabel="success in training")
-        axes.set_ylim(0, 1)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png")
-
-
-def _on_one_grid(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, Any]:
-    """Return environment steps (K,) and smoothed success there for each seed (seeds, K)."""
-    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    grid = np.linspace(first, last, 60)
-    values = []
-    for curve in curves:
-        steps, success = np.array(curve).T
-        window = np.ones(min(5, len(success)))
-        weights = np.convolve(np.ones_like(success), window, "same")
-        values.append(np.interp(grid, steps, np.convolve(success, window, "same") / weights))
-    return grid, np.stack(values)
+    return markdown_table(["method", *columns, *means, "environment steps", "tokens"], lines)

@@ -121,7 +121,7 @@ class PapersRealArguments(QuestionArguments):
         default=256, help="Training questions demonstrated to the warm start."
     )
     num_tried: int = HfArg(
-        default=32, help="Training questions that naive RAG's prompts are chosen on."
+        default=32, help="Training questions that choose naive RAG's number of passages."
     )
     max_completion_length: int = HfArg(default=256, help="Longest turn in tokens.")
     batch_size: int = HfArg(

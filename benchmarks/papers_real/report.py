@@ -81,11 +81,9 @@ def _markdown(rows: Sequence[Mapping[str, Any]], results: Results, facts: Mappin
         _METHOD,
         _table(rows),
         _comparisons(results),
-        _forms(results),
         "## Costs",
         _costs(rows, facts["budget"]),
-        "## Commands",
-        _commands(results),
+        "`papers_real.json` holds the commands of every row.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -138,16 +136,6 @@ def _by_question(seeds: Mapping[int, Mapping[str, Any]]) -> Any:
     return np.concatenate([np.mean(by_seed, axis=0) for by_seed in zip(*runs, strict=True)])
 
 
-def _forms(results: Results) -> str:
-    for run in results.get("naive RAG", {}).values():
-        tried = "; ".join(
-            f"{name}: F1 {100 * each['f1']:.1f}, EM {100 * each['exact_match']:.1f}"
-            for name, each in run["form"]["tried"].items()
-        )
-        return f"Prompt of naive RAG, best on training questions: {run['form']['chosen']}. {tried}."
-    return ""
-
-
 def _costs(rows: Sequence[Mapping[str, Any]], budget: int) -> str:
     lines = []
     for row in rows:
@@ -166,12 +154,3 @@ def _costs(rows: Sequence[Mapping[str, Any]], budget: int) -> str:
         "turns and gold passages are those of test episodes."
     )
     return f"{markdown_table(head, lines)}\n\n{note}"
-
-
-def _commands(results: Results) -> str:
-    lines = ["The last of each kind; `commands.json` in a cell's folder has all of them.", ""]
-    for name, seeds in results.items():
-        seed, run = min(seeds.items())
-        by_program = {each["command"].split()[0]: each["command"] for each in run["commands"]}
-        lines += [f"{name}, seed {seed}:", "", "```sh", *by_program.values(), "```", ""]
-    return "\n".join(lines).strip()

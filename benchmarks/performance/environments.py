@@ -1,9 +1,4 @@
-"""Costs of environments, vector environments and retrieval, compared with the peers'.
-
-::
-
-    python -m venv peers && peers/bin/pip install gem-llm skyrl-gym openenv-core
-    python -m benchmarks.performance.environments --peers peers/bin/python --data passages_folder
+"""Costs of environments, vector environments and retrieval.
 
 ``--parts`` measures some parts and keeps the others of the output file.
 """
@@ -13,7 +8,6 @@ import functools
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +23,14 @@ from agent_envs.data.files import write_json, write_text
 from agent_envs.data.records import read_records
 from agent_envs.retrieval import load_passages
 from agent_leaderboard.report.visible_text import markdown_table
-from benchmarks.performance import peers, retrieval
+from benchmarks.performance import retrieval
 from benchmarks.performance.interleaved import seconds_of
 
 PASSAGES: Final = "2wikimultihopqa_extra_passages.jsonl.gz"
 QUESTIONS: Final = "2wikimultihopqa_dev.jsonl.gz"
 TOOL_SECONDS: Final = 0.1
+TURNS: Final = (1, 10, 100, 1000)
+_FIGURES: Final = ("reset", *(f"turn {turn}" for turn in TURNS))
 
 
 class NoWorkEnv(ToolEnv):
@@ -62,17 +58,17 @@ class NoWorkEnv(ToolEnv):
 
 
 def measure_overhead(options: argparse.Namespace) -> dict[str, Any]:
-    """Time steps and resets without tool work, ours and the peers'."""
+    """Return medians over episodes, in microseconds: of the reset and of some turns."""
     env = gym.wrappers.TimeLimit(NoWorkEnv(), 10**9)
     call = env.unwrapped.write_call("search", query="x")  # type: ignore[attr-defined]
-    ours = peers.time_steps(env.reset, lambda: env.step(call), options.rounds)
-    missing = {"missing": "not installed: no --peers"}
-    results: dict[str, Any] = {"ours": ours} | dict.fromkeys(peers.PEERS, missing)
-    if options.peers is not None:
-        command = [options.peers, peers.__file__, str(options.rounds)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        results |= json.loads(done.stdout.splitlines()[-1])
-    return results
+    seconds: dict[str, list[float]] = {name: [] for name in _FIGURES}
+    for number in range(options.rounds + 1):
+        taken = {"reset": seconds_of(env.reset)}
+        for turn in range(1, max(TURNS) + 1):
+            taken[f"turn {turn}"] = seconds_of(env.step, call)
+        for name in seconds if number else ():  # the first episode warms up
+            seconds[name].append(taken[name])
+    return {"ours": {name: statistics.median(values) * 1e6 for name, values in seconds.items()}}
 
 
 def measure_vectors(options: argparse.Namespace) -> dict[str, Any]:
@@ -120,7 +116,7 @@ def describe(results: Mapping[str, Any]) -> str:
     parts = ["# Costs of environments", f"`{command}`, on {results['machine']}."]
     if overhead := results.get("overhead"):
         parts += ["## A step without tool work, in microseconds"]
-        parts += [_table("environment", peers.FIGURES, overhead)]
+        parts += [_table("environment", _FIGURES, overhead)]
     if vectors := results.get("vectors"):
         parts += [f"## {results['members']} members with a tool of 100 ms"]
         parts += [_table("vector environment", list(next(iter(vectors.values()))), vectors)]
@@ -135,10 +131,8 @@ def _table(
 ) -> str:
     lines = []
     for name, row in rows.items():
-        if row is None or "missing" in row:
-            cells = ["not measured" if row is None else "not installed"] * len(columns)
-        else:
-            name = f"{name} {row['version']}" if "version" in row else name
+        cells = ["not measured"] * len(columns)
+        if row is not None:
             cells = ["" if row[column] is None else f"{row[column]:.3g}" for column in columns]
         lines.append([name, *cells])
     return markdown_table([heading, *columns], lines)
@@ -148,7 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--peers", type=Path, help="Python of a virtual environment with peers")
     parser.add_argument("--rounds", type=int, default=10, help="episodes of 1,000 turns")
     parser.add_argument("--members", type=int, default=64, help="of vector environments")
     parser.add_argument("--data", type=Path, help=f"folder with {PASSAGES} and {QUESTIONS}")

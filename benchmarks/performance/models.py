@@ -54,8 +54,6 @@ class Settings:
     """Pairs per comparison."""
     step_model: str = EMBEDDED
     """Model of whole optimiser steps; any but the embedded policy follows a script."""
-    language_model: str | None = None
-    """Folder of a model whose tool calls TRL can read; None for SmolLM2."""
     gradient_model: str = "1.5M"
     """Model of gradients on merged and separate rows, and of peak memory."""
     num_questions: int = 16

@@ -22,21 +22,18 @@ from agent_envs.data.files import write_json
 from benchmarks.performance.gradients import measure_memory, measure_merging
 from benchmarks.performance.models import DEVICE_DEFAULTS, Settings, quieten
 from benchmarks.performance.rollouts import measure_rollouts
-from benchmarks.performance.step_time import measure_language_model, measure_step_time
+from benchmarks.performance.step_time import measure_step_time
 
 PARTS: Final[Mapping[str, Callable[[Settings], dict[str, Any]]]] = {
     "step_time_vs_trl": lambda settings: {"step_time_vs_trl": measure_step_time(settings)},
     "merged_vs_rows": lambda settings: {"merged_vs_rows": measure_merging(settings)},
     "rollouts": measure_rollouts,
     "memory_vs_budget": lambda settings: {"memory_vs_budget": measure_memory(settings)},
-    "language_model": lambda s: {"language_model_vs_trl": measure_language_model(s)},
 }
 """Results by part; ``rollouts`` gives ``rollout_vs_trl`` and ``rollout_vs_ideal``."""
-DEFAULT_PARTS: Final = tuple(part for part in PARTS if part != "language_model")
-"""Parts that need no downloaded model."""
 
 
-def measure(settings: Settings, parts: Sequence[str] = DEFAULT_PARTS) -> dict[str, Any]:
+def measure(settings: Settings, parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
     """Return a result per comparison; see `benchmarks.performance.interleaved.compare`.
 
     ``merged_vs_rows`` and ``memory_vs_budget`` have one by number of steps.
@@ -78,16 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="cuda measures a model of 0.5B parameters with random weights",
     )  # fmt: skip
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS), metavar="PART",
-        help=f"of {', '.join(PARTS)}; default: all but the last",
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
+        help=f"of {', '.join(PARTS)}",
     )  # fmt: skip
-    parser.add_argument("--model", help="folder of the language model; default: SmolLM2")
     parser.add_argument("--rounds", type=int, help="pairs per comparison")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device. Leave it out to use the CPU.")
     quieten()
-    settings = dataclasses.replace(DEVICE_DEFAULTS[options.device], language_model=options.model)
+    settings = DEVICE_DEFAULTS[options.device]
     if options.rounds is not None:
         settings = dataclasses.replace(settings, rounds=options.rounds)
     results = measure(settings, options.parts)

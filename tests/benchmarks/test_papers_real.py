@@ -182,7 +182,6 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
             papers_real.main(arguments)
     assert "failed cells: rloo-1" in capsys.readouterr().err
     text = (tmp_path / "out" / "papers_real.md").read_text()
-    assert "best on training questions: 1 passages, 2 examples, brief" in text
     assert "| warm start | 1 | 0.0 [" in text
     assert "| RLOO | 0 | not run |" in text
     assert ("agent-r1-train", "rloo-1") in in_process

@@ -3,37 +3,30 @@
 import importlib
 import json
 
-import gymnasium as gym
 import pytest
 
 from agent_envs.errors import SandboxUnavailableError
 from agent_envs.retrieval import Passage
 from agent_envs.sandbox import open_sandbox
-from agent_trainers import TINY_POLICY
-from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.rollout.environments import template_tools
 from benchmarks import held_out
-from benchmarks.learning_run import MULTI_HOP
 from benchmarks.performance import gradients, retrieval, time_to_success, training
 from benchmarks.performance.interleaved import compare, train_interleaved
-from benchmarks.performance.models import Settings, load_tokenizer
+from benchmarks.performance.models import Settings
 from benchmarks.performance.sandbox import measure as measure_sandbox
 from benchmarks.performance.step_time import PAIRS_PER_ROUND
-from benchmarks.skill_distillation import ShowSkill, with_skill
 
 TINY = Settings(
     rounds=1, step_model="tiny", gradient_model="tiny", num_questions=2, num_generations=2,
     num_steps=(2,), memory_steps=(2,), num_trajectories=2, token_budget=1600, num_episodes=8,
-    num_calls=2, fast_seconds=0.001, slow_seconds=0.05, language_model=str(TINY_POLICY),
+    num_calls=2, fast_seconds=0.001, slow_seconds=0.05,
 )  # fmt: skip
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
     "bfcl_agreement", "credit.__main__", "held_out", "kill_test", "papers_real.__main__",
     "papers_table", "performance.environments", "performance.gateway_overhead",
     "performance.retrieval_service", "performance.sandbox", "performance.time_to_success",
-    "performance.training", "planted_mistakes", "remote_play", "skill_distillation",
+    "performance.training", "planted_mistakes", "remote_play",
 ]  # fmt: skip
 
 
@@ -51,7 +44,7 @@ def test_training_is_measured_on_both_sides_with_the_same_episodes(monkeypatch):
     monkeypatch.setattr(gradients, "_peak_in_process", gradients._peak)
     results = training.measure(TINY, tuple(training.PARTS))
     json.dumps(results)
-    names = {"step_time_vs_trl", "rollout_vs_trl", "rollout_vs_ideal", "language_model_vs_trl"}
+    names = {"step_time_vs_trl", "rollout_vs_trl", "rollout_vs_ideal"}
     assert set(results) == {"machine", "merged_vs_rows", "memory_vs_budget", *names}
     ours, theirs = results["step_time_vs_trl"]["per_step"].values()
     # 2 questions x 2 generations x 4 turns of the script
@@ -63,7 +56,7 @@ def test_training_is_measured_on_both_sides_with_the_same_episodes(monkeypatch):
     assert speed["tokens_per_second"] == pytest.approx(one["merged_tokens"] / one["ours"]["median"])
     assert one["row_tokens"] > one["merged_tokens"]
     lines = training.describe(results)
-    assert len(lines) == 6 + 1  # comparisons, and the speed of one
+    assert len(lines) == 5 + 1  # comparisons, and the speed of one
 
 
 def test_ratios_are_of_pairs():
@@ -136,15 +129,14 @@ def test_engines_are_measured_on_padded_passages():
     assert sorted(padded[5].text.split()) == sorted(passages[1].text.split())
 
 
-def test_the_sandbox_report_has_a_ratio_and_no_leaks():
+def test_the_sandbox_report_has_a_ratio():
     try:
         opened = open_sandbox()
     except SandboxUnavailableError as error:
         pytest.skip(str(error))
     with opened as sandbox:
-        report = measure_sandbox(sandbox, rounds=2, leak_runs=3)
+        report = measure_sandbox(sandbox, rounds=2)
     assert report["ratio"] == report["sandboxed_ms"] / report["bare_python_ms"]
-    assert report["leak_check"]["files"] == 0
 
 
 @pytest.mark.parametrize("name", held_out.HELD_OUT)
@@ -164,14 +156,3 @@ def test_held_out_variants_differ_from_the_mixture_and_can_be_solved(name):
 def test_the_held_out_report_has_no_ratio_to_zero():
     rows = held_out.report([ScriptedPolicy(lambda request: "<answer> nobody </answer>")], 1)
     assert rows.splitlines()[2] == "| the mixture | 0.0% |  |"
-
-
-def test_skills_are_demonstrated_in_the_prompt_in_which_they_are_evaluated():
-    renderer = ChatRenderer(load_tokenizer())
-    (demonstration,) = play_reference(lambda: gym.make(MULTI_HOP), renderer, [3])
-    env = ShowSkill(gym.make(MULTI_HOP))
-    _, info = env.reset(seed=3, options={"task": 3})
-    for transition in with_skill(demonstration, renderer).transitions:
-        state = renderer.prompt_ids(info["messages"], template_tools(info), None)
-        assert state == transition.prompt_ids
-        *_, info = env.step(transition.action)
