@@ -24,10 +24,11 @@ from trl import SFTTrainer
 
 from agent_envs.data.files import write_json
 from agent_envs.formats.tool_formats import TOOL_FORMATS
+from agent_envs.formats.turn_reading import without_thoughts
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
-from agent_trainers.experimental.skills.skills import NOTE, tell_actions
+from agent_trainers.experimental.skills.skills import NOTE
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.local import transformers_policy
@@ -238,7 +239,8 @@ def teach_skills(folder: Path) -> None:
 
 def with_skill(trajectory: Trajectory, renderer: ChatRenderer) -> Trajectory:
     """Return a demonstration whose first state contains its own actions as a skill."""
-    note = renderer.note_ids(NOTE.format(skill=tell_actions(trajectory)))
+    skill = "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
+    note = renderer.note_ids(NOTE.format(skill=skill))
     place = renderer.end_of_state(trajectory.transitions[0].prompt_ids)
     transitions = [
         replace(t, prompt_ids=[*t.prompt_ids[:place], *note, *t.prompt_ids[place:]])

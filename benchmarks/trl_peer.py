@@ -54,8 +54,9 @@ def make_trl_trainer(
     )
 
     def last_batch() -> tuple[int, float]:
-        envs = trainer.environments
-        return sum(env._num_steps for env in envs), sum(env._success for env in envs) / len(envs)
+        episodes = [env._episode for env in trainer.environments]
+        success = sum(episode.info["metrics"].get("success", 0.0) for episode in episodes)
+        return sum(episode.num_turns for episode in episodes), success / len(episodes)
 
     return trainer, last_batch
 

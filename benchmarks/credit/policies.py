@@ -32,6 +32,7 @@ from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from benchmarks.credit.measure import FittedCritic, Measurement
+from benchmarks.credit.scores import BRANCHING
 from benchmarks.credit.true_advantages import CreditBatch
 from benchmarks.learning_run import (
     LONG_HORIZON,
@@ -176,6 +177,8 @@ def algorithm_options(name: str) -> list[str]:
 
     A custom estimator is trained like `grpo_step`, or like `step_ppo` if it needs values.
     """
+    if name in BRANCHING:
+        name = f"agent_trainers.experimental.branching:{name}"
     if ":" not in name:
         return ["--algorithm", name]
     base = "step_ppo" if needs_values(name) else STAGES_ALGORITHM

@@ -197,7 +197,7 @@ class _TheirSide:
         """Return the seconds of generation and tools."""
         self.latencies.is_off = without_latencies
         self._trainer._generate_and_score_completions(self._inputs)
-        _check({env._num_steps for env in self._trainer.environments}, self._num_turns)
+        _check({env._episode.num_turns for env in self._trainer.environments}, self._num_turns)
         return self._seconds
 
     def _timed_generate(self, prompts: list[Any]) -> Any:

@@ -97,6 +97,7 @@ def test_custom_estimators_are_scored_and_trained(tmp_path, monkeypatch):
         estimates_of(row, BATCH)
     with pytest.raises(UnknownNameError, match="gigpo"):
         rows_of(["gigpa"])
+    assert parse_arguments(algorithm_options("vine"))[1].advantage_estimator.endswith(":vine")
     custom = ["mine_credit:last_only", "mine_credit:two"]
     arguments = ["--envs", "tables", "--seeds", "1", "--estimator", *custom]
     cells = list(credit.plan(credit.read_options(arguments)))
