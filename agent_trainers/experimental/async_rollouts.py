@@ -1,10 +1,8 @@
-"""Play our environments for TRL's asynchronous trainer: neither waits for the other.
+"""Rollout worker for TRL's asynchronous trainer.
 
-``trl.experimental.async_grpo.AsyncGRPOTrainer`` trains on what its rollout worker has put into a
-queue, and sends its weights to a vLLM server now and then. `EnvironmentRolloutWorker` is such a
-worker: it plays whole groups of episodes against the server, one group per thread and so without a
-barrier, and assigns credit per step. TRL's own worker knows one advantage per rollout; the queue
-takes one per row, so here each step is a row, and the trainer's trie forwards what they share once.
+``trl.experimental.async_grpo.AsyncGRPOTrainer`` trains on the queue of its rollout worker and
+sends its weights to a vLLM server. `EnvironmentRolloutWorker` fills that queue with one row per
+environment step, each with its own advantage; groups of episodes run in threads, without a barrier.
 """
 
 import functools
@@ -33,15 +31,15 @@ if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_step", "dr_grpo", "rloo", "gigpo")
-"""Estimators that look at a group alone: there is no batch to look at."""
+"""Estimators that need one group only; there is no batch."""
 _POLL_SECONDS: Final = 0.2
 
 
 class EnvironmentRolloutWorker:
-    """Fills the queue of TRL's asynchronous trainer; fits its ``RolloutWorkerProtocol``.
+    """Implements TRL's ``RolloutWorkerProtocol`` with environments in threads.
 
-    It lives in threads of the trainer's main process: environments whose Python works hard would
-    slow the trainer down; those that wait for tools, servers or sandboxes do not.
+    The threads share the trainer's main process, so environments that compute in Python slow the
+    trainer down; those that wait for tools, servers or sandboxes do not.
     """
 
     def __init__(
@@ -58,39 +56,39 @@ class EnvironmentRolloutWorker:
         max_queued_steps: int = 1024,
         seed: int = 0,
     ) -> None:
-        """Prepare to play.
+        """Create the worker; `start` starts its threads.
 
         Args:
             make_env: Makes one environment.
-            policy: Who acts: a `VLLMServerPolicy` on the server that gets the trainer's weights.
-            tasks: Indices of tasks of the environment, played in this order, over and over.
-            num_generations: Episodes of a group.
-            num_groups_at_once: Groups under way at once.
+            policy: A `VLLMServerPolicy` on the server that receives the trainer's weights.
+            tasks: Indices of tasks, repeated in this order.
+            num_generations: Episodes per group.
+            num_groups_at_once: Concurrent groups.
             advantage_estimator: One of `GROUP_ESTIMATORS`.
-            estimator_settings: Its options.
+            estimator_settings: Options of the estimator.
             step_timeout: As in `StepGRPOConfig`.
-            max_queued_steps: Steps in the queue beyond which playing waits for the trainer.
-            seed: Of the episodes and of what is sampled in them.
+            max_queued_steps: Length of the queue.
+            seed: Seed of environments and sampling.
 
         Raises:
-            UnknownNameError: If the estimator needs more than a group.
-            ConfigurationError: If a group or the tasks are too few.
+            UnknownNameError: If the estimator is not one of `GROUP_ESTIMATORS`.
+            ConfigurationError: If the group has fewer than 2 episodes, or there are no tasks.
         """
         lookup(dict.fromkeys(GROUP_ESTIMATORS), advantage_estimator, kind="group estimator")
         if num_generations < 2 or not tasks:
             raise ConfigurationError(
-                "num_generations must be at least 2 and there must be tasks: episodes of one task "
-                "are compared with each other."
+                f"num_generations={num_generations} must be at least 2, and tasks (got "
+                f"{len(tasks)}) must not be empty: advantages compare episodes of one task."
             )
         self._make_rollout = functools.partial(Rollout, make_env, policy, step_timeout=step_timeout)
         self._tasks, self._num_generations, self._seed = list(tasks), num_generations, seed
         self._estimator, self._estimator_settings = advantage_estimator, estimator_settings or {}
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(max_queued_steps)
-        """Scored steps, for the trainer."""
+        """Rows for the trainer."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        """What was measured, for the trainer's log."""
+        """Metrics for the trainer's log."""
         self._threads = [
-            threading.Thread(target=self._play, name=f"rollout-{i}", daemon=True)
+            threading.Thread(target=self._run, name=f"rollout-{i}", daemon=True)
             for i in range(num_groups_at_once)
         ]
         self._lock = threading.Lock()
@@ -98,16 +96,16 @@ class EnvironmentRolloutWorker:
         self._model_version = 0
         self._stopping = threading.Event()
         self._error: str | None = None
-        self._last_sign_of_life = time.time()
+        self._last_progress = time.time()
 
     def start(self) -> None:
-        """Begin to play."""
-        self._last_sign_of_life = time.time()
+        """Start the threads."""
+        self._last_progress = time.time()
         for thread in self._threads:
             thread.start()
 
     def stop(self, timeout_seconds: float = 30.0) -> None:
-        """Let groups under way end, for at most this long, and play no more."""
+        """Stop after the current groups, waiting at most `timeout_seconds`."""
         self._stopping.set()
         deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
@@ -115,37 +113,37 @@ class EnvironmentRolloutWorker:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def update_model_version(self, model_version: int) -> None:
-        """Note which policy the server has now."""
+        """Record the version of the server's weights."""
         self._model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise if playing failed, or if no episode ended for `stale_after_s` seconds.
+        """Check that threads are alive and that an episode ended within `stale_after_s` seconds.
 
         Raises:
-            RuntimeError: With what went wrong.
+            RuntimeError: Otherwise.
         """
         if self._error is not None:
-            raise RuntimeError(f"Playing episodes failed:\n{self._error}")
-        silence = time.time() - self._last_sign_of_life
-        if silence > stale_after_s:
-            raise RuntimeError(f"No episode has ended for {silence:.0f} seconds.")
+            raise RuntimeError(f"A rollout thread failed:\n{self._error}")
+        idle = time.time() - self._last_progress
+        if idle > stale_after_s:
+            raise RuntimeError(f"No episode has ended for {idle:.0f} seconds.")
 
-    def _play(self) -> None:
+    def _run(self) -> None:
         rollout = self._make_rollout()
         try:
             while not self._stopping.is_set():
-                self._play_group(rollout)
-        except Exception:  # noqa: BLE001 - the policy is foreign; the trainer asks check_health
+                self._run_group(rollout)
+        except Exception:  # noqa: BLE001 - the trainer calls check_health
             if not self._stopping.is_set():
                 self._error = traceback.format_exc()
         finally:
             rollout.close()
 
-    def _play_group(self, rollout: Rollout) -> None:
+    def _run_group(self, rollout: Rollout) -> None:
         with self._lock:
             group, self._next_group = self._next_group, self._next_group + 1
         version, started = self._model_version, time.monotonic()
-        trajectories = rollout.collect(self._specs(group), self._note_life)
+        trajectories = rollout.collect(self._specs(group), self._record_progress)
         episodes = [summarise(trajectory) for trajectory in trajectories]
         num_scorable = sum(episode.is_scorable for episode in episodes)
         seconds = time.monotonic() - started
@@ -158,7 +156,7 @@ class EnvironmentRolloutWorker:
         )
         if all(t.stop_reason is StopReason.POLICY_ERROR for t in trajectories):
             raise RuntimeError(trajectories[0].error)
-        if num_scorable < 2:  # nothing to compare with
+        if num_scorable < 2:
             return
         advantages = estimate(self._estimator, episodes, **self._estimator_settings)
         rewards = [sum(episode.rewards) for episode in episodes if episode.is_scorable]
@@ -182,17 +180,17 @@ class EnvironmentRolloutWorker:
             for member in range(self._num_generations)
         ]
 
-    def _note_life(self, _: Trajectory) -> None:
-        self._last_sign_of_life = time.time()
+    def _record_progress(self, _: Trajectory) -> None:
+        self._last_progress = time.time()
 
     def _put(self, sample: "RolloutSample") -> bool:
-        """Queue a step; wait where the queue is full. False if the worker was stopped."""
+        """Queue a row, waiting while the queue is full; return False if the worker was stopped."""
         while not self._stopping.is_set():
             sample.enqueued_at = time.time()
             try:
                 self.rollout_buffer.put(sample, timeout=_POLL_SECONDS)
             except queue.Full:
-                self._last_sign_of_life = time.time()  # it is the trainer's turn
+                self._last_progress = time.time()  # waiting for the trainer
             else:
                 return True
         return False
@@ -201,14 +199,14 @@ class EnvironmentRolloutWorker:
 def step_samples(
     trajectory: Trajectory, advantages: Array, *, group: int, model_version: int
 ) -> "list[RolloutSample]":
-    """Turn an episode into one sample per step, each with its own advantage.
+    """Return one sample per step of an episode; none if it is not scorable.
 
     Args:
-        trajectory: What was played; none come of it if it could not be scored.
-        advantages: One per step.
-        group: Samples of the same group share a prompt.
-        model_version: The policy that played. What was sampled after an update in between is
-            corrected by its own log-probabilities.
+        trajectory: The episode.
+        advantages: Advantage of each step, shape (S,).
+        group: Number of the group.
+        model_version: Version of the weights at the start of the group. Steps sampled after an
+            update are corrected by their recorded log-probabilities.
     """
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
@@ -224,18 +222,18 @@ def step_samples(
     for row in make_rows(trajectory, merge=False):
         step = row.steps[0]
         transition = trajectory.transitions[step]
-        silence = [0.0] * len(row.prompt_ids)
+        no_loss = [0.0] * len(row.prompt_ids)
         samples.append(
             RolloutSample(
                 prompt=list(transition.messages),
                 completion=[{"role": "assistant", "content": transition.action}],
                 input_ids=np.array([*row.prompt_ids, *row.completion_ids], np.int64),
-                completion_mask=np.array([*silence, *row.is_trained], np.int64),
-                old_log_probs=np.array([*silence, *row.logprobs], np.float32),
+                completion_mask=np.array([*no_loss, *row.is_trained], np.int64),
+                old_log_probs=np.array([*no_loss, *row.logprobs], np.float32),
                 advantage=float(advantages[step]),
                 model_version=model_version,
                 group_id=group,
-                metrics={} if samples else metrics,  # once per episode: they are averaged
+                metrics={} if samples else metrics,  # once per episode, because TRL averages them
             )
         )
     return samples

@@ -1,7 +1,7 @@
-"""Advantages from branches: what a state is worth is seen by going on from it more than once.
+"""Advantage estimators that measure state values by branches.
 
-A branch is an episode whose ``start`` is not 0: its steps before that are those of the episode it
-branched off. Equal states of a group are pooled: those with the same anchor, as in `gigpo`.
+A branch is an episode with ``start > 0``: it shares its first ``start`` steps with the episode it
+branched off. States of a group with the same anchor are pooled, as in `gigpo`.
 """
 
 import heapq
@@ -23,32 +23,30 @@ from agent_trainers.algorithms.episodes import (
 from agent_trainers.algorithms.group_estimators import STD_EPSILON, Scale
 
 Visit = tuple[int, int]
-"""A step of an episode of the batch."""
+"""Index of an episode in the batch, and step."""
 
 
 def vine(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
-    """Give each step what its state's value changes by: ``r_t + gamma V(s_{t+1}) - V(s_t)``.
+    """Estimate ``r_t + gamma V(s_{t+1}) - V(s_t)`` per step, with values measured by branches.
 
-    VinePPO (Kazemnejad et al., 2024, arXiv 2410.01679, section 4) with environment steps for steps.
-    ``V`` is the mean return of all that went on from the state or an equal one: branches, the
-    episode itself, others of its group. A state that was seen once has no value of its own: the
-    return runs on to the next one that has, and the step shares the advantage of the step before.
-    ``V(s_t)`` leaves the episode itself out, as `rloo` does; without branches and equal states this
-    is `rloo`. Branches only measure: their advantages are 0.
+    VinePPO (Kazemnejad et al., 2024, arXiv 2410.01679, section 4) over environment steps. ``V`` is
+    the mean return from the state over branches, the episode and other episodes of the group. A
+    state with a single visit has no value: the return extends to the next state with one, and the
+    step has the advantage of the step before. ``V(s_t)`` leaves out the episode itself; without
+    branches and equal states this is `rloo`. Branches have advantage 0.
 
-    `scale` divides by the root mean square of the ``group``'s advantages plus 1e-4, of the
-    ``batch``'s, or not at all (``none``).
+    `scale` divides by the root mean square of the advantages of the ``group`` or the ``batch`` plus
+    1e-4, or not at all (``none``).
     """
     return _value_differences(episodes, gamma, scale, branches_learn=False)
 
 
 def tree(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
-    """Give each step what its state's value changes by, in branches as well.
+    """Estimate the advantages of `vine` for branches, too.
 
     Episodes share prefixes, as in Tree-GRPO (Ji et al., 2025, arXiv 2509.21240) and ARPO (Dong et
-    al., 2025, arXiv 2507.19849), and a step is compared with the others at its fork. The advantages
-    are those of `vine`; but branches are episodes from which is learned, too. Steps that a branch
-    shares have advantage 0 in it: they count once, where they were played.
+    al., 2025, arXiv 2507.19849). The shared steps of a branch have advantage 0, because they count
+    in the episode it branched off.
     """
     return _value_differences(episodes, gamma, scale, branches_learn=True)
 
@@ -61,12 +59,12 @@ vine.extension = tree.extension = (  # type: ignore[attr-defined]
 
 
 def uses_branches(estimator: str | Estimator) -> bool:
-    """Return whether an estimator reads branches: whether it has an attribute ``uses_branches``."""
+    """Return whether an estimator has a true attribute ``uses_branches``."""
     return bool(getattr(find_estimator(estimator), "uses_branches", False))
 
 
 def start_of(episode: Episode) -> int:
-    """Return the first step that an episode does not share with the one it branched off."""
+    """Return the first step that an episode does not share with another."""
     return int(getattr(episode, "start", 0))
 
 
@@ -78,24 +76,23 @@ def allocate_branches(
     from_branches: bool = False,
     replays: Sequence[bool] = (),
 ) -> list[list[int]]:
-    """Say how many branches begin before each step, so that values gain most from them.
+    """Return the number of branches before each step that reduces the variance of values most.
 
-    One more return from a state that has ``n`` takes ``var / (n (n + 1))`` off the variance of its
-    mean, for each step that led there; a branch costs the steps that were left on average, and
-    those before it where these have to be taken again. Branches go where gain over cost is largest.
-    The variance of few returns is drawn to that of what the group's episodes earned from the same
-    step on, so a group in which that never differs gets none.
+    One more return from a state with ``n`` returns reduces the variance of its mean by
+    ``var / (n (n + 1))`` per visit. Its expected cost is the mean number of remaining steps, and of
+    replayed steps. Branches are assigned greedily by gain over cost. The variance of a state is
+    shrunk towards that of the group's returns-to-go at the same step, so a group without spread
+    gets no branches.
 
     Args:
-        episodes: Episodes, and branches that are there already.
-        budget: Environment steps that branches may take, as far as can be foreseen.
+        episodes: Episodes and existing branches.
+        budget: Expected number of environment steps of the branches.
         gamma: Discount per step.
-        from_branches: Whether branches may begin in branches.
-        replays: Of each episode, whether its states are only reached by taking its steps again;
-            none if not given.
+        from_branches: Whether branches may start in branches.
+        replays: Whether the states of each episode are reached by replay; by default none.
 
     Returns:
-        For each episode, counts of shape (S,); 0 for its first state, which its whole group has.
+        Counts of shape (S,) for each episode; 0 for the first state, which the group shares.
     """
     counts = [[0] * len(episode.rewards) for episode in episodes]
     heap: list[tuple[float, int, _Candidate]] = []
@@ -108,7 +105,7 @@ def allocate_branches(
         if gain >= 0.0 or candidate.cost > budget:
             continue
         budget -= candidate.cost
-        i, t = candidate.places[num_new[number] % len(candidate.places)]
+        i, t = candidate.visits[num_new[number] % len(candidate.visits)]
         counts[i][t] += 1
         num_new[number] += 1
         heapq.heappush(heap, (-candidate.gain(num_new[number]), number, candidate))
@@ -116,21 +113,19 @@ def allocate_branches(
 
 
 class _Candidate(NamedTuple):
-    """A state from which branches may begin."""
+    """A state from which branches may start."""
 
-    places: list[Visit]
-    """Where it was met."""
+    visits: list[Visit]
     num_returns: int
-    """How many returns from it there are."""
     variance: float
-    """Theirs."""
+    """Variance of the returns from the state."""
     cost: float
-    """Steps that were left there, and that it takes to come there, on average."""
+    """Expected environment steps of a branch."""
 
     def gain(self, num_new: int) -> float:
-        """Return what one more branch takes off the variance of values, per step it costs."""
+        """Return the reduction of variance by one more branch, per step of its cost."""
         n = self.num_returns + num_new
-        return len(self.places) * self.variance / (n * (n + 1)) / self.cost
+        return len(self.visits) * self.variance / (n * (n + 1)) / self.cost
 
 
 def _candidates(
@@ -161,10 +156,9 @@ def _candidates(
 
 
 def _spreads(returns: Sequence[Floats]) -> list[float]:
-    """Return the variance of returns-to-go over the episodes that got to each step.
+    """Return the variance of returns-to-go at each step index.
 
-    So late states, from which little is left to be earned, are not thought to vary as the whole
-    does. A step that only one episode got to has the variance of the step before.
+    A step that a single episode reached has the variance of the step before.
     """
     spreads = [0.0]
     for t in range(max(map(len, returns), default=0)):
@@ -203,7 +197,7 @@ def _value_differences(
 
 
 def _visits(episodes: Sequence[Episode], members: Sequence[int]) -> dict[Hashable, list[Visit]]:
-    """Return where each state was met in steps that episodes do not share."""
+    """Return the visits of each state, without shared steps."""
     visits: dict[Hashable, list[Visit]] = {}
     for i in members:
         for t in range(start_of(episodes[i]), len(episodes[i].rewards)):
@@ -212,7 +206,7 @@ def _visits(episodes: Sequence[Episode], members: Sequence[int]) -> dict[Hashabl
 
 
 def _back_up(episode: Episode, values: dict[Hashable, float], gamma: float) -> Floats:
-    """Return rewards up to the next state with a value, and that value; shape (S,)."""
+    """Return the rewards up to the next state with a value, plus that value; shape (S,)."""
     totals = np.zeros(len(episode.rewards))
     ahead = 0.0
     for t in range(len(totals) - 1, -1, -1):
@@ -228,7 +222,7 @@ def _compare(
     backed_up: dict[int, Floats],
     advantages: Floats,
 ) -> None:
-    """Write an episode's advantages over what others came to from the same states."""
+    """Write the differences from the other visits of each state into `advantages`."""
     for t in range(start_of(episode), len(episode.rewards)):
         others = [backed_up[j][u] for j, u in visits[episode.anchors[t]] if j != i]
         if others:
@@ -241,7 +235,7 @@ def _compare(
 def _root_mean_square(
     episodes: Sequence[Episode], advantages: Sequence[Floats], members: Sequence[int]
 ) -> float:
-    """Return that of the steps that episodes do not share, each episode weighing the same."""
+    """Return the root mean square over unshared steps, each episode with the same weight."""
     own = [advantages[i][start_of(episodes[i]) :] for i in members]
     squares = [float(np.mean(values**2)) for values in own if len(values)]
     return float(np.sqrt(np.mean(squares))) if squares else 0.0

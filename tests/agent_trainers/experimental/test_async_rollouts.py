@@ -195,7 +195,7 @@ def test_a_server_that_fails_is_reported_to_the_trainer(stand_in, policy, monkey
 
 
 def test_a_wrong_address_says_so(tokenizer):
-    with pytest.raises(ServerError, match=r"cannot be reached .*Is the server up"):
+    with pytest.raises(ServerError, match=r"cannot be reached .*Check that the server is running"):
         connect("http://127.0.0.1:1", tokenizer, max_retries=0)
 
 
