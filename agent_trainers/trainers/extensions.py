@@ -120,7 +120,7 @@ def make_extensions(value: str | None, advantage_estimator: str) -> list[Extensi
     paths = [*entries, *([needed] if needed and needed not in entries else [])]
     extensions = []
     for path in paths:
-        make = lookup_or_import({}, path, kind="extension")
+        make: Any = lookup_or_import({}, path, kind="extension")
         arguments = entries.get(path) or {}
         try:
             extensions.append(make(**arguments))

@@ -212,7 +212,7 @@ class Search:
     def trajectory(self, node: Node) -> Trajectory:
         """Return the episode up to a state, truncated if it has not ended."""
         if not node.is_over:
-            node.episode.cut_off(StopReason.TURN_LIMIT)
+            node.episode.truncate(StopReason.TURN_LIMIT)
         return node.episode.trajectory()
 
     def _step(self, node: Node, generation: Generation) -> Node:

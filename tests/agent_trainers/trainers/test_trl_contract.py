@@ -1,121 +1,86 @@
-"""What the trainers rely on in TRL. A failure here means: read TRL's changes before anything."""
+"""Names, signatures and behaviour of TRL and transformers that the trainers rely on."""
 
 import inspect
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import GradientState
-from transformers import Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from agent_trainers.trainers.grpo import StepGRPOTrainer
+from agent_trainers.trainers.ppo import StepPPOTrainer
 from tests.agent_trainers.gradients import assert_close
-from tests.agent_trainers.trainers import trl_contract
-from tests.agent_trainers.trainers.trl_contract import Libraries
 
-HOW = "Regenerate the table: python -m tests.agent_trainers.trainers.trl_contract"
-
-
-@pytest.fixture(scope="module")
-def table():
-    return trl_contract.read_table()
-
-
-def test_what_we_rely_on_in_trl_is_as_in_versions_that_were_tested(table):
-    changes = trl_contract.changes(table, Libraries())
-    if changes:
-        pytest.fail(
-            f"{trl_contract.versions()}: the table knows {'; '.join(table['versions'])}. "
-            f"Read what has changed, adapt the trainers, and add it. {HOW}\n" + "\n".join(changes)
-        )
-
-
-def test_the_table_has_every_name_of_trl_that_our_code_touches(table):
-    touched, unknown = trl_contract.touched_names(Libraries())
-    assert unknown == {}, "private names that neither we nor the libraries define"
-    missing = {name: files for name, files in touched.items() if name not in table["names"]}
-    assert missing == {}, HOW
-    assert set(table["names"]) <= set(touched), HOW
-
-
-# Three upgrades
-
-
-def test_a_private_method_that_was_renamed_is_named(monkeypatch, table):
-    method = GRPOTrainer._prepare_inputs
-    monkeypatch.delattr(GRPOTrainer, "_prepare_inputs")
-    monkeypatch.setattr(GRPOTrainer, "_prepare_batch", method, raising=False)
-    (change,) = [c for c in trl_contract.changes(table, Libraries()) if "is gone" in c]
-    assert change.startswith("trl:GRPOTrainer._prepare_inputs is gone")
-    assert "agent_trainers/trainers/" in change
+LIBRARIES = ("trl", "transformers")
+# Overridden methods, with their parameters in the library
+OVERRIDDEN = {
+    "_clip_grad_norm": "model",
+    "_compute_loss": "model inputs",
+    "_finalize_training": "trial num_train_samples start_time",
+    "_generate_and_score_completions": "inputs",
+    "_get_output_dir": "trial",
+    "_load_from_checkpoint": "resume_from_checkpoint model",
+    "_load_rng_state": "checkpoint",
+    "_prepare_inputs": "generation_batch",
+    "_push_from_checkpoint": "checkpoint_folder",
+    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
+    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
+    "steps_trained_in_current_epoch",
+    "_save": "output_dir state_dict",
+    "_save_checkpoint": "model trial",
+    "_save_rng_state": "output_dir",
+    "_set_signature_columns_if_needed": "",
+    "create_model_card": "model_name dataset_name tags",
+    "create_optimizer": "model",
+    "evaluate": "eval_dataset ignore_keys metric_key_prefix",
+    "log": "logs start_time",
+    "save_model": "output_dir _internal_call",
+    "train": "resume_from_checkpoint trial ignore_keys_for_eval",
+    "training_step": "model inputs num_items_in_batch",
+}
+# Private attributes that the trainers read or set
+USED = (
+    "_buffered_inputs", "_generate_single_turn", "_globalstep_last_logged", "_initial_global_step",
+    "_is_vlm", "_logs", "_metrics", "_step", "_tokenizer", "_total_loss_scalar", "_tr_loss",
+)  # fmt: skip
 
 
-def test_a_signature_that_changed_is_named(monkeypatch, table):
-    def _save_rng_state(self, output_dir, process):
-        return original(self, output_dir)
-
-    original = Trainer._save_rng_state
-    monkeypatch.setattr(Trainer, "_save_rng_state", _save_rng_state)
-    (change,) = trl_contract.changes(table, Libraries())
-    assert change.startswith("transformers:Trainer._save_rng_state ")
-    assert "signature: (self, output_dir, process) instead of (self, output_dir)" in change
-
-
-def test_a_body_that_changed_is_named(monkeypatch, table):
-    def _set_sync_gradients(self, sync_gradients):
-        self.sync_gradients = not sync_gradients
-
-    monkeypatch.setattr(GradientState, "_set_sync_gradients", _set_sync_gradients)
-    (change,) = trl_contract.changes(table, Libraries())
-    assert change.startswith("accelerate.state:GradientState._set_sync_gradients has another body")
-    assert "agent_trainers/trainers/" in change
+def library_methods():
+    """Methods of the libraries that the trainers override, by name."""
+    found = {}
+    for kind in StepPPOTrainer.__mro__:
+        if kind.__module__.split(".")[0] == "agent_trainers":
+            for name, value in vars(kind).items():
+                bases = [
+                    base
+                    for base in StepPPOTrainer.__mro__
+                    if base.__module__.split(".")[0] in LIBRARIES and name in vars(base)
+                ]
+                if inspect.isfunction(value) and name != "__init__" and bases:
+                    found[name] = vars(bases[0])[name]
+    return found
 
 
-def test_a_state_that_is_set_elsewhere_and_a_call_that_is_made_otherwise_are_named(
-    monkeypatch, table
-):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        self._step = 0
-        return self._compute_loss(model, inputs, return_outputs)
+def test_overridden_methods_exist_with_the_signatures_that_were_tested():
+    found = {
+        name: " ".join(list(inspect.signature(method).parameters)[1:])
+        for name, method in library_methods().items()
+    }
+    # a new name is an override without an entry, or a method of ours that a library now has, too
+    assert found == OVERRIDDEN
 
-    monkeypatch.setattr(GRPOTrainer, "compute_loss", compute_loss)
-    changes = "\n".join(trl_contract.changes(table, Libraries()))
-    assert "trl:GRPOTrainer.compute_loss has another body" in changes
-    assert "trl:GRPOTrainer._step is assigned otherwise in compute_loss" in changes
-    assert (
-        "trl:GRPOTrainer._compute_loss is no longer called in GRPOTrainer.compute_loss" in changes
+
+def test_private_names_that_the_trainers_use_exist():
+    source = "\n".join(
+        inspect.getsource(kind)
+        for kind in StepGRPOTrainer.__mro__
+        if kind.__module__.split(".")[0] in LIBRARIES
     )
-    assert "(model, inputs, return_outputs)" in changes
-
-
-def test_comments_docstrings_and_layout_are_no_change(monkeypatch, table):
-    # fmt: off
-    def _set_signature_columns_if_needed(self):
-        """Another sentence."""
-        # a comment
-        if (self._signature_columns
-            is None):
-            self._signature_columns = ["prompt", "image", "images"]
-    # fmt: on
-
-    source = inspect.getsource(GRPOTrainer._set_signature_columns_if_needed)
-    assert 'self._signature_columns = ["prompt", "image", "images"]' in source
-    monkeypatch.setattr(
-        GRPOTrainer, "_set_signature_columns_if_needed", _set_signature_columns_if_needed
-    )
-    assert trl_contract.changes(table, Libraries()) == []
-
-
-def test_a_name_of_ours_that_trl_begins_to_use_is_named(monkeypatch, table):
-    methods = (name for name, value in vars(StepGRPOTrainer).items() if inspect.isfunction(value))
-    name = next(name for name in methods if not hasattr(GRPOTrainer, name))
-    monkeypatch.setattr(GRPOTrainer, name, lambda self: None, raising=False)
-    touched, _ = trl_contract.touched_names(Libraries())
-    assert set(touched) - set(table["names"]) == {f"trl:GRPOTrainer.{name}"}
-
-
-# Behaviour
+    assert [name for name in USED if f"self.{name}" not in source and name not in source] == []
+    assert hasattr(GradientState, "_set_sync_gradients")
+    assert "self._models" in inspect.getsource(Accelerator.__init__)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +95,7 @@ def test_a_name_of_ours_that_trl_begins_to_use_is_named(monkeypatch, table):
     ],
     ids=str,
 )
-def test_our_loss_is_trls_where_trl_has_it(tiny_policy, tokenizer, make_config, changes):
+def test_loss_equals_that_of_trl_where_both_have_it(tiny_policy, tokenizer, make_config, changes):
     """TRL's ratio per row is ours per trajectory; its denominator is ours by token."""
     trainer = StepGRPOTrainer(
         tiny_policy,
@@ -167,7 +132,7 @@ def test_our_loss_is_trls_where_trl_has_it(tiny_policy, tokenizer, make_config, 
         assert logged["kl"][0] == pytest.approx(logged["kl"][1])
 
 
-def test_a_generation_batch_is_shuffled_and_split_by_rows_and_its_tail_floored():
+def test_trl_shuffles_and_splits_a_generation_batch_by_rows_and_drops_its_tail():
     batch = {"x": torch.arange(10).reshape(5, 2), "n": torch.tensor(3)}
     assert sorted(shuffle_sequence_dict(batch)["x"].tolist()) == batch["x"].tolist()
     chunks = split_tensor_dict(batch, 2)
