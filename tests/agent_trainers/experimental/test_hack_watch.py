@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -19,9 +20,11 @@ from agent_trainers.experimental.hack_watch.watch import (
     tally,
 )
 from agent_trainers.monitoring.episode_statistics import summarise
+from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trainers.grpo import StepGRPOTrainer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = range(4)
@@ -270,3 +273,31 @@ def test_each_environment_is_compared_with_its_own_start():
         watch.add(i, grown)
     assert ("length", "short") in [(alarm.sign, alarm.env) for alarm in watch.alarms]
     assert "length in short: " in watch.active[0].text
+
+
+def test_an_alarm_of_a_run_survives_a_resume(tiny_policy, tokenizer, make_config):
+    def env():
+        answered = (lambda env, event: float(event.action.kind == "answer"), 1.0)
+        return gym.make("AgentR1/SyntheticMultiHop-v0", rewards={"answered": answered})
+
+    def make_trainer(env, **changes):
+        config = make_config(
+            extensions="agent_trainers.experimental.hack_watch:HackWatch", **changes
+        )
+        return StepGRPOTrainer(tiny_policy, env, config, processing_class=tokenizer)
+
+    settings = {"max_steps": 7, "per_device_train_batch_size": 16, "save_strategy": "steps",
+                "save_steps": 6}  # fmt: skip
+    trainer = make_trainer(env, **settings)
+    trainer.train()
+    (alarm,) = trainer.extensions[0].alarms
+    assert alarm.sign == "paid_failures"
+    assert (alarm.first_step, alarm.last_step) == (5, 7)
+    logged = read_metrics(trainer.args.output_dir)
+    assert [entry["hacking/alarms"] for entry in logged if "reward" in entry][3] == 0
+    assert logged[6]["hacking/alarm/paid_failures"] == 1.0
+    assert logged[6]["hacking/paid_failures"] > 0.1
+
+    resumed = make_trainer(env, **settings)
+    resumed.train(str(Path(resumed.args.output_dir) / "checkpoint-6"))
+    assert resumed.extensions[0].state_dict() == trainer.extensions[0].state_dict()

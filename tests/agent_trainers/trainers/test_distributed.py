@@ -1,4 +1,4 @@
-"""Two real processes against one, for every algorithm."""
+"""Two real processes compared with one, for each kind of credit and of batches."""
 
 import json
 import subprocess
@@ -10,14 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_trainers import TINY_POLICY
-from agent_trainers.trainers.config import PRESETS
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 ID = "AgentR1/SyntheticMultiHop-v0"
 SKILLS = json.dumps({"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}})
 WINDOW = {"name": "window", "turns": 1}
 CASES = {
-    **{algorithm: {"algorithm": algorithm, "context": "full"} for algorithm in PRESETS},
+    **{
+        algorithm: {"algorithm": algorithm, "context": "full"}
+        for algorithm in ("grpo", "gspo", "reinforce++-baseline", "bilevel_ppo")
+    },
     **{
         name: {
             "algorithm": "grpo_step",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.batching import shared_prefix
 from agent_trainers.batching.micro_batch import select_rows
-from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.trainers import generation, scorer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.rollouts import episode_spec
@@ -35,9 +34,10 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     return make
 
 
-@pytest.mark.parametrize("denominator", ["token", "step", "trajectory"])
-@pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
-@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize(("denominator", "loss_type", "beta"), [
+    ("token", "dapo", 0.0), ("token", "cispo", 0.1), ("step", "dapo", 0.1),
+    ("trajectory", "cispo", 0.0), ("trajectory", "dapo", 0.1),
+])  # fmt: skip
 def test_merged_rows_give_the_gradient_of_a_row_per_step(
     make_trainer, played, denominator, loss_type, beta
 ):
@@ -70,9 +70,7 @@ def test_log_probabilities_of_sampling_are_the_trainers(make_trainer):
     assert logged["episodes/answered"] > 0
 
 
-def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
-    make_trainer, played, monkeypatch
-):
+def test_sharing_prompts_does_not_change_the_gradient(make_trainer, played, monkeypatch):
     shared = []
     forward = scorer.forward_shared
     monkeypatch.setattr(shared_prefix, "MIN_SAVED_SHARE", 0.0)  # the policy's states are short
@@ -89,7 +87,7 @@ def test_rows_that_share_their_prompt_have_the_gradient_of_rows_that_do_not(
     assert trainer._metrics["train"]["entropy"][-1] == pytest.approx(logged, rel=1e-5)
 
 
-def test_equal_rows_go_through_the_model_once_and_count_as_often_as_they_were_played(
+def test_equal_rows_go_through_the_model_once_and_keep_their_weight(
     make_trainer, played, monkeypatch
 ):
     first = played[0]
@@ -175,7 +173,7 @@ def test_micro_batches_under_a_token_budget_do_not_change_a_training_step(
     assert (share == 0.0) if max_tokens == 1 else (share < 0.4)
 
 
-def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(make_trainer, played):
+def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_trainer, played):
     trainer = make_trainer()
     (batch,) = micro_batches(trainer, played)
     trained = sorted(
@@ -186,73 +184,39 @@ def test_only_sampled_tokens_are_trained_and_they_are_those_that_were_sampled(ma
         [i for t in episode.transitions for i in t.completion_ids] for episode in played
     )
     assert trained == sampled
-
-
-def test_sampled_log_probabilities_are_those_of_the_model(make_trainer, played):
-    trainer = make_trainer()
-    (batch,) = micro_batches(trainer, played)
     recomputed = trainer.scorer.logprobs(trainer.model, batch, is_training=True)
     difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
     assert difference.abs().max() < 1e-4
-
-
-def test_what_an_episode_samples_does_not_depend_on_its_company(make_trainer, played):
-    trainer = make_trainer()
-    trainer.model.train()
+    # samples of an episode do not depend on the other episodes of its batch
     spec = episode_spec({"task": 0}, 3, "train", group_size=4, seed=trainer.args.seed, step=(0, 0))
-    alone = trainer.rollouts.collectors["train"].collect([spec])
-    assert [t.completion_ids for t in alone[0].transitions] == [
-        t.completion_ids for t in played[3].transitions
-    ]
+    (alone,) = trainer.rollouts.collectors["train"].collect([spec])
+    tokens = [[t.completion_ids for t in each.transitions] for each in (alone, played[3])]
+    assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"beta": 0.1}, id="KL to a reference"),
-        pytest.param({"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}, id="sync"),
-        pytest.param(
-            {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, id="accumulation"
-        ),
-        pytest.param({"num_iterations": 2}, id="several passes"),
-        pytest.param(
-            {"per_device_train_batch_size": 4, "steps_per_generation": 2}, id="off-policy"
-        ),
-        pytest.param({"loss_type": "cispo", "epsilon_high": 5.0}, id="cispo"),
-        pytest.param({"mask_truncated_completions": True, "max_completion_length": 4}, id="masked"),
-        pytest.param({"gradient_checkpointing": True}, id="gradient checkpointing"),
-        pytest.param({"scale_rewards": "none"}, id="no scaling"),
-        pytest.param({"top_p": 0.9, "top_k": 20, "temperature": 0.7}, id="sampling"),
-        pytest.param({"log_completions": True}, id="completions"),
-        pytest.param({"report_to": "tensorboard"}, id="tensorboard"),
-        pytest.param({"bf16": True}, id="bf16"),
-    ],
-)
-def test_trls_settings_stay_usable(make_trainer, changes):
-    if "tensorboard" in changes.values():
-        pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    trainer = make_trainer(**({"max_steps": 2} | changes))
+@pytest.mark.parametrize("changes", [
+    {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "log_completions": True,
+     "gradient_checkpointing": True, "bf16": True},
+    {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 2,
+     "loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"},
+    {"per_device_train_batch_size": 4, "steps_per_generation": 2, "top_p": 0.9, "top_k": 20,
+     "temperature": 0.7},
+    {"mask_truncated_completions": True, "max_completion_length": 4},
+], ids=["reference", "accumulation", "sampling", "masked"])  # fmt: skip
+def test_settings_of_trl_stay_usable(make_trainer, changes):
+    trainer = make_trainer(max_steps=2, **changes)
     before = [p.clone() for p in trainer.model.parameters()]
     trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(logs) == 2
-    assert all(np.isfinite(entry["loss"]) for entry in logs)
-    if "max_completion_length" not in changes:
-        assert any(
-            not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)
-        )
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
+    if "beta" in changes or "num_iterations" in changes:  # the other batches earn nothing
+        assert not all(map(torch.equal, before, trainer.model.parameters()))
 
 
-def test_generation_config_of_the_model_does_not_reach_sampling(make_trainer, model, no_slots):
-    model.generation_config.no_repeat_ngram_size = 1
-    trainer = make_trainer(model=model)
-    trainer.train()
-    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
-    assert trainer.model.generation_config.no_repeat_ngram_size == 1
-
-
-def test_environments_are_closed_after_training_and_after_evaluation(make_trainer):
+def test_a_run_logs_its_terms_closes_its_environments_and_saves_a_model_for_transformers(
+    make_trainer, tmp_path
+):
     is_open = []
 
     class Watched(gym.Wrapper):
@@ -268,8 +232,27 @@ def test_environments_are_closed_after_training_and_after_evaluation(make_traine
     trainer = make_trainer(env=lambda: Watched(gym.make(ID)), eval_dataset=tasks)
     trainer.train()
     assert not is_open
+    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
+    assert {"reward", "success", "rewards/exact_match", "rewards/new_gold_passage", "step_time",
+            "metrics/f1", "episodes/answered", "time/generate_seconds"} <= set(entry)  # fmt: skip
+    assert entry["reward"] == pytest.approx(
+        entry["rewards/exact_match"] + entry["rewards/new_gold_passage"]
+    )
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template
+    assert all(map(torch.equal, saved.parameters(), trainer.model.parameters()))
     trainer.evaluate()
     assert not is_open
+
+
+def test_generation_config_of_the_model_does_not_reach_sampling(make_trainer, model, no_slots):
+    model.generation_config.no_repeat_ngram_size = 1
+    trainer = make_trainer(model=model)
+    trainer.train()
+    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
+    assert trainer.model.generation_config.no_repeat_ngram_size == 1
 
 
 def test_gspo_gets_no_advice_that_would_be_refused(make_trainer, caplog):
@@ -306,16 +289,6 @@ def test_dropout_is_off_wherever_a_probability_is_recorded(
     assert logged[0]["entropy"] != logged[1]["entropy"]
 
 
-def test_drift_is_measured_without_dropout_where_a_batch_is_trained_once(make_trainer, model):
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    trainer = make_trainer(model=model)
-    trainer.train()
-    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logged["sampling/sampling_logp_difference/max"] < 1e-4
-    assert logged["clip_ratio/region_mean"] == 0
-
-
 def test_disable_dropout_switches_off_that_of_attention_too(make_trainer, model):
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -346,7 +319,7 @@ def test_divergence_is_weighed_with_the_tokens_own_bounded_ratio(make_trainer, p
     )
 
 
-def test_an_adapter_is_trained_and_the_model_left_alone(make_trainer):
+def test_only_the_adapter_is_trained(make_trainer):
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     trainer = make_trainer(peft_config=config, beta=0.1, max_steps=2)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
@@ -356,7 +329,7 @@ def test_an_adapter_is_trained_and_the_model_left_alone(make_trainer):
     assert all("lora" in name for name in changed)
 
 
-def test_evaluation_plays_held_out_tasks_and_repeats_itself(make_trainer):
+def test_evaluation_is_deterministic(make_trainer):
     tasks = Dataset.from_dict({"task": list(range(6))})
     trainer = make_trainer(eval_dataset=tasks)
     first, second = trainer.evaluate(), trainer.evaluate()
@@ -368,50 +341,19 @@ def test_evaluation_plays_held_out_tasks_and_repeats_itself(make_trainer):
     assert len(trainer.trajectories["eval"]) == 6  # those of the last evaluation only
 
 
-def test_a_resumed_run_ends_where_the_whole_run_ends(make_trainer, tmp_path):
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
-    whole.train()
-    resumed = make_trainer(output_dir=str(tmp_path / "resumed"), **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_every_reward_term_and_stop_reason_is_logged(make_trainer):
-    trainer = make_trainer()
-    trainer.train()
-    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
-    assert {"reward", "success", "rewards/exact_match", "rewards/new_gold_passage", "step_time",
-            "metrics/f1", "episodes/answered", "time/generate_seconds"} <= set(entry)  # fmt: skip
-    assert entry["reward"] == pytest.approx(
-        entry["rewards/exact_match"] + entry["rewards/new_gold_passage"]
-    )
-
-
-def test_contexts_that_break_the_prefix_get_a_row_per_step(make_trainer):
-    make_env = lambda: gym.make(ID, context={"name": "window", "turns": 1})  # noqa: E731
-    trainer = make_trainer(env=make_env, max_steps=1)
-    trainer.train()
-    assert any("context" in t.info for e in trainer.trajectories["train"] for t in e.transitions)
-
-
-def test_states_that_do_not_fit_end_their_episode_and_never_crash(make_trainer):
+def test_states_that_do_not_fit_end_their_episode(make_trainer):
     trainer = make_trainer(max_prompt_length=40)
     trainer.train()
     reasons = {t.stop_reason for t in trainer.trajectories["train"]}
     assert StopReason.CONTEXT_OVERFLOW in reasons
-
-
-def test_a_first_state_that_does_not_fit_trains_nothing_and_is_counted(make_trainer):
-    trainer = make_trainer(max_prompt_length=2)
+    trainer = make_trainer(max_prompt_length=2)  # not even the first state fits
     trainer.train()
     (entry,) = [e for e in trainer.state.log_history if "loss" in e]
     assert entry["episodes/unscorable"] == 1.0
     assert entry["loss"] == 0.0
 
 
-def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
+def test_the_budget_context_counts_tokens_of_the_policy(make_trainer):
     make_env = lambda: gym.make(ID, context={"name": "budget", "tokens": 60})  # noqa: E731
     trainer = make_trainer(env=make_env)
     trainer.train()
@@ -435,6 +377,7 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"lam": 0.9}, "lam does nothing"),
         ({"lam": 2.0}, "lam must be in"),
         ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
+        ({"advantage_estimator": "grpo-step"}, "Did you mean 'grpo_step'"),
         ({"estimator_kwargs": "{"}, "estimator_kwargs is not valid JSON"),
         ({"advantage_mask": False}, "advantage_mask does nothing"),
         ({"advantage_estimator": "rloo", "scale_rewards": "none"}, "scale_rewards does nothing"),
@@ -453,8 +396,8 @@ def test_the_budget_context_counts_the_policys_own_tokens(make_trainer):
         ({"step_timeout": 0.0}, "step_timeout"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(make_config, changes, name):
-    with pytest.raises(ConfigurationError, match=name):
+def test_unsupported_settings_are_refused_by_name(make_config, changes, name):
+    with pytest.raises((ConfigurationError, UnknownNameError), match=name):
         make_config(**changes)
 
 
@@ -465,7 +408,7 @@ def test_a_ratio_per_trajectory_refuses_states_that_break_the_row(make_trainer):
         trainer.train()
 
 
-def test_divergence_in_the_reward_is_taken_off_each_steps_reward(make_trainer, played):
+def test_divergence_is_subtracted_from_the_reward_of_each_step(make_trainer, played):
     trainer = make_trainer(
         advantage_estimator="grpo_step", scale_rewards="none", beta=0.5, kl_placement="reward"
     )
@@ -509,7 +452,7 @@ def test_reward_terms_follow_their_schedule(make_trainer):
     assert second["rewards/new_gold_passage"] == pytest.approx(0.5 * mean)
 
 
-def test_a_schedule_for_a_term_that_is_off_is_refused(make_trainer):
+def test_a_schedule_of_an_unknown_term_is_refused(make_trainer):
     with pytest.raises(UnknownNameError, match="Did you mean 'new_gold_passage'"):
         make_trainer(reward_schedules='{"new_gold_pasage": {"kind": "constant"}}')
 
@@ -527,14 +470,9 @@ def test_without_the_loss_mask_observations_have_a_gradient(make_trainer, played
 @pytest.mark.parametrize(
     "option", ["importance_sampling_level", "loss_denominator", "kl_placement"]
 )
-def test_an_unknown_choice_gets_those_there_are(make_config, option):
+def test_an_error_lists_the_choices(make_config, option):
     with pytest.raises(UnknownNameError, match=f"Unknown {option} 'row'. Available:"):
         make_config(**{option: "row"})
-
-
-def test_a_mistyped_estimator_gets_the_nearest_name(make_config):
-    with pytest.raises(UnknownNameError, match="Did you mean 'grpo_step'"):
-        make_config(advantage_estimator="grpo-step")
 
 
 def test_a_dataset_without_tasks_and_an_endless_family_without_steps_are_refused(make_trainer):
@@ -544,43 +482,6 @@ def test_a_dataset_without_tasks_and_an_endless_family_without_steps_are_refused
         make_trainer(max_steps=-1)
 
 
-def test_a_saved_checkpoint_loads_with_transformers_alone(make_trainer, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    trainer = make_trainer()
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template
-    assert (
-        json.loads((Path(tmp_path) / "saved" / "config.json").read_text())["model_type"] == "qwen3"
-    )
-    for one, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_an_environment_in_place_of_a_function_that_makes_it_is_refused(make_trainer):
+def test_an_environment_instance_is_refused(make_trainer):
     with pytest.raises(ConfigurationError, match=r"pass its id, or a function that makes it"):
         make_trainer(env=gym.make(ID))
-
-
-def test_a_reward_that_pays_for_any_answer_raises_an_alarm_that_outlives_a_resume(make_trainer):
-    def env():
-        answered = (lambda env, event: float(event.action.kind == "answer"), 1.0)
-        return gym.make(ID, rewards={"answered": answered})
-
-    settings = {"max_steps": 7, "per_device_train_batch_size": 16, "save_strategy": "steps",
-                "save_steps": 6}  # fmt: skip
-    trainer = make_trainer(env, **settings)
-    trainer.train()
-    (alarm,) = trainer.watch.alarms
-    assert alarm.sign == "paid_failures"
-    assert (alarm.first_step, alarm.last_step) == (5, 7)
-    logged = read_metrics(trainer.args.output_dir)
-    assert [entry["hacking/alarms"] for entry in logged if "reward" in entry][3] == 0
-    assert logged[6]["hacking/alarm/paid_failures"] == 1.0
-    assert logged[6]["hacking/paid_failures"] > 0.1
-
-    resumed = make_trainer(env, **settings)
-    resumed.train(str(Path(resumed.args.output_dir) / "checkpoint-6"))
-    assert resumed.watch.state_dict() == trainer.watch.state_dict()
