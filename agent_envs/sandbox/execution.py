@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError
@@ -46,12 +45,9 @@ class Execution:
     """A program from its start to its end; a context manager that ends it."""
 
     def __init__(
-        self,
-        launcher: Launcher,
-        request: dict[str, Any],
-        limits: Limits,
+        self, launcher: Launcher, request: dict[str, Any], limits: Limits,
         channels: Sequence[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a program.
 
         Args:
@@ -122,7 +118,10 @@ class Execution:
         while not self._has_ended:
             ready = {each for each, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if self._control.fileno() in ready:
-                data = self._receive()
+                try:
+                    data = self._control.recv(_READ_BYTES)
+                except OSError:
+                    data = b""
                 # The last frame counts: another fork of this process may keep the other end open.
                 self._has_ended = not data or self._add(data)
                 if self._call_output is not None:
@@ -172,15 +171,10 @@ class Execution:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the program if it still runs, and clean up."""
         try:
-            if not self._has_ended and not isinstance(error, SandboxError):
+            if not self._has_ended:
                 self.stop()
                 self.wait()
         finally:
@@ -209,12 +203,6 @@ class Execution:
                 self._report = json.loads(content)
                 return True
         return False
-
-    def _receive(self) -> bytes:
-        try:
-            return self._control.recv(_READ_BYTES)
-        except OSError:
-            return b""
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended; `wait` notices

@@ -1,6 +1,6 @@
 """Judge a program: tests on one side, the program on the other, plain values in between.
 
-The tests run in a sandbox of their own. Calling a function of the program sends its arguments to
+The tests run in a separate sandbox. Calling a function of the program sends its arguments to
 the program's sandbox (`serve`) and decodes the result as plain data. So every comparison happens
 where no line of the program runs, and there is nothing to forge: no token to read, no assert to
 patch, no exit code to set. Runs inside sandboxes: standard library only.
@@ -43,13 +43,7 @@ class Program:
     """The program under test, as its tests see it."""
 
     def __init__(self, channel: Channel, helper_classes: frozenset[type]) -> None:
-        """Connect to a program.
-
-        Args:
-            channel: The connection to `serve`.
-            helper_classes: Classes whose objects may be passed to the program, which gets them as
-                objects of its own class of that name with the same attributes.
-        """
+        """Connect to `serve`; objects of `helper_classes` may be passed to the program."""
         self._channel, self._helper_classes = channel, helper_classes
         self.is_gone = False
         """Whether the program ended; it stays so, whatever the tests catch."""

@@ -263,7 +263,7 @@ class Session:
     def _close(self) -> None:
         self._is_closed = True
         try:
-            self._execution.__exit__(None, None, None)
+            self._execution.__exit__()
         finally:
             self._socket.close()
 

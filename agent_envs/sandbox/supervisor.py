@@ -1,9 +1,9 @@
 """Start one program, watch its resource usage, and end its whole process tree.
 
 Runs inside, as the parent of the program: standard library only. At the levels ``strong`` and
-``container`` it is the first process of its own process namespace, which the program can neither
-see nor signal; at the level ``limits`` it adopts orphans (as a "subreaper") and searches for
-descendants.
+``container`` it is the first process of the program's process namespace, which the program can
+neither see nor signal; at the level ``limits`` it adopts orphans (as a "subreaper") and searches
+for descendants.
 
 It talks to the host over a socket that the program does not have. In: the request (four bytes of
 length, JSON), the folder to begin with, then single bytes: ``c`` a call of a session begins, ``d``
@@ -124,12 +124,9 @@ def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
 
 
 def supervise(
-    request: dict[str, Any],
-    channels: list[int],
-    control: socket.socket,
-    processes: Processes,
+    request: dict[str, Any], channels: list[int], control: socket.socket, processes: Processes,
     confine: Callable[[], None],
-) -> None:
+) -> None:  # fmt: skip
     """Run a program in the current directory, and report on `control`.
 
     Args:
@@ -219,11 +216,9 @@ def _make_stdin(data: bytes) -> int:
 
 
 def _become_program(
-    request: dict[str, Any],
-    descriptors: list[int],
-    processes: Processes,
+    request: dict[str, Any], descriptors: list[int], processes: Processes,
     confine: Callable[[], None],
-) -> None:
+) -> None:  # fmt: skip
     """Be the program; never return."""
     code = 70
     try:
@@ -271,12 +266,9 @@ def _limit_resources(request: dict[str, Any], processes: Processes) -> None:
 
 
 def _watch(
-    main: int,
-    control: socket.socket,
-    processes: Processes,
-    request: dict[str, Any],
+    main: int, control: socket.socket, processes: Processes, request: dict[str, Any],
     outputs: list[Output],
-) -> str:
+) -> str:  # fmt: skip
     """Wait until the main process ends, the host stops it, or a limit is reached; return which."""
     watch = usage.Watch(processes.pids, request["limits"])
     is_idle = request["mode"] == "session"

@@ -147,7 +147,7 @@ def _share_memory(thread: int, other: int) -> bool:
 
 
 def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:
-    """Add the shared anonymous objects of a process; each has an inode of its own."""
+    """Add the shared anonymous objects of a process; each has its own inode."""
     if b"/dev/zero" not in maps:
         return
     sizes: dict[bytes, int] = {}
