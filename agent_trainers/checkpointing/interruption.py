@@ -37,9 +37,9 @@ class Interrupted(BaseException):
 class StopRequests:
     """Receives requests to stop while its block runs."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """Print what happens next through `say`."""
-        self._say = say
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        """Print what happens next through `notify`."""
+        self._notify = notify
         self._before: dict[signal.Signals, Any] = {}
         self._received: int | None = None
         self.can_finish_step = False
@@ -75,7 +75,7 @@ class StopRequests:
             return  # a launcher may send a signal several times
         for other in SIGNALS:
             signal.signal(other, signal.SIG_DFL)
-        self._say("Stopping after this step and its checkpoint. Signal again to stop at once.")
+        self._notify("Stopping after this step and its checkpoint. Signal again to stop at once.")
 
 
 def catch_signals(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:

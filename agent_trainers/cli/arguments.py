@@ -103,6 +103,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         before = {name: self.get_default(name) for name in self._fields}
         self.set_defaults(**dict.fromkeys(self._fields))
         helps = ("-h", "--help", "--help_all", "--help-all")
+        values: argparse.Namespace
         values, _ = self.parse_known_args([a for a in arguments if a not in helps])
         self.set_defaults(**before)
         return values
@@ -159,15 +160,15 @@ def unknown_option(option: str, known: Iterable[str]) -> str:
     return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
 
 
-def speaker(program: str) -> Callable[[str], None]:
+def notifier(program: str) -> Callable[[str], None]:
     """Return a function that prints a status line to stderr, above any progress bar."""
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may have been closed
             tqdm.write(f"{program}: {text}", file=sys.stderr)
             sys.stderr.flush()
 
-    return say
+    return notify
 
 
 def refuse(program: str, message: str) -> NoReturn:

@@ -15,7 +15,7 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, parse, speaker
+from agent_trainers.cli.arguments import check_range, notifier, parse
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.output_folder import (
     check_unchanged,
@@ -24,20 +24,20 @@ from agent_trainers.cli.output_folder import (
     write_settings,
 )
 from agent_trainers.cli.policies import (
+    FittedEnvironment,
     PolicyArguments,
-    Venue,
+    check_episodes,
     check_output,
-    check_played,
     check_policy,
+    open_environment,
     open_policy,
-    open_venue,
 )
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-eval collect"
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 
 
 @dataclass
@@ -74,30 +74,30 @@ def run(arguments: Sequence[str]) -> None:
         env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
         settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
         check_unchanged(parts, settings, "--output")
-        venue = open_venue(options, say)
+        environment = open_environment(options, notify)
         write_settings(parts, settings)
-        num_kept = _collect(options, venue, parts)
+        num_kept = _collect(options, environment, parts)
     shutil.rmtree(parts)
     if num_kept:
-        hint = f" --env {options.env}" if "tool_format" not in venue.env_kwargs else ""
-        say(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
+        hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
+        notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
 
 
-def _collect(options: CollectArguments, venue: Venue, parts: Path) -> int:
+def _collect(options: CollectArguments, environment: FittedEnvironment, parts: Path) -> int:
     """Run the missing portions, write the best episodes, and return how many there are."""
-    tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
+    tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
     num_solved = num_done = 0
     kept: list[Trajectory] = []
-    with open_policy(options, venue) as policy, tqdm(total=len(tasks), unit="task") as bar:
+    with open_policy(options, environment) as policy, tqdm(total=len(tasks), unit="task") as bar:
         for first in range(0, len(tasks), options.tasks_at_once):
             portion = tasks[first : first + options.tasks_at_once]
             part = parts / f"{first // options.tasks_at_once:06d}.jsonl.gz"
             if not part.exists():
-                rollout = Rollout(venue.make_env, policy)
+                rollout = Rollout(environment.make_env, policy)
                 specs = plan_samples(portion, options.samples_per_task, options.seed)
                 episodes = rollout.collect(specs)
                 rollout.close()
-                check_played(episodes)  # before saving, so that a failed portion runs again
+                check_episodes(episodes)  # before saving, so that a failed portion runs again
                 save_trajectories(part, _best(episodes, options))
             best = load_trajectories(part)
             kept += best
@@ -106,7 +106,9 @@ def _collect(options: CollectArguments, venue: Venue, parts: Path) -> int:
             bar.update(len(portion))
             bar.set_postfix(solved=f"{num_solved / num_done:.2f}")
     save_trajectories(options.output, kept)
-    say(f"{len(kept)} episodes of {num_done} tasks, {num_solved} of them solved: {options.output}")
+    notify(
+        f"{len(kept)} episodes of {num_done} tasks, {num_solved} of them solved: {options.output}"
+    )
     return len(kept)
 
 

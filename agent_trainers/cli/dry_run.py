@@ -154,8 +154,9 @@ def _drift(record: BatchRecord, new_logprobs: npt.NDArray[Any]) -> npt.NDArray[A
     """Return the differences of sampled and recomputed log-probabilities."""
     is_action = record.tensors["action_mask"].cpu().numpy().astype(bool)
     sampled = record.tensors["sampling_per_token_logps"].float().cpu().numpy()
-    difference: npt.NDArray[Any] = np.abs(new_logprobs - sampled)[is_action]
-    return np.nan_to_num(difference)  # vLLM returns none for some tokens
+    # vLLM returns none for some tokens
+    difference: npt.NDArray[Any] = np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])
+    return difference
 
 
 def _times(trainer: StepGRPOTrainer, seconds: Mapping[str, float]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.rollout.environments import read_reset
 
 NUM_STATES: Final = 4
-"""Number of resets that `look_at` takes."""
+"""Number of resets that `inspect_environment` takes."""
 
 
 def environment_maker(
@@ -53,7 +53,7 @@ def check_id(env_id: Any) -> None:
         raise ConfigurationError(f"--env must be a Gymnasium id such as Name-v0, not {env_id!r}.")
     module, is_given, name = env_id.rpartition(":")
     if is_given:
-        see_modules_here()
+        add_working_directory()
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -71,7 +71,7 @@ def check_id(env_id: Any) -> None:
         raise ConfigurationError(f"--env {env_id}: {reason} {hint}") from error
 
 
-class FirstLook(NamedTuple):
+class EnvironmentFacts(NamedTuple):
     """First states of an environment, and its number of tasks."""
 
     states: list[dict[str, Any]]
@@ -80,7 +80,7 @@ class FirstLook(NamedTuple):
     """Number of tasks; None if endless."""
 
 
-def look_at(make_env: Callable[[], Any], env_id: str) -> FirstLook:
+def inspect_environment(make_env: Callable[[], Any], env_id: str) -> EnvironmentFacts:
     """Make an environment, reset it a few times, and close it.
 
     Raises:
@@ -89,7 +89,7 @@ def look_at(make_env: Callable[[], Any], env_id: str) -> FirstLook:
     env = make_env()
     try:
         states = [read_reset(resolve(env.reset(seed=seed))) for seed in range(NUM_STATES)]
-        return FirstLook(states, getattr(env.unwrapped, "num_tasks", None))
+        return EnvironmentFacts(states, getattr(env.unwrapped, "num_tasks", None))
     except AgentEnvsError:
         raise
     except Exception as error:  # user code
@@ -98,7 +98,7 @@ def look_at(make_env: Callable[[], Any], env_id: str) -> FirstLook:
         env.close()
 
 
-def see_modules_here() -> None:
+def add_working_directory() -> None:
     """Make modules of the working directory importable."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)

@@ -15,16 +15,16 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli import collect
-from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
+from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.policies import (
     PolicyArguments,
+    check_episodes,
     check_output,
-    check_played,
     check_policy,
+    open_environment,
     open_policy,
-    open_venue,
     take_turn_length,
 )
 from agent_trainers.cli.task_sources import DEFAULT_ENV, ProgramArguments, check_program
@@ -33,7 +33,7 @@ from agent_trainers.rollout.evaluation import Evaluation, evaluate
 from agent_trainers.trajectory import save_trajectories
 
 PROGRAM: Final = "agent-r1-eval"
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 
 
 @dataclass
@@ -78,24 +78,24 @@ def run(arguments: Sequence[str]) -> None:
     if options.program is not None:
         source = options.program_tasks(options.tasks)
         tasks = list(range(min(source.num_tasks, options.num_tasks)))
-        take_turn_length(options, say)
+        take_turn_length(options, notify)
         with open_policy(options) as policy:
             evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
-        venue = open_venue(
-            options, say, **({"split": "test"} if options.env == DEFAULT_ENV else {})
+        environment = open_environment(
+            options, notify, **({"split": "test"} if options.env == DEFAULT_ENV else {})
         )
-        tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
-        with open_policy(options, venue) as policy:
-            evaluation = evaluate(Rollout(venue.make_env, policy), tasks, **settings)
-        where = {"env": options.env, "env_kwargs": venue.env_kwargs}
+        tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
+        with open_policy(options, environment) as policy:
+            evaluation = evaluate(Rollout(environment.make_env, policy), tasks, **settings)
+        where = {"env": options.env, "env_kwargs": environment.env_kwargs}
     if options.output:
         write_json(options.output, _result(options, where, evaluation))
     if options.trajectories:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
-    check_played(evaluation.trajectories)
+    check_episodes(evaluation.trajectories)
 
 
 def _check(options: EvaluateArguments) -> None:

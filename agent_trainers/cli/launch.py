@@ -40,7 +40,7 @@ def run_trainer(
     program: str,
     run: Callable[[list[str]], None],
     arguments: Sequence[str] | None,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Run a training command, as `run_command` does; print how to resume it if interrupted."""
     # transformers 5.23 deprecates names that TRL 1.16 uses
@@ -48,7 +48,7 @@ def run_trainer(
     try:
         run_command(program, run, arguments)
     except Interrupted as interrupted:
-        say("Stopped. Resume from the last checkpoint with the same command and --resume.")
+        notify("Stopped. Resume from the last checkpoint with the same command and --resume.")
         sys.exit(interrupted.exit_code)
 
 
@@ -120,7 +120,7 @@ def leave_process_group() -> None:
     state.destroy_process_group()
 
 
-def supervise(command: Sequence[str], say: Callable[[str], None]) -> int:
+def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
     """Run a launcher until it ends; return the exit code.
 
     On a signal, torchrun prints a traceback and kills its processes after 30 seconds. So it runs in
@@ -141,7 +141,7 @@ def supervise(command: Sequence[str], say: Callable[[str], None]) -> int:
             received.append(number)
             if len(received) == 1:
                 write_text(request, str(number))
-                say("Stopping after this step and its checkpoint. Signal again to stop at once.")
+                notify("Stopping after this step and its checkpoint. Signal again to stop at once.")
             else:
                 _kill(process.pid)
 

@@ -14,7 +14,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.checkpointing.checkpoints import flush
 from agent_trainers.cli.arguments import check_range
-from agent_trainers.cli.environments import FirstLook
+from agent_trainers.cli.environments import EnvironmentFacts
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import template_tools
 
@@ -109,8 +109,8 @@ def fit_environment(
     tokenizer: Any,
     env_id: str,
     env_kwargs: Mapping[str, Any],
-    look: FirstLook,
-    say: Callable[[str], None],
+    facts: EnvironmentFacts,
+    notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """Return an environment's arguments with a tool format that the chat template can show.
 
@@ -118,11 +118,11 @@ def fit_environment(
         ConfigurationError: If the tokenizer does not know the words of the environment.
     """
     renderer = ChatRenderer(tokenizer)
-    _check_words(renderer, env_id, look.states)
-    tools = template_tools(look.states[0])
+    _check_words(renderer, env_id, facts.states)
+    tools = template_tools(facts.states[0])
     if not tools or "tool_format" in env_kwargs or renderer.shows_tools(tools):
         return dict(env_kwargs)
-    say(
+    notify(
         "The model's chat template shows no tools, so the environment describes them: "
         "tool_format='tags'."
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
+from agent_envs.core.command_line import json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.checkpointing.checkpoints import (
@@ -54,7 +55,7 @@ _MAY_CHANGE: Final = frozenset(
 """Settings that do not change what is trained."""
 _DATA_OPTIONS: Final = ("trajectories", "conversations", "tasks", "eval_tasks")
 _MODEL_OPTIONS: Final = ("model", "critic_model")
-_FILE_OPTIONS: Final = (*_DATA_OPTIONS, *_MODEL_OPTIONS, "skills")
+_FILE_OPTIONS: Final = (*_DATA_OPTIONS, *_MODEL_OPTIONS)
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
 
@@ -62,7 +63,7 @@ _LENGTH: Final = ("max_steps", "num_train_epochs")
 def open_run(
     folder: Path,
     settings: Mapping[str, Any],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     *,
     resume: bool,
     overwrite: bool,
@@ -76,7 +77,7 @@ def open_run(
     Args:
         folder: The output folder.
         settings: Return value of `settings_of`.
-        say: Prints a line.
+        notify: Prints a line.
         resume: Whether to resume from the newest checkpoint.
         overwrite: Whether to delete the run in the folder.
         checkpoint: A checkpoint to resume from.
@@ -91,7 +92,7 @@ def open_run(
         is_resumed = check_use(folder, resume=resume, overwrite=overwrite, checkpoint=checkpoint)
         if is_resumed:
             for change in check_same_settings(folder, settings):
-                say(f"Resuming with changed {change}.")
+                notify(f"Resuming with changed {change}.")
 
         def begin() -> None:
             if overwrite and not is_resumed:
@@ -273,6 +274,9 @@ def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
         for member in settings.get(option) or ():
             for kwargs in ("kwargs", "eval_kwargs"):
                 arguments[f"{option} {member['name']} {kwargs}"] = member.get(kwargs)
+    extensions = settings.get("extensions")
+    if isinstance(extensions, str) and extensions.lstrip().startswith("{"):
+        arguments |= json_object(extensions, "--extensions")
     named = {
         f"{name} of {option}": value
         for option, given in arguments.items()

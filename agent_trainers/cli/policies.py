@@ -14,7 +14,7 @@ from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range
-from agent_trainers.cli.environments import FirstLook, environment_maker, look_at
+from agent_trainers.cli.environments import EnvironmentFacts, environment_maker, inspect_environment
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.policies import Policy
 from agent_trainers.policies.models import find_model, load_model, load_tokenizer
@@ -106,19 +106,21 @@ def check_output(option: str, path: str, *, is_trajectories: bool = False) -> No
     check_writable(Path(path).parent, option)
 
 
-class Venue(NamedTuple):
+class FittedEnvironment(NamedTuple):
     """An environment, fitted to the policy's tokenizer."""
 
     env_kwargs: dict[str, Any]
     make_env: Callable[[], Any]
-    look: FirstLook
+    facts: EnvironmentFacts
     tokenizer: Any
     """None for a served model."""
     model: str
     """Model as transformers loads it, or its name on the server."""
 
 
-def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults: Any) -> Venue:
+def open_environment(
+    options: PolicyArguments, notify: Callable[[str], None], **defaults: Any
+) -> FittedEnvironment:
     """Check environment and tokenizer before anything heavy is loaded, and fit the first.
 
     `defaults` are the environment's arguments unless others are given. Sets the turn length.
@@ -128,29 +130,39 @@ def open_venue(options: PolicyArguments, say: Callable[[str], None], **defaults:
         env_kwargs["tool_format"] = options.tool_format
     make_env = environment_maker(options.env, env_kwargs)
     if options.base_url is not None:
-        return Venue(env_kwargs, make_env, look_at(make_env, options.env), None, str(options.model))
+        return FittedEnvironment(
+            env_kwargs,
+            make_env,
+            inspect_environment(make_env, options.env),
+            None,
+            str(options.model),
+        )
     model = _model_path(options)
-    take_turn_length(options, say)
-    look = look_at(make_env, options.env)
+    take_turn_length(options, notify)
+    facts = inspect_environment(make_env, options.env)
     tokenizer = load_tokenizer(model)
-    env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, look, say)
-    return Venue(env_kwargs, environment_maker(options.env, env_kwargs), look, tokenizer, model)
+    env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, facts, notify)
+    return FittedEnvironment(
+        env_kwargs, environment_maker(options.env, env_kwargs), facts, tokenizer, model
+    )
 
 
-def take_turn_length(options: PolicyArguments, say: Callable[[str], None]) -> None:
+def take_turn_length(options: PolicyArguments, notify: Callable[[str], None]) -> None:
     """Set the turn length of a local model to that of its training, unless given."""
     if options.max_completion_length is not None or options.base_url is not None:
         return
     if (trained := find_turn_length(_model_path(options))) is not None:
         options.max_completion_length = trained.tokens
-        say(f"Turns have at most {trained.tokens} tokens, as in training ({trained.source}).")
+        notify(f"Turns have at most {trained.tokens} tokens, as in training ({trained.source}).")
 
 
 @contextlib.contextmanager
-def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterator[Policy]:
+def open_policy(
+    options: PolicyArguments, environment: FittedEnvironment | None = None
+) -> Iterator[Policy]:
     """Load the model or connect to its server, for the duration of the block.
 
-    Without a venue (programs), tools are called in the default format.
+    Without an environment (programs), tools are called in the default format.
     """
     temperature = 0.0 if options.greedy else options.temperature
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
@@ -158,12 +170,12 @@ def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterato
         from agent_trainers.policies.local import local_policy
         from agent_trainers.trainers.config import fast_precision
 
-        model = _model_path(options) if venue is None else venue.model
+        model = _model_path(options) if environment is None else environment.model
         # the embedded policy always runs in the type it was saved in
         is_free = options.dtype == "auto" and options.model is not None
         yield local_policy(
             load_model(model, "bfloat16" if is_free and fast_precision() else options.dtype),
-            load_tokenizer(model) if venue is None else venue.tokenizer,
+            load_tokenizer(model) if environment is None else environment.tokenizer,
             max_new_tokens=options.max_completion_length,
             **sampling,
             top_k=options.top_k,
@@ -173,8 +185,8 @@ def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterato
     from agent_trainers.policies.served import OpenAIPolicy
 
     tool_format = options.tool_format or "hermes"
-    if venue is not None:
-        tool_format = venue.look.states[0].get("tool_format", "hermes")
+    if environment is not None:
+        tool_format = environment.facts.states[0].get("tool_format", "hermes")
     policy = OpenAIPolicy(
         base_url=options.base_url,
         model=str(options.model),
@@ -189,7 +201,7 @@ def open_policy(options: PolicyArguments, venue: Venue | None = None) -> Iterato
         yield policy
 
 
-def check_played(trajectories: Sequence[Trajectory]) -> None:
+def check_episodes(trajectories: Sequence[Trajectory]) -> None:
     """Raise `RolloutError` with the first error if most episodes could not be scored."""
     failed = [t for t in trajectories if not t.is_scorable]
     if 2 * len(failed) > len(trajectories):

@@ -301,9 +301,9 @@ def print_results(results: Mapping[str, Any], folder: Path) -> None:
         table.add_row(name, *("-" if value is None else form.format(value) for value in values))
     for name in [*(name for name in figures if name not in variants), *variants]:
         own = figures[name]
-        values = (own["success_before"], own["success_after"], own.get("of_in_domain"))
         label = f"  {name}, evaluation only" if name in variants else f"  {name}"
-        shown = ["-" if value is None else f"{value:.1%}" for value in values]
+        shares = [own["success_before"], own["success_after"], own.get("of_in_domain")]
+        shown = ["-" if share is None else f"{share:.1%}" for share in shares]
         table.add_row(label, *shown[: len(table.columns) - 1])
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "

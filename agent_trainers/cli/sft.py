@@ -16,8 +16,8 @@ from trl import SFTTrainer
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
-from agent_trainers.cli.arguments import CommandParser, check_range, read_config, speaker
-from agent_trainers.cli.environments import environment_maker, first_tasks, look_at
+from agent_trainers.cli.arguments import CommandParser, check_range, notifier, read_config
+from agent_trainers.cli.environments import environment_maker, first_tasks, inspect_environment
 from agent_trainers.cli.launch import run_trainer
 from agent_trainers.cli.models import (
     ModelArguments,
@@ -39,7 +39,7 @@ from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 DEFAULTS: Final[Mapping[str, Any]] = {
     "num_train_epochs": 1.0,
     "learning_rate": 2e-4,
@@ -93,7 +93,7 @@ class WarmStartArguments(ModelArguments):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_trainer(PROGRAM, run, arguments, say)
+    run_trainer(PROGRAM, run, arguments, notify)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -108,12 +108,12 @@ def run(arguments: Sequence[str]) -> None:
     folder = open_run(
         Path(config.output_dir),
         settings_of({"env": options.env, "env_kwargs": env_kwargs}, options, config),
-        say,
+        notify,
         resume=options.resume,
         overwrite=options.overwrite,
         checkpoint=config.resume_from_checkpoint,
     )
-    with folder as begin, StopRequests(say) as requests:
+    with folder as begin, StopRequests(notify) as requests:
         _train(options, config, requests, begin)
 
 
@@ -147,7 +147,7 @@ def _train(
     kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]
     dataset, num_too_long = supervised_dataset(kept, config.max_length)
     num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)
-    say(
+    notify(
         f"{len(kept)} of {len(found)} demonstrations, {len(dataset)} rows, {num_trained} tokens to "
         f"train; {num_too_long} rows longer than {config.max_length} tokens left out."
     )
@@ -173,11 +173,11 @@ def _train(
         raise Interrupted(stop.stopped_by)
     trainer.save_model()
     if options.merge_adapter:
-        say(f"The model with its adapters merged: {write_merged(trainer)}")
+        notify(f"The model with its adapters merged: {write_merged(trainer)}")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if losses:
-        say(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
-    say(f"Continue with: agent-r1-train --model {config.output_dir}")
+        notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
+    notify(f"Continue with: agent-r1-train --model {config.output_dir}")
 
 
 def _demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Trajectory]:
@@ -192,15 +192,15 @@ def _demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Tra
     tools = None
     if env_id is not None:
         env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-        look = look_at(environment_maker(env_id, env_kwargs), env_id)
-        env_kwargs = fit_environment(tokenizer, env_id, env_kwargs, look, say)
+        facts = inspect_environment(environment_maker(env_id, env_kwargs), env_id)
+        env_kwargs = fit_environment(tokenizer, env_id, env_kwargs, facts, notify)
         make_env = environment_maker(env_id, env_kwargs)
-        tools = template_tools(look_at(make_env, env_id).states[0])
+        tools = template_tools(inspect_environment(make_env, env_id).states[0])
     if options.trajectories is not None:
         for trajectory in load_trajectories(options.trajectories):
             yield retell(trajectory, renderer, tools)
         return
-    tasks = first_tasks(look.num_tasks, options.num_tasks)
+    tasks = first_tasks(facts.num_tasks, options.num_tasks)
     yield from tqdm(
         play_reference(make_env, renderer, tasks),
         desc="demonstrating", total=len(tasks), unit="episode",

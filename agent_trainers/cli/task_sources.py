@@ -10,14 +10,14 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.environments import (
-    FirstLook,
+    EnvironmentFacts,
     Split,
+    add_working_directory,
     count_tasks,
     environment_maker,
     first_tasks,
     hold_out,
-    look_at,
-    see_modules_here,
+    inspect_environment,
 )
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.programs.program import REWARDS
@@ -85,7 +85,7 @@ class ProgramArguments:
             raise ConfigurationError("--program needs --tasks: a file with a row for each task.")
         from agent_trainers.programs.tasks import ProgramTasks  # imports torch
 
-        see_modules_here()
+        add_working_directory()
         return ProgramTasks(
             str(self.program),
             path,
@@ -144,7 +144,7 @@ class ProgramSource:
         return {name: getattr(self._options, name) for name in names}
 
     def tasks(
-        self, tokenizer: Any, num_eval_tasks: int, seed: int, say: Callable[[str], None]
+        self, tokenizer: Any, num_eval_tasks: int, seed: int, notify: Callable[[str], None]
     ) -> TrainingTasks:
         """Return the tasks; without `eval_tasks`, some are held out of training."""
         options = self._options
@@ -206,26 +206,28 @@ class EnvironmentSource:
         return settings
 
     def tasks(
-        self, tokenizer: Any, num_eval_tasks: int, seed: int, say: Callable[[str], None]
+        self, tokenizer: Any, num_eval_tasks: int, seed: int, notify: Callable[[str], None]
     ) -> TrainingTasks:
         """Return the environments in a tool format that fits the tokenizer, and their tasks."""
-        looks = {
-            m.name: look_at(self._maker(m), str(m.id)) for m in [*self.trained, *self.variants]
+        facts_of = {
+            m.name: inspect_environment(self._maker(m), str(m.id))
+            for m in [*self.trained, *self.variants]
         }
 
         def fitted(member: EnvMember) -> EnvMember:
-            look = looks[member.name]
-            kwargs = fit_environment(tokenizer, str(member.id), member.kwargs, look, say)
+            facts = facts_of[member.name]
+            kwargs = fit_environment(tokenizer, str(member.id), member.kwargs, facts, notify)
             return replace(member, kwargs=kwargs)
 
         trained, variants = [*map(fitted, self.trained)], [*map(fitted, self.variants)]
-        splits = [self._split(m, looks[m.name], num_eval_tasks, seed) for m in trained]
+        splits = [self._split(m, facts_of[m.name], num_eval_tasks, seed) for m in trained]
         eval_source = [EnvMember(id=self._maker(m, is_eval=True), name=m.name) for m in trained]
         eval_envs = [
             EnvMember(
                 id=self._maker(variant),
                 name=variant.name,
-                tasks=variant.tasks or first_tasks(looks[variant.name].num_tasks, num_eval_tasks),
+                tasks=variant.tasks
+                or first_tasks(facts_of[variant.name].num_tasks, num_eval_tasks),
             )
             for variant in variants
         ] or None
@@ -251,14 +253,14 @@ class EnvironmentSource:
         kwargs: Mapping[str, Any] = {**member.kwargs, **(member.eval_kwargs if is_eval else {})}
         return environment_maker(str(member.id), kwargs, option)
 
-    def _split(self, member: EnvMember, look: FirstLook, count: int, seed: int) -> Split:
+    def _split(self, member: EnvMember, facts: EnvironmentFacts, count: int, seed: int) -> Split:
         tasks = None if member.tasks is None else list(member.tasks)
         if member.eval_kwargs:
             num_tasks = count_tasks(self._maker(member, is_eval=True))
             words = json.dumps(dict(member.eval_kwargs))
             return Split(tasks, first_tasks(num_tasks, count), words)
         if tasks is None:
-            return hold_out(look.num_tasks, count, seed)
+            return hold_out(facts.num_tasks, count, seed)
         split = hold_out(len(tasks), count, seed)
         indices = range(len(tasks)) if split.train is None else split.train
         return Split([tasks[i] for i in indices], [tasks[i] for i in split.eval], split.words)

@@ -32,7 +32,7 @@ from agent_trainers.checkpointing.interruption import (
     StopRequests,
 )
 from agent_trainers.cli import dry_run
-from agent_trainers.cli.arguments import speaker
+from agent_trainers.cli.arguments import notifier
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
@@ -63,12 +63,12 @@ from agent_trainers.trainers.ppo import trainer_class
 LOGGERS: Final = {
     "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,
 }  # fmt: skip
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_trainer(PROGRAM, _launch_or_train, arguments, say)
+    run_trainer(PROGRAM, _launch_or_train, arguments, notify)
 
 
 def _launch_or_train(arguments: list[str]) -> NoReturn:
@@ -80,8 +80,8 @@ def _launch_or_train(arguments: list[str]) -> NoReturn:
         arguments,
     )  # fmt: skip
     if command is not None:
-        sys.exit(supervise(command, say))
-    with StopRequests(say) as requests:
+        sys.exit(supervise(command, notify))
+    with StopRequests(notify) as requests:
         exit_code = train(*build_options(parser, values), arguments, requests)
     leave_process_group()
     sys.exit(exit_code)
@@ -89,7 +89,7 @@ def _launch_or_train(arguments: list[str]) -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Train in this process; return the exit code."""
-    return train(*parse_arguments(arguments), arguments, StopRequests(say))
+    return train(*parse_arguments(arguments), arguments, StopRequests(notify))
 
 
 def train(
@@ -119,7 +119,7 @@ def train(
     with open_run(
         Path(config.output_dir),
         settings_of(source.settings, options, config),
-        say,
+        notify,
         resume=options.resume,
         overwrite=options.overwrite,
         checkpoint=config.resume_from_checkpoint,
@@ -137,7 +137,7 @@ def _train(
 ) -> int:
     """Evaluate, train, evaluate and write the results; call `begin` when all is loaded."""
     started = time.perf_counter()
-    say_once(describe_settings(options, config))
+    notify_once(describe_settings(options, config))
     trainer, evaluated_on = make_trainer(options, config, source)
     facts |= {"evaluated_on": evaluated_on}
     keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
@@ -170,7 +170,7 @@ def _train(
         seconds = round(time.perf_counter() - started, 2)
         write_results(trainer, collector, results | {"total_seconds": seconds})
         if options.merge_adapter:
-            say(f"The model with its adapters merged: {write_merged(trainer)}")
+            notify(f"The model with its adapters merged: {write_merged(trainer)}")
     return 0
 
 
@@ -227,7 +227,7 @@ def make_trainer(
     source = source or read_source(options)
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
-    tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, say_once)
+    tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, notify_once)
     given = config.model_init_kwargs or {}
     config.model_init_kwargs = {**options.load_arguments(), **given}
     with refused_settings():
@@ -257,10 +257,10 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
     return before
 
 
-def say_once(text: str) -> None:
+def notify_once(text: str) -> None:
     """Print a status line, on the main process."""
     if int(os.environ.get("RANK", "0")) == 0:
-        say(text)
+        notify(text)
 
 
 def _begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
@@ -269,16 +269,16 @@ def _begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
     checkpoint = trainer.last_checkpoint() if resume else given
     trainer.begin_run(checkpoint)
     if checkpoint is not None:
-        say_once(f"Resuming from {checkpoint}.")
+        notify_once(f"Resuming from {checkpoint}.")
     elif resume:
-        say_once(f"No checkpoint in {trainer.args.output_dir} yet: starting from scratch.")
+        notify_once(f"No checkpoint in {trainer.args.output_dir} yet: starting from scratch.")
     return checkpoint
 
 
 def _stopped_early(trainer: StepGRPOTrainer, signal_number: int) -> int:
     """Print how to resume a run that was asked to stop; return the exit code."""
     step, folder = trainer.state.global_step, Path(trainer.args.output_dir)
-    say_once(
+    notify_once(
         f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
         f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
     )

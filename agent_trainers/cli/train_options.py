@@ -147,7 +147,7 @@ def make_parser(arguments: Sequence[str]) -> _TrainParser:
     if file is not None:
         settings = _surviving(read_config(file), on_command_line)
     model = given.model or settings.get("model")
-    recipe = file if file in RECIPES.values() else find_recipe(model)
+    recipe = file if file is not None and file in RECIPES.values() else find_recipe(model)
     if recipe != file:
         settings = _surviving(read_config(recipe), settings | on_command_line) | settings
     algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
@@ -164,10 +164,8 @@ def make_parser(arguments: Sequence[str]) -> _TrainParser:
         show_all="--help_all" in arguments,
     )
     names = {path: name for name, path in RECIPES.items()}
-    files = dict.fromkeys(
-        [str(names.get(recipe, recipe)), *([] if file is None else [str(names.get(file, file))])]
-    )
-    parser.recipe = f"recipe {', '.join(files)}"
+    files = dict.fromkeys(path for path in (recipe, file) if path is not None)
+    parser.recipe = f"recipe {', '.join(str(names.get(path, path)) for path in files)}"
     parser.use_settings(presets, algorithm)
     if model:
         parser.use_settings(fast_precision(), "this machine")

@@ -12,7 +12,11 @@ from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, refuse, run_command
-from agent_trainers.cli.environments import environment_maker, look_at, see_modules_here
+from agent_trainers.cli.environments import (
+    add_working_directory,
+    environment_maker,
+    inspect_environment,
+)
 from agent_trainers.recipes import MODEL_RECIPE
 
 PROGRAM: Final = "python -m agent_trainers.tiny_policy"
@@ -49,9 +53,9 @@ def run(arguments: Sequence[str]) -> None:
     _check_output(options.output)
     if options.env is not None:
         make_env = environment_maker(options.env, json_object(options.env_kwargs, "--env_kwargs"))
-        look_at(make_env, options.env)
+        inspect_environment(make_env, options.env)
     else:
-        see_modules_here()
+        add_working_directory()
         oracle: Any = lookup_or_import({}, options.oracle, kind="oracle")
     from agent_trainers.programs import ProgramTasks
     from agent_trainers.tiny_policy import make

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import DataError
 from agent_trainers.cli.arguments import check_range, parse, run_command
-from agent_trainers.cli.environments import see_modules_here
+from agent_trainers.cli.environments import add_working_directory
 from benchmarks.credit.report import Trained, write_report
 from benchmarks.credit.scores import ALGORITHMS, all_estimators, rows_of
 from benchmarks.credit.true_advantages import load_batches, save_batches
@@ -160,7 +160,7 @@ def compute(cell: Cell, options: CreditArguments, work: Path) -> Result:
 
 def _run(arguments: list[str]) -> None:
     options = read_options(arguments)
-    see_modules_here()
+    add_working_directory()
     rows = rows_of(all_estimators(options.estimator))
     facts: dict[str, Any] = {
         "command": shlex.join([*PROGRAM.split(), *arguments]),

@@ -27,8 +27,8 @@ from openai import OpenAI
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_trainers import TINY_POLICY, Gateway, Rollout
-from agent_trainers.cli.arguments import speaker
-from agent_trainers.cli.environments import environment_maker, look_at
+from agent_trainers.cli.arguments import notifier
+from agent_trainers.cli.environments import environment_maker, inspect_environment
 from agent_trainers.cli.models import fit_environment
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.models import find_model, load_tokenizer
@@ -57,8 +57,8 @@ def measure(
     """Return the seconds over HTTP over those in process, with each client."""
     policy = load_policy(model, max_new_tokens=max_new_tokens)
     tokenizer = load_tokenizer(find_model(model))
-    look = look_at(environment_maker(ENVIRONMENT, {}), ENVIRONMENT)
-    fitting = fit_environment(tokenizer, ENVIRONMENT, {}, look, speaker("gateway_overhead"))
+    facts = inspect_environment(environment_maker(ENVIRONMENT, {}), ENVIRONMENT)
+    fitting = fit_environment(tokenizer, ENVIRONMENT, {}, facts, notifier("gateway_overhead"))
     make = partial(gym.make, ENVIRONMENT, **fitting)
     rollout = Rollout(make, policy)
     spawn = multiprocessing.get_context("spawn")

@@ -19,14 +19,14 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
-from agent_trainers.cli.environments import environment_maker, look_at
+from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
+from agent_trainers.cli.environments import environment_maker, inspect_environment
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_output,
     check_policy,
+    open_environment,
     open_policy,
-    open_venue,
 )
 from agent_trainers.experimental.diagnose.diagnosis import (
     Diagnoses,
@@ -47,7 +47,7 @@ _CONTINUED_BY: Final = {
 }
 _ACTION_CHARS: Final = 48
 _SUFFIX: Final = ".diagnosis"
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _read_failed(path: Path, options: DiagnoseArguments) -> list[tuple[int, Traj
                 f"{', '.join(trajectory.metrics) or 'none'}). The environment must report it."
             )
     if unscored := [str(number) for number, t in rows if not t.is_scorable]:
-        say(f"Skipping rows that could not be scored: {', '.join(unscored)}.")
+        notify(f"Skipping rows that could not be scored: {', '.join(unscored)}.")
     failed = [(number, t) for number, t in scored if not t.success]
     if not failed:
         raise DataError(
@@ -231,10 +231,10 @@ def _continue(
 ) -> Diagnoses:
     if options.by == ORACLE:
         return diagnose_by_oracle(make_env, failed)
-    venue = open_venue(options, say, **_defaults(options))
-    with open_policy(options, venue) as policy:
+    environment = open_environment(options, notify, **_defaults(options))
+    with open_policy(options, environment) as policy:
         rng = np.random.default_rng(options.seed)
-        return diagnose_by_policy(venue.make_env, policy, failed, k=options.k, rng=rng)
+        return diagnose_by_policy(environment.make_env, policy, failed, k=options.k, rng=rng)
 
 
 def _find_environment(
@@ -247,10 +247,10 @@ def _find_environment(
     make_env = environment_maker(options.env, kwargs)
     infos = [t.info for trajectory in recorded for t in trajectory.transitions[:1]]
     then = infos[0].get("tool_format") if infos else None
-    now = look_at(make_env, options.env).states[0].get("tool_format")
+    now = inspect_environment(make_env, options.env).states[0].get("tool_format")
     if then in (None, now) or "tool_format" in kwargs:
         return make_env
-    say(f"Using --tool_format {then}, as in the recorded episodes.")
+    notify(f"Using --tool_format {then}, as in the recorded episodes.")
     options.tool_format = str(then)
     return environment_maker(options.env, {**kwargs, "tool_format": then})
 

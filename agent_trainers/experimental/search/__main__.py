@@ -18,16 +18,16 @@ from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
-from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
+from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.policies import (
+    FittedEnvironment,
     PolicyArguments,
-    Venue,
+    check_episodes,
     check_output,
-    check_played,
     check_policy,
+    open_environment,
     open_policy,
-    open_venue,
 )
 from agent_trainers.experimental.search.search import SearchRollout
 from agent_trainers.experimental.search.strategies import SEARCHES, SearchKind, SearchSettings
@@ -42,7 +42,7 @@ _BUDGET_EPISODES: Final = 8
 """Default budget in episodes of full length."""
 _BUDGET_STEPS: Final = 80
 """Default budget for an environment without a turn limit."""
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 
 
 @dataclass
@@ -88,21 +88,21 @@ def run(arguments: Sequence[str]) -> None:
     if options.value is not None:
         value = ProcessValue.load(options.value)
         for warning in value_warnings(Path(options.value), options.env):
-            say(warning)
-    venue = open_venue(options, say, **_env_defaults(options))
-    budget = options.budget_steps or _default_budget(venue)
+            notify(warning)
+    environment = open_environment(options, notify, **_env_defaults(options))
+    budget = options.budget_steps or _default_budget(environment)
     settings = SearchSettings(
         **{f.name: getattr(options, f.name) for f in dataclasses.fields(SearchSettings)}
     )
-    tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
+    tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
     measured: dict[str, Evaluation] = {}
     for name in names:
         kind = SEARCHES[name]
         sampling = dataclasses.replace(options, greedy=options.greedy or kind.is_greedy)
-        with open_policy(sampling, venue) as policy:
-            say(f"{name}: at most {budget} steps per episode")
+        with open_policy(sampling, environment) as policy:
+            notify(f"{name}: at most {budget} steps per episode")
             rollout = SearchRollout(
-                venue.make_env,
+                environment.make_env,
                 policy,
                 kind.make_plan(settings),
                 budget,
@@ -112,12 +112,12 @@ def run(arguments: Sequence[str]) -> None:
                 rollout, tasks, samples_per_task=options.samples_per_task, seed=options.seed
             )
     if options.output:
-        write_json(options.output, _as_json(options, venue, measured))
+        write_json(options.output, _as_json(options, environment, measured))
     trajectories = [t for evaluation in measured.values() for t in evaluation.trajectories]
     if options.trajectories:
         save_trajectories(options.trajectories, trajectories)
     _print_table(measured, options.env)
-    check_played(trajectories)
+    check_episodes(trajectories)
 
 
 def value_warnings(folder: Path, env: str) -> list[str]:
@@ -171,8 +171,8 @@ def _env_defaults(options: SearchArguments) -> dict[str, Any]:
     return {"split": "test"} if options.env == "AgentR1/SyntheticMultiHop-v0" else {}
 
 
-def _default_budget(venue: Venue) -> int:
-    env = venue.make_env()
+def _default_budget(environment: FittedEnvironment) -> int:
+    env = environment.make_env()
     limit = turn_limit_of(env)
     env.close()
     return _BUDGET_STEPS if limit is None else _BUDGET_EPISODES * limit
@@ -204,9 +204,9 @@ def _print_table(measured: dict[str, Evaluation], title: str) -> None:
 
 
 def _as_json(
-    options: SearchArguments, venue: Venue, measured: dict[str, Evaluation]
+    options: SearchArguments, environment: FittedEnvironment, measured: dict[str, Evaluation]
 ) -> dict[str, Any]:
-    settings = dataclasses.asdict(options) | {"env_kwargs": venue.env_kwargs}
+    settings = dataclasses.asdict(options) | {"env_kwargs": environment.env_kwargs}
     return {
         "settings": settings,
         "searches": {

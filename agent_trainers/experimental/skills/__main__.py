@@ -15,12 +15,12 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.cli.arguments import parse, run_command, speaker
+from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_policy,
+    open_environment,
     open_policy,
-    open_venue,
 )
 from agent_trainers.experimental.skills.skills import (
     Success,
@@ -32,7 +32,7 @@ from agent_trainers.experimental.skills.skills import (
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.skills"
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 
 
 @dataclass
@@ -77,13 +77,13 @@ def run(arguments: Sequence[str]) -> None:
     else:
         check_policy(options)
         solved = {trajectory.task_id: trajectory for _, trajectory in best}
-        with open_policy(options, open_venue(options, say)) as policy:
+        with open_policy(options, open_environment(options, notify)) as policy:
             for skills in mine_skills(policy, solved, known, options.seed):
                 _write(output, skills)
-    say(f"{len(skills)} skills of {len(best)} solved tasks: {output}")
+    notify(f"{len(skills)} skills of {len(best)} solved tasks: {output}")
     path = "agent_trainers.experimental.skills:SkillDistillation"
     extension = {path: {"weight": 0.5, "skills": str(output)}}
-    say(f"Train with them: agent-r1-train --extensions '{json.dumps(extension)}'")
+    notify(f"Train with them: agent-r1-train --extensions '{json.dumps(extension)}'")
 
 
 def _best(trajectories: Sequence[Trajectory]) -> list[tuple[Success, Trajectory]]:

@@ -20,7 +20,7 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import atomic_path, write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range, parse, run_command, speaker
+from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import first_tasks
 from agent_trainers.cli.output_folder import (
     check_unchanged,
@@ -29,12 +29,12 @@ from agent_trainers.cli.output_folder import (
     write_settings,
 )
 from agent_trainers.cli.policies import (
+    FittedEnvironment,
     PolicyArguments,
-    Venue,
-    check_played,
+    check_episodes,
     check_policy,
+    open_environment,
     open_policy,
-    open_venue,
 )
 from agent_trainers.experimental.branching.saved_states import StateStore, can_be_saved
 from agent_trainers.policies import Policy
@@ -46,7 +46,7 @@ PROGRAM: Final = "python -m agent_trainers.experimental.values"
 RESULTS_FILE: Final = "value.json"
 PLOT_FILE: Final = "reliability.png"
 _TINY_VOCABULARY: Final = 1000
-say = speaker(PROGRAM)
+notify = notifier(PROGRAM)
 _TARGETS: Final = {
     "success": "the chance that the episode succeeds",
     "return": "the discounted return from the state on, as PPO's critic",
@@ -101,11 +101,11 @@ def run(arguments: Sequence[str]) -> None:
         env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
         settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
         check_unchanged(folder, settings, "--output_dir")
-        venue = open_venue(options, say)
+        environment = open_environment(options, notify)
         write_settings(folder, settings)
-        with open_policy(options, venue) as policy:
-            episodes = _collect(options, venue, policy, folder / "branches")
-        _train(options, venue, episodes, folder)
+        with open_policy(options, environment) as policy:
+            episodes = _collect(options, environment, policy, folder / "branches")
+        _train(options, environment, episodes, folder)
 
 
 def _check(options: ValueArguments) -> None:
@@ -125,10 +125,10 @@ def _check(options: ValueArguments) -> None:
 
 
 def _collect(
-    options: ValueArguments, venue: Venue, policy: Policy, parts: Path
+    options: ValueArguments, environment: FittedEnvironment, policy: Policy, parts: Path
 ) -> list[Trajectory]:
     """Collect missing portions and return all episodes and branches."""
-    tasks = first_tasks(venue.look.num_tasks, options.num_tasks)
+    tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
     portions = [
         tasks[i : i + options.tasks_at_once] for i in range(0, len(tasks), options.tasks_at_once)
     ]
@@ -138,10 +138,10 @@ def _collect(
         for number, portion in enumerate(portions):
             part = parts / f"{number:06d}.jsonl.gz"
             if not part.exists():
-                rollout = Rollout(venue.make_env, policy, states=StateStore())
+                rollout = Rollout(environment.make_env, policy, states=StateStore())
                 found = _branch_out(options, rollout, portion)
                 rollout.close()
-                check_played(found)
+                check_episodes(found)
                 save_trajectories(part, found)
             episodes += load_trajectories(part)
             bar.update(len(portion))
@@ -164,7 +164,10 @@ def _branch_out(
 
 
 def _train(
-    options: ValueArguments, venue: Venue, episodes: Sequence[Trajectory], folder: Path
+    options: ValueArguments,
+    environment: FittedEnvironment,
+    episodes: Sequence[Trajectory],
+    folder: Path,
 ) -> None:
     import torch
 
@@ -175,7 +178,7 @@ def _train(
     rng = np.random.default_rng(options.seed)
     sets = training.make_sets(episodes, options.target, options.gamma, rng)
     torch.manual_seed(options.seed)
-    critic = CriticModel(venue.model)
+    critic = CriticModel(environment.model)
     if torch.accelerator.is_available():
         critic.to(torch.accelerator.current_accelerator())
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
@@ -191,18 +194,18 @@ def _train(
     line = training.calibrate(critic, sets.calibration)
     measured = training.measure(critic, sets.test)
     critic.body.config.save_pretrained(folder)
-    venue.tokenizer.save_pretrained(folder)
+    environment.tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
     with atomic_path(folder / PLOT_FILE) as path:
         path.write_bytes(reliability_png(measured))
     results: dict[str, Any] = {
         "env": options.env,
-        "env_kwargs": venue.env_kwargs,
+        "env_kwargs": environment.env_kwargs,
         "model": options.model,
         "target": options.target,
         "gamma": options.gamma,
         "num_episodes": len(episodes),
-        "environment_steps": _num_steps(venue, episodes),
+        "environment_steps": _num_steps(environment, episodes),
         "num_examples": {
             name: sum(len(row.examples) for row in rows) for name, rows in sets._asdict().items()
         },
@@ -212,13 +215,13 @@ def _train(
     }
     write_json(folder / RESULTS_FILE, results)
     _print_table(options, results)
-    say(f"Search with it: python -m agent_trainers.experimental.search --value {folder}")
-    say(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
+    notify(f"Search with it: python -m agent_trainers.experimental.search --value {folder}")
+    notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
 
 
-def _num_steps(venue: Venue, episodes: Sequence[Trajectory]) -> int:
+def _num_steps(environment: FittedEnvironment, episodes: Sequence[Trajectory]) -> int:
     """Return the number of environment steps, replayed ones included."""
-    env = venue.make_env()
+    env = environment.make_env()
     replays = not can_be_saved(env)
     env.close()
     return sum(len(t.transitions) - (0 if replays else t.start) for t in episodes)

@@ -21,18 +21,18 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 
 
 @pytest.fixture
-def told(tokenizer):
+def demonstrations(tokenizer):
     return list(play_reference(functools.partial(gym.make, ID), ChatRenderer(tokenizer), range(6)))
 
 
 def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
-    told, tokenizer, tiny_policy, tmp_path
+    demonstrations, tokenizer, tiny_policy, tmp_path
 ):
     from trl import SFTTrainer
 
     from agent_trainers.trainers.sft import WarmStartConfig
 
-    dataset, _ = supervised_dataset(told, None)
+    dataset, _ = supervised_dataset(demonstrations, None)
     config = WarmStartConfig(str(tmp_path), report_to="none", per_device_train_batch_size=6)
     trainer = SFTTrainer(
         tiny_policy, args=config, train_dataset=dataset, processing_class=tokenizer
@@ -40,20 +40,20 @@ def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(dataset))])
     theirs = trainer.compute_loss(trainer.model, dict(batch)).item()
 
-    rows = [row for i, t in enumerate(told) for row in make_rows(t, i)]
+    rows = [row for i, t in enumerate(demonstrations) for row in make_rows(t, i)]
     tensors = collate(rows, tokenizer.pad_token_id)
     ours = -(forward_rows(trainer.model, tensors).logprobs * tensors["tool_mask"]).sum()
     ours = (ours / tensors["tool_mask"].sum()).item()
     assert theirs == pytest.approx(ours, abs=1e-6)
 
 
-def test_rows_that_are_too_long_are_left_out_whole_and_counted(told):
-    lengths = [len(row["input_ids"]) for row in supervised_dataset(told, None)[0]]
-    told[0].transitions.pop()  # a shorter one
-    dataset, num_too_long = supervised_dataset(told, min(lengths) - 1)
+def test_rows_that_are_too_long_are_left_out_whole_and_counted(demonstrations):
+    lengths = [len(row["input_ids"]) for row in supervised_dataset(demonstrations, None)[0]]
+    demonstrations[0].transitions.pop()  # a shorter one
+    dataset, num_too_long = supervised_dataset(demonstrations, min(lengths) - 1)
     assert (len(dataset), num_too_long) == (1, 5)
-    with pytest.raises(DataError, match="nothing to learn from"):
-        supervised_dataset(told, 3)
+    with pytest.raises(DataError, match="No demonstration is left"):
+        supervised_dataset(demonstrations, 3)
 
 
 def train(output, *arguments):
