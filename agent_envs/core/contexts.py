@@ -379,17 +379,20 @@ class Conversation:
         """Start empty."""
         self._initial: tuple[Message, ...] = ()
         self._turns: list[tuple[Message, ...]] = []
+        self._replies: list[Message] = []  # the messages of all turns
         self._summaries: dict[tuple[str, ...], str] = {}
 
     def begin(self, system_prompt: str, question: str) -> None:
         """Start over with a question; without a prompt there is no system message."""
         system = [Message(role="system", content=system_prompt)] if system_prompt else []
         self._initial = (*system, Message(role="user", content=question))
-        self._turns, self._summaries = [], {}
+        self._turns, self._replies, self._summaries = [], [], {}
 
     def add_turn(self, action: str, replies: Sequence[Message]) -> None:
         """Add the model's text, and the replies of the environment."""
-        self._turns.append((Message(role="assistant", content=action), *replies))
+        turn = (Message(role="assistant", content=action), *replies)
+        self._turns.append(turn)
+        self._replies += turn
 
     def view(self, policy: ContextPolicy, count_tokens: TokenCounter, pinned: str = "") -> View:
         """Return the state that a context policy selects.
@@ -403,6 +406,8 @@ class Conversation:
         if pinned:
             *system, question = initial
             initial = (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
+        if policy is full:
+            return View([*initial, *self._replies])
         turns = tuple(self._turns)
         history = History(initial, turns, count_tokens, self._initial, self._summaries)
         return make_view(policy, history)

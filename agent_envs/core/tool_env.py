@@ -5,7 +5,6 @@ the next state, the reward term by term, and whether the episode is over. A subc
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,7 +67,7 @@ class ToolEnv(TaskFamily):
     }
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {
-            "optional_tools", "_tools", "_tools_json", "_format", "_context", "_terms",
+            "optional_tools", "_tools", "_tool_schemas", "_format", "_context", "_terms",
             "_system_prompt", "_count_tokens", "_limit_is_known", "_has_user", "_parallel_calls",
             "_more_tools", "_given_prompt", "_sessions", "_offered",
         }
@@ -311,7 +310,7 @@ class ToolEnv(TaskFamily):
         """
         self._offered = tuple(tools)
         self._tools = self._sessions.add_to({t.name: t for t in (*tools, *self._more_tools)})
-        self._tools_json = json.dumps([tool.schema for tool in self._tools.values()])
+        self._tool_schemas = [tool.schema for tool in self._tools.values()]
         given = self._given_prompt
         self._system_prompt = self._full_prompt() if given is None else given
 
@@ -424,7 +423,7 @@ class ToolEnv(TaskFamily):
         return {
             "messages": [message.copy() for message in view.messages],
             **context,
-            "tools": json.loads(self._tools_json),
+            "tools": [{**each, "function": {**each["function"]}} for each in self._tool_schemas],
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,
