@@ -12,7 +12,7 @@ from agent_envs.formats.chat_messages import HERMES_TOOLS_TEXT
 from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.gateway.conversation import ApiCall, ApiMessage, ModelCall, Turn
-from agent_trainers.gateway.turn_end import Decode
+from agent_trainers.gateway.generation_loop import Decode
 
 Json = dict[str, Any]
 Body = TypeVar("Body", bound=pydantic.BaseModel)

@@ -24,7 +24,7 @@ from agent_trainers.gateway.conversation import (
     State,
     Turn,
 )
-from agent_trainers.gateway.turn_end import TurnEnd
+from agent_trainers.gateway.generation_loop import TurnEnd
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
