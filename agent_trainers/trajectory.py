@@ -1,7 +1,6 @@
-"""What was played: pure data, without models or tensors, and its way to files and back.
+"""Trajectories: pure data without models or tensors, and their files.
 
-Tokens that were sampled are kept as they were sampled, with their log-probabilities: they are the
-tokens that are trained.
+Sampled tokens are stored with their log-probabilities: they are the tokens that are trained.
 """
 
 import dataclasses
@@ -28,21 +27,21 @@ class StopReason(StrEnum):
     """Why an episode ended."""
 
     ANSWERED = "answered"
-    """The environment said so: the agent answered, or the task is done."""
+    """Terminated: the agent answered, or the task is done."""
     TURN_LIMIT = "turn_limit"
     """Truncated: no turns were left."""
     TOKEN_LIMIT = "token_limit"  # noqa: S105 - not a password
-    """Truncated: a turn was cut off for its length."""
+    """Truncated: a turn reached the token limit."""
     CONTEXT_OVERFLOW = "context_overflow"
-    """Truncated: the state no longer fitted the policy."""
+    """Truncated: the state outgrew the policy's context."""
     TIMEOUT = "timeout"
-    """Failed: the environment did not reply in time."""
+    """Failed: the environment did not return in time."""
     ENVIRONMENT_ERROR = "environment_error"
-    """Failed: the environment raised, or gave a reward that is no number."""
+    """Failed: the environment raised, or returned a malformed result."""
     POLICY_ERROR = "policy_error"
-    """Failed: the policy gave no action, as a server that does not answer."""
+    """Failed: the policy returned no action, such as an unreachable server."""
     LEFT_OUT = "left_out"
-    """Failed: it was still going on when every group had its quorum."""
+    """Failed: it was still running when every group had its quorum."""
 
 
 _FAILURES: Final = (
@@ -60,7 +59,7 @@ _TRUNCATIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One environment step: a state, the action taken in it, and what came of it."""
+    """One environment step: a state, an action and its outcome."""
 
     messages: list[Message]
     """The state ``s_t``."""
@@ -79,22 +78,22 @@ class Transition:
     terminated: bool
     """Whether the task is over."""
     truncated: bool
-    """Whether the episode was cut off here, and the task is not over."""
+    """Whether the episode was cut off here although the task is not over."""
     info: dict[str, Any]
-    """What else the environment said about the step, without messages and tools."""
+    """``info`` of the step, without messages and tools."""
 
     @property
     def role(self) -> str:
-        """Who acted, where a program has several roles; else empty."""
+        """Role of a program that acted; empty without roles."""
         return str(self.info.get("agent_role", ""))
 
     @property
     def is_frozen(self) -> bool:
-        """Whether nothing is learned from the step, because its role is not trained."""
+        """Whether the step is not trained, because its role is frozen."""
         return bool(self.info.get("is_frozen", False))
 
     def __eq__(self, other: object) -> bool:
-        """Compare every field, log-probabilities bit by bit."""
+        """Compare every field, log-probabilities bitwise."""
         if not isinstance(other, Transition):
             return NotImplemented
         mine, theirs = (
@@ -116,30 +115,29 @@ class Trajectory:
     transitions: list[Transition]
     """The steps, in order."""
     metrics: dict[str, float]
-    """What the environment measured at the end."""
+    """Metrics of the environment at the end."""
     timings: dict[str, float]
     """Seconds by kind of work."""
     stop_reason: StopReason
     """Why the episode ended."""
     error: str | None = None
-    """The error, where the episode could not end."""
+    """Text of the error, if the episode failed."""
     final_prompt_ids: list[int] = field(default_factory=list)
-    """Tokens of the state after the last step, where the episode was truncated: a critic says what
-    it was still worth. Where that state did not fit or was cut off, up to the last action."""
+    """Tokens of the state after the last step of a truncated episode, whose value a critic gives;
+    up to the last action if that state does not fit."""
     usage: dict[str, int] = field(default_factory=dict)
-    """What its actions asked of the model: calls, prompt_tokens, completion_tokens."""
+    """Use of the model: ``calls``, ``prompt_tokens``, ``completion_tokens``."""
     step_seconds: list[float] = field(default_factory=list, compare=False)
-    """Seconds that the environment took for each step, shape (S,); empty where not measured."""
+    """Seconds of each environment step, shape (S,); empty if not measured."""
     env: str = ""
-    """The name of the environment, where several are played."""
+    """The name of the environment, where there are several."""
     task: int | None = None
-    """The task's index in the environment, with which the episode began; None: drawn by `seed`."""
+    """The index of the task in the environment; None if it was drawn by `seed`."""
     seed: int | None = None
-    """The seed with which it began: its actions, taken again, lead to the same states. None where
-    it was not played in an environment."""
+    """Seed of the reset, from which its actions can be replayed; None outside of environments."""
     start: int = 0
-    """The first step that was played here: an episode that branched off another shares the steps
-    before with that one. `usage` and `timings` are without them."""
+    """The first own step of a branch, which shares the steps before with another episode; they are
+    not part of `usage` and `timings`."""
 
     @property
     def rewards(self) -> list[float]:
@@ -158,7 +156,7 @@ class Trajectory:
 
     @property
     def return_(self) -> float:
-        """Sum of the rewards, not discounted."""
+        """Undiscounted sum of the rewards."""
         return float(sum(self.rewards))
 
     @property
@@ -168,22 +166,22 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the episode was cut off, and might have gone on."""
+        """Whether the episode was cut off before its end."""
         return self.stop_reason in _TRUNCATIONS
 
     @property
     def is_scorable(self) -> bool:
-        """Whether the episode says anything about the policy: it was played, and did not fail."""
+        """Whether the episode has steps and did not fail."""
         return bool(self.transitions) and self.stop_reason not in _FAILURES
 
 
 ROLE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-"""What a role of a program may be called."""
+"""Valid name of a role of a program."""
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write trajectories to a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file, whole or not at all.
+    """Write trajectories to a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file, atomically.
 
     Raises:
         DataError: If the suffix is another.
@@ -202,7 +200,7 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """Read what `save_trajectories` wrote; equal to what was written, bit by bit.
+    """Read a file of `save_trajectories`; the result is bitwise identical.
 
     Raises:
         DataError: If the file cannot be read or a row is no trajectory; names file and row.
@@ -215,16 +213,16 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
             trajectories.append(_trajectory(_convert(record, json.loads) if is_parquet else record))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"{path}, row {number}: is no trajectory ({type(error).__name__}: {error})."
+                f"{path}, row {number}: not a trajectory ({type(error).__name__}: {error})."
             ) from None
     return trajectories
 
 
 def check_kind(path: str | Path) -> None:
-    """Refuse a file in which no trajectories are kept, by its ending.
+    """Refuse a file name without a suffix of trajectories.
 
     Raises:
-        DataError: Names the endings there are.
+        DataError: If the suffix is another; names the known ones.
     """
     if not str(path).endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
@@ -254,7 +252,7 @@ def _trajectory(record: Mapping[str, Any]) -> Trajectory:
 
 
 def _plain(value: Any) -> Any:
-    """Return what `value` is in JSON; environments put numpy numbers and dataclasses into info."""
+    """Return a JSON value; environments put numpy numbers and dataclasses into info."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -262,14 +260,14 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-# In Parquet, tokens and flags are columns; what an environment or a model may fill as it likes is
-# JSON text, because Parquet's strings hold no lone surrogates and its structs no free keys.
+# In Parquet, tokens and flags are columns. Text and free-form values are JSON, because Parquet's
+# strings cannot hold lone surrogates and its structs no free keys.
 _STEPS: Final = "transitions"
 _COLUMNS: Final = ("prompt_ids", "completion_ids", "logprobs", "terminated", "truncated")
 
 
 def _convert(record: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Convert what is JSON text in Parquet, to it or back."""
+    """Convert the values that are JSON text in Parquet, to it or back."""
     converted = {k: v if k in _COLUMNS else convert(v) for k, v in record.items() if k != _STEPS}
     if _STEPS in record:
         converted[_STEPS] = [_convert(step, convert) for step in record[_STEPS]]

@@ -1,4 +1,4 @@
-"""What processes have to tell each other, and when they do not talk."""
+"""Communication between the processes of a run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ class ProcessGroup:
     """The processes of a run. Every method is collective: all processes must call it."""
 
     def __init__(self, accelerator: Any) -> None:
-        """Talk through `accelerator`."""
+        """Communicate through `accelerator`."""
         self._accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.size: int = accelerator.num_processes
@@ -41,7 +41,7 @@ class ProcessGroup:
         return any(self.all_gather(int(value)))
 
     def num_before(self, count: int) -> int:
-        """Return how many the processes before this one hold, if this one holds `count`."""
+        """Return the sum of `count` over the processes before this one."""
         return sum(self.all_gather(count)[: self.index])
 
     def normalise(self, weights: torch.Tensor) -> torch.Tensor:
@@ -51,12 +51,12 @@ class ProcessGroup:
 
 @contextmanager
 def without_sync(accelerator: Any, model: Any, others: Sequence[Any] = ()) -> Iterator[None]:
-    """Add up gradients in this process only: another micro-batch follows.
+    """Accumulate gradients without synchronisation, because another micro-batch follows.
 
     Args:
         accelerator: Accelerate's.
-        model: The model that the `Trainer` itself holds back within an accumulation window.
-        others: Models beside it that are trained too.
+        model: The model that the `Trainer` itself does not synchronise within a window.
+        others: Further trained models.
     """
     state = accelerator.gradient_state
     is_last = state.sync_gradients

@@ -1,7 +1,7 @@
 """Micro-batches: rows that go through the model together.
 
-Rows that are equal token by token, as short turns of a group often are, go through it once; what
-comes out is expanded to all of them, and their gradients add up on the way back.
+Rows that are equal token by token, as short turns of a group often are, go through it once. The
+result is expanded to all of them, and their gradients add up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ class MicroBatch(dict[str, torch.Tensor]):
     """Tensors of some rows of a batch, narrowed to them."""
 
     rows: list[int]
-    """Their numbers in the batch; empty for a row that only keeps other processes company."""
+    """Their numbers in the batch; empty if only other processes have rows."""
     forwarded: dict[str, torch.Tensor]
-    """Tokens and masks of the rows that differ, (U, ...): what goes through the model."""
+    """Tokens and masks of the distinct rows, (U, ...), which go through the model."""
     copies: list[int] | None
-    """Which of them each row equals, shape (B,); None where all differ."""
+    """The distinct row that each row equals, shape (B,); None if all differ."""
 
     def expand(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn values of the rows that differ, (U, T), into those of all, (B, T)."""
+        """Turn values of the distinct rows, (U, T), into those of all rows, (B, T)."""
         return values if self.copies is None else pick_rows(values, self.copies)
 
 
@@ -105,8 +105,8 @@ def group_rows(*columns: torch.Tensor) -> RowGroups:
 def pick_rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return rows of a tensor, some more than once; their gradients add up in a fixed order.
 
-    ``values[rows]`` would add them up atomically, in whatever order threads come by on a CPU, and
-    no run could be repeated bit by bit.
+    ``values[rows]`` would add them up atomically in the order of CPU threads, so that no run would
+    be deterministic.
     """
     return values.index_select(0, torch.tensor(rows, device=values.device))
 

@@ -18,7 +18,7 @@ Logits = tuple[torch.Tensor, ...]
 
 
 class Routing(NamedTuple):
-    """What the routers of all layers say of tokens, on average over layers; E experts."""
+    """Routing of tokens, averaged over layers; E experts."""
 
     probabilities: torch.Tensor
     """(B, T, E), with a gradient."""
@@ -26,14 +26,14 @@ class Routing(NamedTuple):
     """How often an expert was chosen, (B, T, E); sums to the number of experts per token."""
 
     def imbalance(self, load: torch.Tensor) -> torch.Tensor:
-        """Return what each token adds to the auxiliary loss, (B, T), given ``f``, (..., E)."""
+        """Return the auxiliary loss of each token, (B, T), given ``f``, (..., E)."""
         return load.size(-1) * (self.probabilities * load).sum(dim=-1)
 
 
 def without_router_loss(model: Any) -> dict[str, bool]:
-    """Return what keeps a mixture whose config asks for it from adding its own auxiliary loss.
+    """Return the model arguments that switch off a mixture's own auxiliary loss.
 
-    It would be that of one forward pass, with a mask that does not fit a cache.
+    It would be the loss of one forward pass, with a mask that does not fit a cache.
     """
     config = getattr(model, "module", model).config.get_text_config()
     return {"output_router_logits": False} if hasattr(config, "output_router_logits") else {}
@@ -41,7 +41,7 @@ def without_router_loss(model: Any) -> dict[str, bool]:
 
 @contextmanager
 def record_router_logits(body: Any) -> Iterator[list[Logits]]:
-    """Record what the routers say in each forward pass: one (B * N, E) per layer.
+    """Record the router logits of each forward pass: one (B * N, E) per layer.
 
     Args:
         body: A mixture without its language-model head, unwrapped.
@@ -59,7 +59,7 @@ def record_router_logits(body: Any) -> Iterator[list[Logits]]:
 
 
 def routing_at(logits: Sequence[torch.Tensor], places: torch.Tensor, top_k: int) -> Routing:
-    """Average over layers what routers say at `places`.
+    """Return the routing at `places`, averaged over layers.
 
     Args:
         logits: (B * N, E) of each layer that has a router.

@@ -1,4 +1,4 @@
-"""What a token of a row weighs and is credited with, and values of tokens sorted by step."""
+"""Loss weights and credit of the tokens of rows, and values of tokens sorted by step."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -16,7 +16,7 @@ DENOMINATORS: Final = ("token", "step", "trajectory")
 
 
 def loss_weights(rows: Sequence[Row], denominator: str) -> list[Floats]:
-    """Return what each token weighs, not yet divided by the sum over the batch.
+    """Return the loss weight of each token, not yet divided by the sum over the batch.
 
     ``token``: every trained token the same. ``step``: every step the same, divided among its
     tokens. ``trajectory``: every trajectory the same, divided among its tokens.
@@ -44,7 +44,7 @@ def loss_weights(rows: Sequence[Row], denominator: str) -> list[Floats]:
 
 
 def credit_masks(rows: Sequence[Row], *, actions_only: bool) -> Masks:
-    """Return which tokens of each row have credit of their own, each (T,)."""
+    """Return which tokens of each row take part in credit, each (T,)."""
     return [
         np.array(row.is_action, bool) if actions_only else np.ones(len(row.steps), bool)
         for row in rows
@@ -54,7 +54,7 @@ def credit_masks(rows: Sequence[Row], *, actions_only: bool) -> Masks:
 def value_masks(
     rows: Sequence[Row], masks: Masks, advantages: Sequence[Floats], num_steps: Sequence[int]
 ) -> Masks:
-    """Return which tokens of each row have a value that an estimator looked at, each (T,).
+    """Return which tokens of each row have a value that the estimator used, each (T,).
 
     The first token of each step where it gave one advantage per step, and all in `masks` else.
     """
@@ -71,11 +71,11 @@ def value_masks(
 def spread_over_tokens(
     rows: Sequence[Row], masks: Masks, values: Sequence[Floats], num_steps: Sequence[int]
 ) -> list[Floats]:
-    """Give each token the value of its step, or its own; each (T,).
+    """Give each token the value of its step or of the token; each (T,).
 
     Args:
         rows: All rows of each episode, in order.
-        masks: Which tokens of each row have a value of their own, each (T,).
+        masks: Which tokens of each row have values, each (T,).
         values: For each episode one value per step, (S,), or one per token in `masks`, (N,).
         num_steps: Steps of each episode.
 

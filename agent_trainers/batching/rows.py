@@ -1,10 +1,9 @@
-"""From transitions to rows: one row per step, steps that extend each other merged.
+"""Rows: training sequences made of transitions, with steps that extend each other merged.
 
-A row is a prompt and a completion. Where the state of a step begins with the whole of the row so
-far (state and action of the step before, token by token), the step joins that row: what the
-environment added in between is part of the completion but no action. Merging saves work and changes
-no gradient, because attention is causal and the loss weighs tokens, steps or trajectories, not
-rows.
+A row is a prompt and a completion. If the state of a step begins with the whole row so far (state
+and action of the step before, token by token), the step joins that row, and the observation in
+between becomes part of the completion. Merging does not change the gradient, because attention is
+causal and the loss weighs tokens, steps or trajectories, not rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 UNMERGED: Final = "merge_steps is off"
 BRANCHED: Final = "it branches off another episode here"
-CHANGED: Final = "the environment or the chat template wrote the past anew"
+CHANGED: Final = "the environment or the chat template rewrote the past"
 
 
 @dataclass(slots=True)
@@ -27,10 +26,9 @@ class Row:
     prompt_ids: list[int]
     """The state of the row's first step; at least one token."""
     completion_ids: list[int] = field(default_factory=list)
-    """Actions, and what the environment said between them."""
+    """Actions, and the observations between them."""
     steps: list[int] = field(default_factory=list)
-    """The step of the token's action, in the trajectory; an observation has that of the action
-    before it."""
+    """The step of each token; an observation has that of the action before it."""
     is_action: list[bool] = field(default_factory=list)
     """Whether the policy sampled the token."""
     is_trained: list[bool] = field(default_factory=list)
@@ -38,7 +36,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     """Log-probability when sampled; 0 where not sampled."""
     fork_reason: str | None = None
-    """Why the row begins in the midst of its trajectory; None where it begins with it."""
+    """Why the row begins in the middle of its trajectory; None at its beginning."""
 
     def is_extended_by(self, transition: Transition) -> bool:
         """Return whether the state of `transition` begins with the whole of this row."""
@@ -46,7 +44,7 @@ class Row:
         return transition.prompt_ids[: len(whole)] == whole
 
     def labels(self) -> list[int]:
-        """Return what supervised training is told of prompt and completion: -100 is not trained."""
+        """Return the labels of prompt and completion; -100 where not trained."""
         trained = zip(self.completion_ids, self.is_trained, strict=True)
         return [-100] * len(self.prompt_ids) + [
             t if is_trained else -100 for t, is_trained in trained
@@ -73,17 +71,14 @@ def make_rows(
     train_truncated: bool = True,
     train_observations: bool = False,
 ) -> list[Row]:
-    """Turn one trajectory into rows; steps of roles that are not trained are in none.
-
-    Nor are those that a branch shares with the episode it branched off.
+    """Turn one trajectory into rows, without steps of frozen roles and shared steps of branches.
 
     Args:
-        trajectory: A trajectory that could be scored.
+        trajectory: A scorable trajectory.
         episode: Its number in the batch.
         merge: Join steps that extend each other; False gives a row per step.
         train_truncated: Whether turns that were cut off by the token limit are trained.
-        train_observations: Whether what the environment said inside a row is trained as well: only
-            to show what the loss mask is good for.
+        train_observations: Whether observations inside a row are trained as well.
     """
     rows: list[Row] = []
     for step, transition in enumerate(trajectory.transitions):
@@ -96,7 +91,7 @@ def make_rows(
                 rows[-1].fork_reason = fork_reason(before) if merge else UNMERGED
             if 0 < step == trajectory.start:
                 rows[-1].fork_reason = BRANCHED
-        # In a rollout only the last turn can be cut off; a program may go on after one.
+        # In a rollout only the last turn can be cut off; a program may continue after one.
         is_cut = transition.info.get("finish_reason") == "length" or (
             transition is trajectory.transitions[-1]
             and trajectory.stop_reason is StopReason.TOKEN_LIMIT
@@ -111,20 +106,16 @@ def make_rows(
 
 
 def fork_reason(info: Mapping[str, Any]) -> str:
-    """Say why a state did not extend the one before.
-
-    Args:
-        info: What the environment said with the state.
-    """
+    """Return why a state did not extend the one before, by the `info` that came with it."""
     reason = info.get("context", {}).get("reason")
     return f"the context policy changed it: {reason}" if reason else CHANGED
 
 
 def state_row(prompt_ids: Sequence[int], pad_token_id: int) -> Row:
-    """Return a row that only asks for the value of a state, at its one token; trains nothing."""
+    """Return an untrained row with one token, at which the value of a state is read."""
     return Row(-1, list(prompt_ids), [pad_token_id], [0], [False], [False], [0.0])
 
 
 def padding_row(pad_token_id: int) -> Row:
-    """Return a row that trains nothing and weighs nothing."""
+    """Return a row without training and weight."""
     return state_row([pad_token_id], pad_token_id)

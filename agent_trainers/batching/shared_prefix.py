@@ -1,10 +1,9 @@
 """Forward passes over rows, by TRL's fused head: each by itself, or with prompts in common.
 
-Rows stand flush left, with padding on the right only: nothing that counts comes after padding, so a
-causal model needs no mask, and attention can leave out all that lies ahead.
+Rows are flush left, with padding on the right only, so a causal model needs no mask.
 
-The members of a group begin with the same state. Its keys and values are computed once and handed
-to every row; gradients come back through them and add up. The result is the same as row by row.
+The members of a group begin with the same state. Its keys and values are computed once for all
+rows, and their gradients add up. The result is the same as row by row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,21 +56,21 @@ def align(rows: Mapping[str, torch.Tensor]) -> Aligned:
 
 
 class TokenScores(NamedTuple):
-    """What a model says of completion tokens."""
+    """Scores of completion tokens."""
 
     logprobs: torch.Tensor
     """(B, T)."""
     entropies: torch.Tensor | None
     """(B, T); None from a model whose head gives none, as the reference."""
     before: torch.Tensor
-    """Where the model stood when it was about to write each token, (B, T), int64: a position of
-    what went through its body last."""
+    """Position in the last forward pass of the body from which each token was predicted, (B, T),
+    int64."""
     routing: Routing | None = None
-    """What the routers of a mixture of experts say of each token, where it was asked for."""
+    """Routing of a mixture of experts, if requested."""
 
 
 def can_share(model: Any) -> bool:
-    """Say whether a causal model, unwrapped, can go on from keys and values with a gradient."""
+    """Return whether an unwrapped causal model can continue from a cache with a gradient."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return (
@@ -110,7 +109,7 @@ def forward_rows(model: Any, rows: Mapping[str, torch.Tensor]) -> TokenScores:
         fused_lm_head=True,
         **without_router_loss(model),
     )
-    # The first position is not scored, so the score of a token stands where the one before it is.
+    # The first position is not scored, so the score of a token is at the position before it.
     places = aligned.before.clamp(max=output.log_probs.size(1) - 1)
     entropies = None if output.entropy is None else output.entropy.gather(1, places)
     return TokenScores(output.log_probs.gather(1, places), entropies, aligned.before)
@@ -121,8 +120,8 @@ def forward_shared(
 ) -> TokenScores:
     """Score the completions of rows that begin with prompts in common.
 
-    Relies on: what `forward_rows` does, and a model that goes on from a `DynamicCache` with a
-    gradient.
+    Relies on: what `forward_rows` does, and a model that continues from a `DynamicCache` with
+    a gradient.
 
     Args:
         model: The policy, wrapped or not.

@@ -55,7 +55,7 @@ class TaskSource(Protocol):
         """Return the collector; the settings are those of `Rollout`."""
 
 
-Played = str | MakeEnv | TaskSource | Sequence[Member]
+EnvLike = str | MakeEnv | TaskSource | Sequence[Member]
 
 
 class EnvironmentTasks:
@@ -149,29 +149,29 @@ class EnvMixture:
         return Rollout(makers, policy, **settings)
 
 
-def task_source(played: Played) -> TaskSource:
+def task_source(trained: EnvLike) -> TaskSource:
     """Return the task source of a trainer's argument `env`.
 
     Raises:
-        ConfigurationError: If `played` is malformed, or a list with a wrong entry.
+        ConfigurationError: If it is malformed, or a list with a wrong entry.
     """
-    if isinstance(played, TaskSource):
-        return played
-    if isinstance(played, str) or not isinstance(played, Sequence):
-        return EnvironmentTasks(played)
-    members = read_members(played, "env")
+    if isinstance(trained, TaskSource):
+        return trained
+    if isinstance(trained, str) or not isinstance(trained, Sequence):
+        return EnvironmentTasks(trained)
+    members = read_members(trained, "env")
     if len(members) == 1 and members[0].tasks is None:  # the same as without the list
         return EnvironmentTasks(members[0].make_env)
     return EnvMixture(name_members(members)[0])
 
 
 def evaluation_source(
-    played: Played, eval_env: Played | None, eval_envs: Sequence[Member] | None
+    trained: EnvLike, eval_env: EnvLike | None, eval_envs: Sequence[Member] | None
 ) -> TaskSource | None:
     """Return the task source of evaluations; None if it is that of training.
 
     Args:
-        played: The trainer's argument `env`.
+        trained: The trainer's argument `env`.
         eval_env: Its replacement in evaluation, if it differs.
         eval_envs: Further environments that are only evaluated.
 
@@ -180,7 +180,7 @@ def evaluation_source(
     """
     if not eval_envs and eval_env is not None:
         return task_source(eval_env)
-    members = _members(played if eval_env is None else eval_env, is_needed=bool(eval_envs))
+    members = _members(trained if eval_env is None else eval_env, is_needed=bool(eval_envs))
     if members is None or not (eval_envs or any(member.eval_kwargs for member in members)):
         return None
     others = read_members(eval_envs, "eval_envs", is_weighted=False) if eval_envs else []
@@ -191,25 +191,25 @@ def evaluation_source(
     return EnvMixture(in_domain, variants)
 
 
-def _members(played: Played, *, is_needed: bool) -> list[EnvMember] | None:
+def _members(trained: EnvLike, *, is_needed: bool) -> list[EnvMember] | None:
     """Return the environments as a list; None for a program, or for one that needs no list."""
-    if isinstance(played, EnvMixture):
-        return played.members
-    if isinstance(played, TaskSource):
+    if isinstance(trained, EnvMixture):
+        return trained.members
+    if isinstance(trained, TaskSource):
         if is_needed:
             raise ConfigurationError(
                 "eval_envs lists environments, but the run trains a program. Use eval_tasks, the "
                 "program's evaluation tasks."
             )
         return None
-    if isinstance(played, str) or not isinstance(played, Sequence):
-        return read_members([played], "env") if is_needed else None
-    return read_members(played, "env")
+    if isinstance(trained, str) or not isinstance(trained, Sequence):
+        return read_members([trained], "env") if is_needed else None
+    return read_members(trained, "env")
 
 
 def with_levels(
-    played: Played, rows: Dataset | None, curriculum: Curriculum | None
-) -> tuple[Played, Dataset | None]:
+    trained: EnvLike, rows: Dataset | None, curriculum: Curriculum | None
+) -> tuple[EnvLike, Dataset | None]:
     """Return an environment as a list of its levels, if a curriculum has arguments, and its rows.
 
     Raises:
@@ -217,8 +217,8 @@ def with_levels(
     """
     levels = [] if curriculum is None else curriculum.levels
     if not levels:
-        return played, rows
-    members = [] if isinstance(played, TaskSource) else _members(played, is_needed=True) or []
+        return trained, rows
+    members = [] if isinstance(trained, TaskSource) else _members(trained, is_needed=True) or []
     if len(members) != 1:
         raise ConfigurationError(
             f"curriculum: arguments need exactly one environment, and the run has {len(members)}. "

@@ -31,8 +31,8 @@ from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.tasks.env_members import Member
 from agent_trainers.tasks.samplers import TaskSampler, make_sampler
 from agent_trainers.tasks.sources import (
+    EnvLike,
     EnvMixture,
-    Played,
     TaskSource,
     evaluation_rows,
     evaluation_source,
@@ -73,11 +73,11 @@ class StepGRPOTrainer(ResumableTrainer):
     def __init__(
         self,
         model: Any,
-        env: Played,
+        env: EnvLike,
         args: StepGRPOConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        eval_env: Played | None = None,
+        eval_env: EnvLike | None = None,
         eval_envs: Sequence[Member] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -111,11 +111,11 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         args = args or StepGRPOConfig("step-grpo")
         extensions = make_extensions(args.extensions, args.advantage_estimator)
-        played, train_dataset = with_levels(env, train_dataset, args.parsed_curriculum)
-        if played is not env and eval_env is None:
+        trained, train_dataset = with_levels(env, train_dataset, args.parsed_curriculum)
+        if trained is not env and eval_env is None:
             eval_env = env
-        source = task_source(played)
-        eval_source = evaluation_source(played, eval_env, eval_envs)
+        source = task_source(trained)
+        eval_source = evaluation_source(trained, eval_env, eval_envs)
         rows = training_rows(
             source,
             train_dataset,

@@ -104,7 +104,7 @@ def test_failed_episodes_are_not_scorable():
 def test_a_row_that_is_no_trajectory_is_named(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"task_id": 1}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"x\.jsonl, row 1: is no trajectory"):
+    with pytest.raises(DataError, match=r"x\.jsonl, row 1: not a trajectory"):
         load_trajectories(path)
 
 

@@ -77,7 +77,7 @@ def test_a_file_can_be_looked_at_in_part_and_written_elsewhere(lost, capsys):
         (None, "cannot be read (No such file or directory)"),
         ("", "contains no episodes"),
         ("{oops", "row 1: is not valid JSON"),
-        ('{"task_id": "1"}', "row 1: is no trajectory (KeyError: 'transitions')"),
+        ('{"task_id": "1"}', "row 1: not a trajectory (KeyError: 'transitions')"),
     ],
 )
 def test_a_bad_file_is_named_with_its_row(lost, capsys, content, message):
