@@ -19,7 +19,7 @@ _SETTINGS: Final = (
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
     "/proc/self/uid_map",
 )
-"""What denies or limits user namespaces; a distribution has some of them."""
+"""Settings that deny or limit user namespaces; a distribution has some of them."""
 _NOTES: Final = {
     "strong": "memory is counted every tenth of a second, so a flood is stopped slightly late",
     "container": "isolation is what the engine and its image provide",

@@ -90,7 +90,7 @@ class Packer:
             since: When the program started, in seconds since 1970.
         """
         self.left_out: list[str] = []
-        """What is missing and why; at most a few lines."""
+        """Missing entries, with the reason; at most a few lines."""
         self._send, self._date = send, date
         self._since = int(since) - 1  # the kernel's clock for files lags
         self._compressor = zlib.compressobj(1)

@@ -1,4 +1,4 @@
-"""Levels whose supervisor is a process of its own; the level ``limits`` is the plainest of them.
+"""Levels with one supervisor process per program; the level ``limits`` is the plainest of them.
 
 It hides nothing: the program has the network, and this user's files and rights. Its environment is
 clean, its directory is separate, and its processes end with it, unless it actively evades that.

@@ -11,8 +11,8 @@ Level: TypeAlias = Literal["strong", "container", "limits"]
 Status: TypeAlias = Literal[
     "ok", "error", "timeout", "cpu_limit", "memory_limit", "process_limit", "output_limit", "closed"
 ]
-"""``error``: the program failed, or ended its own supervisor. ``process_limit``: too many processes
-where the kernel could not refuse them. ``closed``: the session had ended before the call."""
+"""``error``: the program failed, or ended its own supervisor. ``process_limit``: it had too many
+processes and the kernel could not refuse them. ``closed``: the session had ended before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Result:
     """The scratch directory at the end, if requested; None also if it was lost together with the
     program (then the status is not ``ok``), so continue with the folder before."""
     left_out: tuple[str, ...] = ()
-    """What `folder` does not contain, and why; a few lines of ``path: reason``."""
+    """Entries that `folder` does not contain: a few lines of ``path: reason``."""
 
     @property
     def files(self) -> dict[str, bytes]:

@@ -145,8 +145,8 @@ class Sandbox:
             names: Names that the tests take from the program. By default every name that they use
                 and do not define, and that neither Python nor its library has.
             helpers: Trusted Python, such as a reference solution, which defines what the tests use
-                besides `names`. The program gets objects of its classes as objects of its own class
-                of that name, with the same attributes.
+                besides `names`. Objects of its classes become, for the program, objects of the
+                class of that name which the program defines, with the same attributes.
             files: Content of the program's scratch directory.
             limits: Limits of the program, tests included.
         """

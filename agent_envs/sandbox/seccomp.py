@@ -2,7 +2,7 @@
 
 An allowlist: what ordinary programs need for files, memory, processes, threads, pipes and time, and
 for calls that can also do harm, with which arguments. Other calls fail with EPERM, or with ENOSYS
-where programs then fall back to another call or where the call is newer than these tables.
+if programs then fall back to another call, or if the call is newer than these tables.
 
 In addition to the namespaces, the filter ensures that no call can target the supervisor (process 1
 of the namespace); that sockets are connected pairs of streams, which cannot be bound, addressed, or

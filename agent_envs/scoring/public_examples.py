@@ -34,7 +34,7 @@ def parse_quietly(source: str) -> ast.Module:
 
 
 def _docstring(prompt: str, entry_point: str) -> str:
-    r"""Return a function's docstring as it is written: a ``\n`` in an example stays one."""
+    r"""Return the source text of a function's docstring, with its escapes such as ``\n``."""
     source = prompt.rstrip() + "\n    pass\n"
     try:
         nodes = list(ast.walk(parse_quietly(source)))
