@@ -13,9 +13,9 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ class SavedIndex(BM25Retriever):
         self._folder = Path(folder).absolute()
         _check(self._folder)
         starts, passages, weights = (_array(self._folder / f"{name}.npy") for name in _ARRAYS)
-        self.passages: Any = _SavedPassages(_Strings(self._folder, "texts"))
+        self.passages = cast("Sequence[Passage]", _SavedPassages(_Strings(self._folder, "texts")))
         postings = Postings(
             words=_SortedWords(_Strings(self._folder, "words")),
             starts=starts, passages=passages, weights=weights, num_passages=len(self.passages),

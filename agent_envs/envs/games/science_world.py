@@ -191,11 +191,9 @@ class ScienceWorldEnv(ToolEnv):
 
     def commands(self) -> str:
         """List the commands, and the things that can be named in them now."""
-        actions, things = (
-            ", ".join(self._game.ask(lambda game, k=kind: sorted(getattr(game, k)())))
-            for kind in ("getPossibleActions", "getPossibleObjects")
-        )
-        return LIST_TEXT.format(actions=actions, things=things)
+        actions = self._game.ask(lambda game: sorted(game.getPossibleActions()))
+        things = self._game.ask(lambda game: sorted(game.getPossibleObjects()))
+        return LIST_TEXT.format(actions=", ".join(actions), things=", ".join(things))
 
     def _read(self, part: str) -> str:
         return self._game.ask(lambda game: str(getattr(game, f"freeAction{part}")())).strip()
