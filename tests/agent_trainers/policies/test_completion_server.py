@@ -1,4 +1,4 @@
-"""Served by vLLM, in episodes and in training: HTTP, and a stand-in at the other end."""
+"""Rollouts and training on a fake vLLM server over HTTP."""
 
 import contextlib
 import importlib.util
@@ -44,13 +44,13 @@ def run(output, num_processes):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What one and two processes made of the same batches, sampled by one server."""
+    """Results of one and two processes on the same batches, sampled by one server."""
     folder = tmp_path_factory.mktemp("server")
     return run(folder / "one.pt", 1), run(folder / "two.pt", 2)
 
 
 @needs_requests
-def test_two_processes_that_share_a_server_give_the_weights_of_one(trained):
+def test_two_processes_with_one_server_train_the_weights_of_one_process(trained):
     one, two = trained
     assert two["reward"] == pytest.approx(one["reward"])
     for name, weight in one["weights"].items():
@@ -58,7 +58,7 @@ def test_two_processes_that_share_a_server_give_the_weights_of_one(trained):
 
 
 @needs_requests
-def test_processes_bring_unequal_numbers_of_prompts_and_take_part_with_none(trained):
+def test_processes_may_have_unequal_numbers_of_prompts_or_none(trained):
     first, second = trained[1]["brought"]
     assert len(first) == len(second)  # every call is made by both
     assert any(a != b for a, b in zip(first, second, strict=True))
@@ -86,14 +86,14 @@ def test_the_server_gets_the_weights_once_per_optimiser_step(trained):
         assert 0 < max(moved) < 0.5
 
 
-def test_shares_are_equal_and_hold_everything_in_order():
+def test_shares_are_equal_and_complete_and_ordered():
     assert equal_shares([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5, 1]]
     assert equal_shares([1], 3) == [[1], [1], [1]]
     assert equal_shares([1, 2, 3, 4], 2) == [[1, 2], [3, 4]]
     assert equal_shares([], 2) == [[], []]
 
 
-def test_the_recipe_for_a_server_differs_from_the_colocated_one_in_vllm_alone():
+def test_the_server_recipe_only_differs_in_the_options_of_vllm():
     server, colocated = (
         yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
         for name in ("hotpotqa_grpo_server.yaml", "hotpotqa_grpo.yaml")
@@ -119,7 +119,7 @@ def server(tiny_policy, tokenizer):
 
 @pytest.fixture
 def generate(server, tokenizer):
-    """Asks the server for one turn, with these settings."""
+    """Generate one turn with these settings."""
 
     def generate(settings=SETTINGS, **options):
         policy = VLLMServerPolicy(server.url, ChatRenderer(tokenizer), settings, **options)
@@ -134,7 +134,7 @@ def generate(server, tokenizer):
     return generate
 
 
-def test_tokens_and_log_probabilities_are_those_that_the_server_sampled(server, generate):
+def test_tokens_and_log_probabilities_are_the_servers(server, generate):
     generation = generate()
     (body,) = server.bodies
     answer = server._complete(body)["choices"][0]  # once more, with the same seed
@@ -146,7 +146,7 @@ def test_tokens_and_log_probabilities_are_those_that_the_server_sampled(server, 
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1}]
 )
-def test_no_setting_is_left_to_the_models_own_configuration(server, generate, sampling):
+def test_all_sampling_settings_are_sent(server, generate, sampling):
     generate(replace(SETTINGS, **sampling))
     (body,) = server.bodies
     own = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -155,27 +155,27 @@ def test_no_setting_is_left_to_the_models_own_configuration(server, generate, sa
 
 
 @pytest.mark.parametrize("faults", [[429, 500, 503], [1.0]])
-def test_faults_of_the_server_and_silence_are_retried(server, generate, faults):
+def test_server_errors_and_timeouts_are_retried(server, generate, faults):
     untroubled = generate()
     server.faults = list(faults)
     assert generate(timeout_seconds=0.5).completion_ids == untroubled.completion_ids
     assert not server.faults
 
 
-def test_a_server_that_goes_on_failing_is_an_error(server, generate):
+def test_a_persistent_server_error_is_raised(server, generate):
     server.faults = [503] * 3
     with pytest.raises(ServerError, match=rf"{server.url}/v1: status 503: not now"):
         generate(max_retries=2)
     assert not server.faults
 
 
-def test_a_server_that_is_not_vllm_is_named(server, generate, monkeypatch):
+def test_another_server_than_vllm_is_reported(server, generate, monkeypatch):
     monkeypatch.setattr(server, "get", lambda path: {"data": [{"id": "m"}]})
     with pytest.raises(ServerError, match="does not report max_model_len"):
         generate()
 
 
-def test_nothing_gets_through_a_closed_connection(server, tokenizer):
+def test_requests_on_a_closed_connection_fail(server, tokenizer):
     policy = VLLMServerPolicy(server.url, ChatRenderer(tokenizer), SETTINGS)
     policy.close()
     with pytest.raises(ServerError, match="the connection was closed"):

@@ -1,4 +1,4 @@
-"""A policy of one's own, and wrappers around policies."""
+"""Custom policies, and wrappers around policies."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from agent_trainers.trajectory import StopReason
 ID = "AgentR1/SyntheticMultiHop-v0"
 
 
-def play(policy, count=6):
+def roll_out(policy, count=6):
     specs = [
         EpisodeSpec(task=i, seed=0, group_id=str(i), rng=np.random.default_rng([7, i]))
         for i in range(count)
@@ -32,14 +32,14 @@ class Shouting(Policy):
         return [Generation(text=r.messages[-1]["content"].upper()) for r in requests]
 
 
-def test_a_policy_of_ones_own_needs_nothing_but_generate():
-    for trajectory in play(Shouting()):
+def test_a_custom_policy_only_needs_generate():
+    for trajectory in roll_out(Shouting()):
         assert trajectory.stop_reason is StopReason.TURN_LIMIT
         first = trajectory.transitions[0]
         assert first.action == first.messages[-1]["content"].upper()
 
 
-def test_a_policy_says_with_one_number_that_it_is_asked_by_many_threads():
+def test_max_concurrency_calls_generate_in_threads_with_one_request_each():
     class Server(Shouting):
         max_concurrency = 3
 
@@ -50,13 +50,13 @@ def test_a_policy_says_with_one_number_that_it_is_asked_by_many_threads():
             return super().generate(requests)
 
     names, sizes = set(), []
-    play(Server())
+    roll_out(Server())
     assert set(sizes) == {1}
     assert threading.current_thread().name not in names
 
 
 class Quoting(PolicyWrapper):
-    """Answers the first turn itself, and shouts what the policy says afterwards."""
+    """Answer the first turn itself, and change the later ones to upper case."""
 
     def __init__(self, policy):
         super().__init__(policy)
@@ -77,7 +77,7 @@ class Quoting(PolicyWrapper):
 
 
 @pytest.mark.parametrize("max_concurrency", [None, 4])
-def test_a_wrapper_changes_what_is_asked_and_what_is_said(max_concurrency):
+def test_a_wrapper_changes_requests_and_generations(max_concurrency):
     asked = []
 
     def act(request):
@@ -87,7 +87,7 @@ def test_a_wrapper_changes_what_is_asked_and_what_is_said(max_concurrency):
     policy = ScriptedPolicy(act)
     policy.max_concurrency = max_concurrency
     wrapper = Quoting(policy)
-    for trajectory in play(wrapper):
+    for trajectory in roll_out(wrapper):
         actions = [step.action for step in trajectory.transitions]
         assert actions == ["by myself", *["HM"] * (len(actions) - 1)]
         assert trajectory.usage["calls"] == len(actions) - 1
@@ -95,7 +95,7 @@ def test_a_wrapper_changes_what_is_asked_and_what_is_said(max_concurrency):
     assert sorted(wrapper.forgotten) == list(range(6))
 
 
-def test_what_a_wrapper_says_is_the_same_without_a_stream():
+def test_a_wrapper_generates_the_same_without_a_stream():
     requests = []
 
     class Noting(PolicyWrapper):
@@ -103,7 +103,7 @@ def test_what_a_wrapper_says_is_the_same_without_a_stream():
             requests.append(request)
             return request
 
-    play(Noting(ScriptedPolicy(lambda request: "hm")), 2)
+    roll_out(Noting(ScriptedPolicy(lambda request: "hm")), 2)
     first, *_, last = sorted(requests, key=lambda request: request.previous is not None)
     generations = Quoting(ScriptedPolicy(lambda request: "hm")).generate([last, first, last])
     assert [generation.text for generation in generations] == ["HM", "by myself", "HM"]
@@ -120,7 +120,7 @@ def test_a_wrapper_that_fails_costs_one_episode(hook):
         return generation[0] if generation else request
 
     setattr(Broken, hook, fail)
-    reasons = [t.stop_reason for t in play(Broken(ScriptedPolicy(lambda request: "hm")), 4)]
+    reasons = [t.stop_reason for t in roll_out(Broken(ScriptedPolicy(lambda request: "hm")), 4)]
     assert [reason is StopReason.POLICY_ERROR for reason in reasons] == [False, False, True, False]
 
 
@@ -131,27 +131,27 @@ def test_a_wrapped_policy_generates_in_slots_as_it_does_alone(model, tokenizer, 
     monkeypatch.setattr(WaveStream, "advance", in_waves)
     policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
     assert isinstance(policy.open_stream(), SlotStream)
-    alone, wrapped = play(policy), play(PolicyWrapper(PolicyWrapper(policy)))
+    alone, wrapped = roll_out(policy), roll_out(PolicyWrapper(PolicyWrapper(policy)))
     assert [t.transitions for t in wrapped] == [t.transitions for t in alone]
 
 
-def test_an_episode_keeps_a_number_that_no_other_episode_has():
+def test_episode_ids_are_unique_and_constant():
     seen = []
 
     def act(request):
         seen.append((request.episode_id, request.rng))
         return "hm"
 
-    play(ScriptedPolicy(act), 3)
+    roll_out(ScriptedPolicy(act), 3)
     numbers = {number for number, _ in seen}
     assert numbers == {0, 1, 2}
     assert len(seen) > len(numbers)
     assert len({(number, id(rng)) for number, rng in seen}) == 3
 
 
-def test_a_trajectory_says_what_its_actions_took(model, tokenizer):
+def test_a_trajectory_records_the_usage_of_its_actions(model, tokenizer):
     policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
-    for trajectory in play(policy):
+    for trajectory in roll_out(policy):
         steps = trajectory.transitions
         assert trajectory.usage == {
             "calls": len(steps),

@@ -36,7 +36,7 @@ def request(messages=QUESTION, tools=(SCHEMA,), seed=0):
 
 @contextmanager
 def serving(reply, **settings):
-    """A server, and a policy that asks it."""
+    """Yield a server and a policy on it."""
     with chat_server(reply) as server:
         policy = OpenAIPolicy(base_url=server.url, model="m", **settings)
         try:
@@ -49,7 +49,7 @@ def replies(*values):
     return lambda _, number: values[number]
 
 
-def test_a_turn_is_asked_for_with_its_sampling_settings_and_a_seed_of_the_episode():
+def test_a_request_has_the_sampling_settings_and_a_seed_of_the_episode():
     settings = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9}
     with serving(lambda *_: says("Paris"), **settings) as (server, policy):
         (generation,) = policy.generate([request(seed=3)])
@@ -77,7 +77,7 @@ def test_text_formats_describe_the_tools_in_the_system_prompt():
     }
 
 
-def test_the_servers_own_calls_become_actions_and_go_back_as_calls_with_results():
+def test_structured_calls_become_actions_and_return_with_their_results():
     history = [
         *QUESTION,
         {"role": "assistant", "content": SEARCH_RED},
@@ -100,7 +100,7 @@ def test_the_servers_own_calls_become_actions_and_go_back_as_calls_with_results(
     }
 
 
-def test_what_the_environment_says_about_several_calls_answers_each_of_them():
+def test_one_reply_to_several_calls_answers_each_of_them():
     twice = write_message("", [FunctionCall(name="search", arguments=RED)] * 2)
     history = [
         *QUESTION,
@@ -117,7 +117,7 @@ def test_what_the_environment_says_about_several_calls_answers_each_of_them():
 
 
 @pytest.mark.parametrize("parallel_calls", [True, False])
-def test_a_server_is_told_whether_several_calls_may_stand_in_a_turn(parallel_calls):
+def test_parallel_calls_are_a_setting_of_the_request(parallel_calls):
     settings = {"tool_format": "openai", "parallel_calls": parallel_calls}
     with serving(lambda *_: says("", [("search", RED)]), **settings) as (server, policy):
         policy.generate([request()])
@@ -136,7 +136,7 @@ def test_several_results_are_one_turn_of_the_user_in_plain_text():
     )
 
 
-def test_malformed_arguments_reach_the_environment_and_go_back_as_text():
+def test_malformed_arguments_reach_the_environment_and_return_as_text():
     broken = write_message("", [FunctionCall(name="search", arguments='{"query": ')])
     history = [
         *QUESTION,
@@ -157,13 +157,13 @@ def test_malformed_arguments_reach_the_environment_and_go_back_as_text():
         ("tags", "So.\n<search> red </search>"),
     ],
 )
-def test_calls_that_a_server_reads_out_of_text_are_written_back(tool_format, text):
+def test_calls_that_a_server_parses_are_written_as_text_again(tool_format, text):
     reply = says("So.", [("search", RED)])
     with serving(lambda *_: reply, tool_format=tool_format) as (_, policy):
         assert policy.generate([request()])[0].text == text
 
 
-def test_no_content_is_an_empty_turn_and_a_cut_turn_says_so():
+def test_missing_content_is_an_empty_turn_and_truncation_is_reported():
     values = replies(says(None), says("I thi", finish_reason="length"))
     with serving(values) as (_, policy):
         empty, cut = (policy.generate([request()])[0] for _ in range(2))
@@ -179,14 +179,14 @@ def test_no_content_is_an_empty_turn_and_a_cut_turn_says_so():
         refuses(400, "the request exceeds the available context size"),
     ],
 )
-def test_a_state_that_the_server_finds_too_long_overflows(refusal):
+def test_a_state_too_long_for_the_server_overflows(refusal):
     with serving(lambda *_: refusal) as (_, policy):
         (generation,) = policy.generate([request()])
     assert generation.finish_reason == "overflow"
     assert generation.usage == Usage()
 
 
-def test_faults_of_the_server_are_retried():
+def test_server_errors_are_retried():
     faults = [refuses(429, "slow down"), refuses(500, "oops"), refuses(503, "later")]
     with serving(replies(*faults, says("Paris"))) as (server, policy):
         (generation,) = policy.generate([request()])
@@ -207,7 +207,7 @@ def test_faults_of_the_server_are_retried():
         (Reply({}), "not a chat completion"),
     ],
 )
-def test_other_faults_are_errors_that_name_the_server(reply, message):
+def test_other_failures_are_errors_that_name_the_server(reply, message):
     with (
         serving(lambda *_: reply, max_retries=1) as (server, policy),
         pytest.raises(ServerError, match=f"{server.url}, model 'm': .*{message}"),
@@ -259,7 +259,7 @@ def test_an_unknown_tool_format_is_refused_with_the_right_name():
         OpenAIPolicy(base_url="http://localhost/v1", model="m", tool_format="opnai")
 
 
-def test_requests_run_side_by_side_up_to_the_limit_and_stay_in_order():
+def test_requests_run_concurrently_up_to_the_limit_and_in_order():
     def reply(body, _):
         answer = says(body["messages"][-1]["content"])
         answer.seconds = 0.05
@@ -277,7 +277,7 @@ def test_requests_run_side_by_side_up_to_the_limit_and_stay_in_order():
     assert server.max_active == 3
 
 
-def test_what_cannot_be_sent_as_unicode_is_replaced():
+def test_lone_surrogates_are_replaced():
     hostile = [{"role": "user", "content": "a \ud800 b"}]
     with serving(lambda *_: says("x")) as (server, policy):
         policy.generate([request(hostile, tools=None)])
@@ -285,7 +285,7 @@ def test_what_cannot_be_sent_as_unicode_is_replaced():
 
 
 @pytest.mark.parametrize("tool_format", ["hermes", "openai"])
-def test_a_server_is_told_no_control_tokens_but_the_models_calls(tool_format):
+def test_a_server_gets_no_control_tokens_except_in_the_models_calls(tool_format):
     hostile = "a <|im_end|> </tool_response> [INST] </s> <start_of_turn> <|turn> </think> #END#"
     call = '<tool_call>{"name": "search", "arguments": {"query": "<|eot_id|>"}}</tool_call>'
     schema = json.loads(json.dumps(SCHEMA).replace("Search.", hostile))

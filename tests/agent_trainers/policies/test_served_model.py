@@ -37,7 +37,7 @@ def test_a_served_model_with_its_own_calls_does_what_it_does_locally(served, tmp
 
 
 @pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
-def test_a_served_model_plays_with_calls_as_text(served, tmp_path, tool_format):
+def test_a_served_model_makes_calls_as_text(served, tmp_path, tool_format):
     result, episodes = measure(
         tmp_path, "--base_url", served.url, "--model", served.text, "--tool_format", tool_format,
         "--num_tasks", "2", "--samples_per_task", "2", "--max_completion_length", "16",
@@ -48,7 +48,7 @@ def test_a_served_model_plays_with_calls_as_text(served, tmp_path, tool_format):
     assert len(episodes) == 4
 
 
-def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path, capsys):
+def test_a_server_error_fails_only_its_episode(tmp_path, capsys):
     pytest.importorskip("openai", reason="the extra openai is not installed")
 
     def reply(body, _):
@@ -85,6 +85,6 @@ def test_an_error_of_the_server_costs_its_own_episode_only(tmp_path, capsys):
          "--max_concurrency must be at least 1"),
     ],
 )  # fmt: skip
-def test_options_that_do_not_go_together_are_refused(options, message):
+def test_contradicting_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         evaluate.run(options)

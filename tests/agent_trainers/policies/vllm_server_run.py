@@ -1,4 +1,4 @@
-"""Train against a stand-in for a vLLM server, and save what came of it; started with torchrun."""
+"""Train against a fake vLLM server and save the results; started with torchrun."""
 
 import contextlib
 import os
@@ -76,7 +76,7 @@ def main(output):
                 },
                 output,
             )
-        broadcast_object_list([None])  # nobody leaves while the server is asked
+        broadcast_object_list([None])  # all stay while the server is in use
 
 
 if __name__ == "__main__":
