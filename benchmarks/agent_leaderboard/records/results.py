@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -191,9 +191,12 @@ def task_list_sha256(entries: Sequence[TaskEntry]) -> str:
 
 
 def tasks_text(tasks: Mapping[str, Sequence[TaskEntry]]) -> str:
-    """Return the content of ``tasks.json``."""
-    lists = {slug: [dataclasses.asdict(entry) for entry in own] for slug, own in tasks.items()}
-    return json.dumps(lists, indent=1) + "\n"
+    """Return the content of ``tasks.json``: one line per environment."""
+    lines = (
+        f"{json.dumps(slug)}: {json.dumps([dataclasses.asdict(entry) for entry in own])}"
+        for slug, own in tasks.items()
+    )
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def read_tasks(path: Path) -> dict[str, list[TaskEntry]]:
@@ -283,11 +286,3 @@ def from_row(row: Mapping[str, Any], place: str) -> EpisodeResult:
 
 def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
-
-
-def by_cell(results: Iterable[EpisodeResult]) -> dict[Cell, list[EpisodeResult]]:
-    """Group results by environment and agent."""
-    grouped: dict[Cell, list[EpisodeResult]] = {}
-    for result in results:
-        grouped.setdefault((result.environment, result.agent), []).append(result)
-    return grouped

@@ -6,6 +6,7 @@ without its rank does not depend on other agents.
 """
 
 import dataclasses
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,8 +223,8 @@ def _frame(results: Sequence[EpisodeResult]) -> pd.DataFrame:
 
 
 def _success(frame: pd.DataFrame) -> Interval | None:
-    shares = frame.groupby("task")["success"].mean()
-    return share_interval(shares.to_list(), len(frame)) if len(shares) else None
+    shares = [_mean(own) for _, own in frame.groupby("task")["success"]]
+    return share_interval(shares, len(frame)) if shares else None
 
 
 def _cell(every: Sequence[EpisodeResult], entries: Sequence[TaskEntry]) -> CellStats:
@@ -238,29 +239,28 @@ def _cell(every: Sequence[EpisodeResult], entries: Sequence[TaskEntry]) -> CellS
     codes = [[code for code in one.errors if code] for one in results]
     in_steps = Counter(code for own in codes for code in own)
     in_episodes = Counter(code for own in codes for code in set(own))
-    metrics = pd.DataFrame([one.metrics for one in results]).mean()
-    # A failed episode has costs, too; a mean over episodes of which some lack a value is unknown.
-    costs = _frame(every)[_COSTS].astype(float).mean(skipna=False)
+    metrics = pd.DataFrame([one.metrics for one in results])
+    costs = _frame(every)[_COSTS].astype(float)  # a failed episode has costs, too
     return CellStats(
         environment=every[0].environment,
         agent=every[0].agent,
         num_episodes=len(results),
         num_faults=sum(not one.is_scored for one in every),
-        scores={int(task): float(share) for task, share in by_task["success"].mean().items()},
+        scores={int(task): _mean(own) for task, own in by_task["success"]},
         success=_success(frame),
-        return_=float(by_task["return_"].mean().mean()),
+        return_=_mean(_mean(own) for _, own in by_task["return_"]),
         pass_at={k: _mean(pass_at_k(n, right, k) for n, right in wins.to_numpy()) for k in sizes},
         pass_hat={k: _mean(pass_hat_k(n, right, k) for n, right in wins.to_numpy()) for k in sizes},
-        cost={name: None if pd.isna(value) else float(value) for name, value in costs.items()},
+        cost={name: None if own.isna().any() else _mean(own) for name, own in costs.items()},
         num_steps=_mean(len(one.actions) for one in results),
         groups=list(_groups(frame, labels)),
-        reward_terms=_sorted(terms.fillna(0.0).mean()),
+        reward_terms=_means(terms.fillna(0.0)),
         errors={
             code: (count, in_episodes[code])
             for code, count in sorted(in_steps.items(), key=lambda item: (-item[1], item[0]))
         },
         stop_reasons=dict(Counter(one.stop_reason.value for one in every).most_common()),
-        metrics=_sorted(metrics),
+        metrics=_means(metrics),
     )
 
 
@@ -272,11 +272,11 @@ def _total(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    return float(pd.Series(list(values), dtype=float).mean())
+    return statistics.fmean(values)  # exactly rounded, so tables are the same on every machine
 
 
-def _sorted(series: pd.Series) -> dict[str, float]:
-    return {str(name): float(value) for name, value in series.sort_index().items()}
+def _means(frame: pd.DataFrame) -> dict[str, float]:
+    return {str(name): _mean(frame[name].dropna()) for name in sorted(frame.columns)}
 
 
 def _groups(frame: pd.DataFrame, labels: pd.DataFrame) -> Iterator[tuple[str, str, Interval]]:

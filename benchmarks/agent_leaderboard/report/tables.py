@@ -185,8 +185,8 @@ def _models(agents: Sequence[AgentRecord]) -> list[str]:
         if agent.model is not None:
             options = " ".join(f"--{name} {value}" for name, value in (agent.train or {}).items())
             origin = agent.made_by or (f"agent-r1-train {options}" if agent.train else "")
-            cells = (shown_name(agent), agent.kind, agent.model, origin)
-            rows.append([markdown_cell(cell) for cell in cells])
+            names = [markdown_cell(text) for text in (shown_name(agent), agent.model, origin)]
+            rows.append([names[0], agent.kind, *names[1:]])
     if not rows:
         return []
     return ["## Models", markdown_table(["agent", "kind", "model", "made by"], rows, names=4)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError
-from agent_envs.scoring import drop_interval, wilson_interval
+from agent_envs.scoring import drop_interval, pass_hat_k, wilson_interval
 from agent_envs.scoring.statistics import (
     compare,
     holm,
@@ -179,3 +179,11 @@ def test_the_sign_flip_test_tests_the_mean():
     assert paired_test([0.5] * 6) == 2 / 64
     assert paired_test([0.1] * 17 + [-0.1]) == pytest.approx(38 / 2**18, abs=0.001)
     assert paired_test([1.0, -1.0, 0.0]) == 1.0
+
+
+def test_pass_hat_k_is_the_share_of_draws_that_all_succeed():
+    assert pass_hat_k(8, 5, 2) == 10 / 28  # C(5,2) / C(8,2)
+    assert [pass_hat_k(4, 3, k) for k in (1, 4)] == [0.75, 0.0]
+    assert pass_hat_k(4, 4, 4) == 1.0
+    with pytest.raises(ConfigurationError, match=r"pass\^5 of 2"):
+        pass_hat_k(4, 2, 5)
