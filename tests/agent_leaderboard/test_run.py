@@ -229,21 +229,6 @@ def test_a_wrong_answer_is_not_retried(tmp_path, monkeypatch):
     assert not all(line.success for line in read_run(folder).results["table", "random"])
 
 
-def test_money_follows_the_price_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(episodes, "_agent", lambda kind, settings: Flaky(0))
-    text = NO_DATA.replace(
-        "  - {name: oracle, kind: oracle}",
-        "  - {name: served, kind: react, settings: {model: m}, "
-        "prices: {prompt: 3.0, completion: 15.0}}",
-    )
-    config = small(tmp_path, text).choose(environments=["table"], agents=["served"], tasks=1)
-    folder = run(config, tmp_path / "run")
-    (line,) = read_run(folder).results["table", "served"]
-    # 10 prompt tokens at 3 and 2 completion tokens at 15 a million
-    assert line.money == pytest.approx(60e-6)
-    assert read_run(folder).manifest.agent("served").model == "m"
-
-
 def test_an_optional_environment_without_its_extra_is_left_out_with_the_reason(
     tmp_path, monkeypatch
 ):

@@ -249,7 +249,7 @@ def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
         ('"AgentR1/SyntheticTable-v0"', '"os:AgentR1/X-v0"', "is not allowed"),
         ('"slug": "rules"', '"slug": "../rules"', "is not a slug"),
         ('"slug": "rules"', '"slug": "oracle"', "'oracle' is repeated"),
-        ('"slug": "table"', '"slug": "gsm8k"', "is not listed"),
+        ('"slug": "table"', '"slug": "gsm8k"', "42 rows; the run has 24"),
         ('"kind": "random"', '"kind": "oracle"', "field 'actions': are not those"),
         ('"format_version": 4', '"format_version": 3', "'format_version' is 3"),
         ('"num_tasks": 3', '"num_tasks": "3"', "is not in the canonical form"),
