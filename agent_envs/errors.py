@@ -1,33 +1,16 @@
 """The exceptions of both packages.
 
-::
-
-    AgentEnvsError
-    ├── UnknownNameError (KeyError)      a name that no table holds; suggests the nearest one
-    ├── ConfigurationError (ValueError)  arguments that contradict each other or make no sense
-    ├── DataError (ValueError)           a source of tasks or passages that cannot be read
-    ├── CheckpointError (OSError)        a checkpoint that cannot be written, found or used
-    ├── MissingExtraError (ImportError)  an optional library that is not installed
-    ├── ActionTypeError (TypeError)      an action that is not text
-    ├── ConformanceError (AssertionError)  an environment that breaks the contract; from the kit
-    ├── SnapshotError (ValueError)       a state that cannot be saved, or restored here
-    │   └── ReplayError                  recorded actions that lead to another state here
-    ├── ServerError (RuntimeError)       a model's server that failed, after all retries
-    ├── RolloutError (RuntimeError)      episodes that fail through no fault of the model
-    └── SandboxError (RuntimeError)      a sandbox that broke, through no fault of its program
-        └── SandboxUnavailableError      a level of isolation that this machine does not offer
-
-Each also derives from the built-in it specialises, so ``except ValueError`` still works. A model's
-bad output is never one of these: it is an observation.
+Each also derives from the built-in that it specialises, so ``except ValueError`` works. A model's
+mistake is never an exception: it is an observation.
 """
 
 
 class AgentEnvsError(Exception):
-    """Base of every exception that this project raises on purpose."""
+    """Base class of all exceptions of this project."""
 
 
 class UnknownNameError(AgentEnvsError, KeyError):
-    """A name that is not in its table; the message lists what is."""
+    """An unknown name; the message suggests the nearest known one."""
 
     def __str__(self) -> str:
         """Return the message as written (``KeyError`` would show its ``repr``)."""
@@ -43,11 +26,11 @@ class DataError(AgentEnvsError, ValueError):
 
 
 class CheckpointError(AgentEnvsError, OSError):
-    """A checkpoint that cannot be written, found or used; the message says what is safe."""
+    """A checkpoint that cannot be written, found or used."""
 
 
 class MissingExtraError(AgentEnvsError, ImportError):
-    """An optional library that is not installed; the message says which extra brings it."""
+    """An optional library that is not installed; the message names its extra."""
 
 
 class ActionTypeError(AgentEnvsError, TypeError):
@@ -55,11 +38,11 @@ class ActionTypeError(AgentEnvsError, TypeError):
 
 
 class ConformanceError(AgentEnvsError, AssertionError):
-    """An environment that does not keep the contract; one line for each check that failed."""
+    """An environment that breaks the contract; one line for each failed check."""
 
 
 class SnapshotError(AgentEnvsError, ValueError):
-    """A state that cannot be saved, or not be restored here; names the attribute or argument."""
+    """A state that cannot be saved or restored; names the attribute or argument."""
 
 
 class ReplayError(SnapshotError):
@@ -67,16 +50,16 @@ class ReplayError(SnapshotError):
 
 
 class ServerError(AgentEnvsError, RuntimeError):
-    """A server of models or environments that failed; names its URL and what it said."""
+    """A server of models or environments that failed; names its URL and its error."""
 
 
 class RolloutError(AgentEnvsError, RuntimeError):
-    """Most episodes fail through no fault of the model; the message holds the first error."""
+    """Most episodes fail because of the infrastructure; the message holds the first error."""
 
 
 class SandboxError(AgentEnvsError, RuntimeError):
-    """The machinery of a sandbox failed; what the program does wrong is a result instead."""
+    """A sandbox failed; a failure of its program is a result instead."""
 
 
 class SandboxUnavailableError(SandboxError):
-    """The machine does not offer a level of isolation; the message says what to do about it."""
+    """The machine does not support a level of isolation; the message holds the fix."""

@@ -98,31 +98,14 @@ def test_an_exit_in_a_child_task_stops_no_other_coroutine(is_awaited):
         await asyncio.sleep(0.3)
         return "done"
 
-    with CallSessionOf(innocent) as others:
-        if is_awaited:
-            with pytest.raises(SystemExit):
-                resolve(program(), timeout=10)
-        else:
-            assert resolve(program(), timeout=10) == "done"
-    assert others == ["done"]
-
-
-class CallSessionOf:
-    """Awaits a coroutine in another thread during a ``with`` block."""
-
-    def __init__(self, function):
-        self.results = []
-        self.thread = threading.Thread(
-            target=lambda: self.results.append(resolve(function(), timeout=10))
-        )
-
-    def __enter__(self):
-        self.thread.start()
-        time.sleep(0.05)
-        return self.results
-
-    def __exit__(self, *_):
-        self.thread.join()
+    session = CallSession()
+    session.submit(0, lambda: resolve(innocent(), timeout=10))
+    if is_awaited:
+        with pytest.raises(SystemExit):
+            resolve(program(), timeout=10)
+    else:
+        assert resolve(program(), timeout=10) == "done"
+    assert session.wait(10.0)[0].value == "done"
 
 
 def test_code_on_the_loop_can_wait_for_async_code():
