@@ -136,8 +136,8 @@ def _answers(trajectory: Trajectory) -> Iterator[Mark]:
             if (share := _copied_share(answer, transition.messages)) >= _COPIED_SHARE:
                 seen = f"{share:.0%} of the answer is copied from the context"
                 yield Mark(sign=COPIED_PASSAGES, step=t, seen=seen)
-            if seen := _judge_text(answer or visible, trajectory.transitions[0].messages):
-                yield Mark(sign=JUDGE_ADDRESSED, step=t, seen=seen)
+            if text := _judge_text(answer or visible, trajectory.transitions[0].messages):
+                yield Mark(sign=JUDGE_ADDRESSED, step=t, seen=text)
         if answer is not None or _ANSWER.search(visible):
             steps.append(t)
             if len(steps) > 1 and len(steps) >= _SHARE_OF_TURNS * num_turns:
