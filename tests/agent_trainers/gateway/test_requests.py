@@ -317,6 +317,13 @@ def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
         assert trajectory.final_prompt_ids == [*last.prompt_ids, *last.completion_ids]
 
 
+def test_each_choice_counts_as_a_call(scripted):
+    session = scripted(reply_with("x"), limits=SessionLimits(max_calls=2)).open(task_id="0")
+    with pytest.raises(openai.PermissionDeniedError, match="max_calls"):
+        ask(session, n=3)
+    assert len(ask(session, n=2).choices) == 2
+
+
 @pytest.mark.parametrize("num_tokens", [3, 4, 7, 30])
 @pytest.mark.parametrize("ends_itself", [False, True], ids=["sampling on", "ending itself"])
 def test_choices_share_what_the_session_has_left(policy, num_tokens, ends_itself):
