@@ -55,7 +55,7 @@ def _flip(path):
         ("checkpoint.json", lambda path: path.write_text("[]"), "checkpoint.json cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_with_its_file_and_the_reason(
+def test_a_damaged_checkpoint_is_skipped_with_its_file_and_the_reason(
     tmp_path, write, name, damage, reason
 ):
     good, bad = write(5), write(10)
@@ -70,7 +70,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_file_and_the_reason(
     assert reason in found.damaged[0]
 
 
-def test_a_folder_that_is_being_written_is_no_checkpoint(tmp_path, write):
+def test_an_unfinished_folder_is_not_a_checkpoint(tmp_path, write):
     write(5)
     unfinished = tmp_path / checkpoints.UNFINISHED / "checkpoint-6"
     unfinished.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_a_folder_that_is_being_written_is_no_checkpoint(tmp_path, write):
     assert not unfinished.exists()
 
 
-def test_what_an_earlier_run_left_in_the_folder_is_not_gone_on_from(tmp_path, write):
+def test_checkpoints_of_an_earlier_run_are_ignored(tmp_path, write):
     old = checkpoints.begin_run(tmp_path)
     write(60, run=old)
     new = checkpoints.begin_run(tmp_path)
@@ -89,7 +89,7 @@ def test_what_an_earlier_run_left_in_the_folder_is_not_gone_on_from(tmp_path, wr
     assert checkpoints.find_checkpoint(tmp_path).checkpoint == tmp_path / "checkpoint-20"
 
 
-def test_a_checkpoint_of_the_same_step_takes_the_place_of_the_old_one(tmp_path, write):
+def test_a_checkpoint_of_the_same_step_replaces_the_old_one(tmp_path, write):
     write(5, content=b"before")
     assert (write(5, content=b"after") / "model.safetensors").read_bytes() == b"after"
     assert checkpoints.find_damage(tmp_path / "checkpoint-5") is None
@@ -113,7 +113,7 @@ def test_old_checkpoints_go_beyond_the_limit_and_the_newest_stays(tmp_path, writ
     assert left == kept
 
 
-def test_a_later_checkpoint_that_was_passed_over_goes_before_good_ones(tmp_path, write):
+def test_a_damaged_later_checkpoint_is_deleted_before_good_ones(tmp_path, write):
     for step in (5, 10, 7):  # 10 was damaged, so the run went on from 5 and is at 7
         write(step)
     checkpoints.drop_old_checkpoints(tmp_path, limit=2, run="one", step=7)
@@ -164,7 +164,7 @@ def test_an_output_folder_that_cannot_be_written_to_is_refused(tmp_path):
         checkpoints.check_writable(file / "run")
 
 
-def test_a_full_disk_is_put_into_words(tmp_path, write):
+def test_the_error_for_a_full_disk_names_reason_and_last_checkpoint(tmp_path, write):
     write(5)
     error = checkpoints.storage_error(
         OSError(errno.ENOSPC, "No space left on device"), "The checkpoint of step 10", tmp_path
@@ -175,7 +175,7 @@ def test_a_full_disk_is_put_into_words(tmp_path, write):
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])
-def test_what_is_published_has_the_mode_that_the_umask_gives_new_files(tmp_path, umask):
+def test_published_files_have_the_mode_of_the_umask(tmp_path, umask):
     before = os.umask(umask)
     try:
         for name in ("checkpoint", "model"):

@@ -68,7 +68,7 @@ def whole(tmp_path_factory):
     return finish(output)
 
 
-def test_killed_and_interrupted_a_run_ends_where_the_whole_run_ends(tmp_path, whole):
+def test_a_killed_and_interrupted_run_ends_where_the_whole_run_ends(tmp_path, whole):
     process = start(tmp_path)
     wait_for_step(tmp_path, process, 4)
     process.kill()

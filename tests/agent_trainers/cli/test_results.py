@@ -67,7 +67,7 @@ def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(c
     assert rows[1]["ratios"] == pytest.approx([2.0])
 
 
-def test_samples_are_kept_of_the_first_step_the_last_and_those_due_between(collector, tmp_path):
+def test_samples_are_saved_of_the_first_step_the_last_and_every_so_many(collector, tmp_path):
     collected = collector([trajectory()], every=5)
     for step in range(1, 13):
         state = SimpleNamespace(global_step=step, max_steps=12)
@@ -88,7 +88,7 @@ def test_the_page_has_the_first_batch_and_the_newest(collector):
     assert first == [False, True, False, True]  # in turn, not all of one kind
 
 
-def test_the_last_table_has_each_environment_and_what_a_variant_reaches_of_in_domain(
+def test_the_final_table_shows_each_environment_and_evaluation_only_ones_relative_to_in_domain(
     tmp_path, capsys
 ):
     figures = {

@@ -61,7 +61,7 @@ def train(output, *arguments):
              "--disable_tqdm", "true", *arguments])  # fmt: skip
 
 
-def test_a_warm_start_from_an_environments_reference_can_be_gone_on_with(tmp_path, capsys):
+def test_a_model_is_fine_tuned_on_reference_actions(tmp_path, capsys):
     train(tmp_path / "warm")
     said = capsys.readouterr().err
     assert "6 of 6 demonstrations, 6 rows" in said
@@ -71,7 +71,7 @@ def test_a_warm_start_from_an_environments_reference_can_be_gone_on_with(tmp_pat
     evaluate.run(["--model", str(tmp_path / "warm"), "--num_tasks", "2"])
 
 
-def test_adapters_are_trained_alone_and_merged(tmp_path, tiny_policy):
+def test_only_the_adapters_are_trained_and_merged(tmp_path, tiny_policy):
     train(tmp_path / "lora", "--lora_r", "2", "--lora_target_modules", "q_proj", "--merge_adapter",
           "true", "--learning_rate", "0.01")  # fmt: skip
     assert not (tmp_path / "lora" / "model.safetensors").exists()
@@ -84,9 +84,7 @@ def test_adapters_are_trained_alone_and_merged(tmp_path, tiny_policy):
     assert all("q_proj" in name for name in changed)
 
 
-def test_the_best_episodes_are_collected_portion_by_portion_and_learned_from(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):
     command = ["--num_tasks", "24", "--samples_per_task", "4", "--tasks_at_once", "8",
                "--output", str(tmp_path / "best.jsonl.gz")]  # fmt: skip
     save, saved = collect.save_trajectories, []
@@ -114,7 +112,7 @@ def test_the_best_episodes_are_collected_portion_by_portion_and_learned_from(
     assert f"{len(cut)} of {len(cut)} demonstrations" in capsys.readouterr().err
 
 
-def test_conversations_are_learned_from(tmp_path, capsys):
+def test_conversations_are_trained_on(tmp_path, capsys):
     messages = [{"role": "user", "content": "user"}, {"role": "assistant", "content": "search"}]
     path = tmp_path / "told.jsonl"
     path.write_text(json.dumps({"messages": messages}) + "\n")
@@ -132,7 +130,7 @@ class Unplayable(gym.Env):
         raise ConnectionError("the server is gone")
 
 
-def test_where_all_episodes_fail_nothing_is_kept_and_the_reason_is_said(tmp_path, capsys):
+def test_if_all_episodes_fail_nothing_is_saved_and_the_error_is_printed(tmp_path, capsys):
     gym.register("Own/Unplayable-v0", Unplayable, disable_env_checker=True)
     output = tmp_path / "best.jsonl"
     with pytest.raises(RolloutError, match=r"4 of 4 episodes failed.*the server is gone"):
@@ -145,7 +143,7 @@ def test_where_all_episodes_fail_nothing_is_kept_and_the_reason_is_said(tmp_path
     assert "1 of 1 episodes failed because of errors outside the model" in capsys.readouterr().err
 
 
-def test_a_warm_start_goes_on_by_its_own_settings_only_and_is_overwritten_when_told(tmp_path):
+def test_fine_tuning_resumes_with_its_own_settings_only_and_is_overwritten_on_request(tmp_path):
     train(tmp_path / "run", "--max_steps", "1")
     with pytest.raises(ConfigurationError, match="contains a finished run"):
         train(tmp_path / "run", "--max_steps", "1")

@@ -36,7 +36,7 @@ def test_each_environment_has_its_own_figures():
     assert "env/c/success" not in metrics
 
 
-def test_an_episode_that_could_not_be_scored_is_none_of_its_environments_means():
+def test_an_unscorable_episode_is_excluded_from_the_means_of_its_environment():
     broken = replace(episode("a", "2", 0.0), is_scorable=False)
     metrics = env_metrics([episode("a", "1", 1.0), broken], [np.zeros(1)] * 2, ["a"])
     assert metrics["env/a/success"] == 1.0
@@ -56,7 +56,7 @@ def test_an_evaluation_is_one_mean_over_all_of_its_batches():
     assert tally.add([episode("a", "0", 0.0)], [np.zeros(1)], ())["success"] == 0.0
 
 
-def test_a_variant_has_no_share_of_nothing():
+def test_relative_success_is_omitted_if_nothing_in_domain_is_solved():
     metrics = evaluated().add([episode("a", "0", 0.0), episode("v", "0", 1.0)], [[0.0]] * 2, ())
     assert "env/v/of_in_domain" not in metrics
 
@@ -88,7 +88,7 @@ def test_curves_are_of_training_and_of_evaluation_before_during_and_after():
     assert success_curves(HISTORY, {}) == []
 
 
-def test_the_curves_are_drawn_and_stand_on_the_page(tmp_path):
+def test_the_curves_are_plotted_and_shown_on_the_page(tmp_path):
     curves = success_curves(HISTORY, FIGURES)
     plain, drawn = tmp_path / "plain.png", tmp_path / "drawn.png"
     plot_learning_curve(plain, HISTORY, before=0.1, after=0.9)

@@ -92,7 +92,7 @@ def test_reward_terms_are_logged_per_episode_and_per_step():
     assert metrics["rewards_per_step/format"] == pytest.approx(1 / 6)
 
 
-def test_states_that_left_something_out_are_counted_by_policy():
+def test_shortened_states_are_counted_by_context_policy():
     window = {"context": {"reason": "window: the last 1 turns", "num_dropped": 3}}
     budget = {"context": {"reason": "budget: 90 tokens", "num_dropped": 1}}
     # what the last step's context would have dropped was never shown to anyone
@@ -103,7 +103,7 @@ def test_states_that_left_something_out_are_counted_by_policy():
     assert metrics["context/dropped_messages"] == 1.0
 
 
-def test_groups_whose_members_earned_the_same_have_no_variance():
+def test_groups_with_equal_returns_have_no_variance():
     metrics = measure(
         episode(step(1.0), group="a"), episode(step(0.5), step(0.5), group="a"),
         episode(step(1.0), group="b"), episode(step(0.0), group="b"),

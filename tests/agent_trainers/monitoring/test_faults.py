@@ -6,12 +6,12 @@ from agent_trainers.monitoring.faults import FaultWatch
 FAULT = ("environment_error", "Traceback: the database is down")
 
 
-def test_a_batch_of_faults_alone_ends_the_run_with_the_first_error():
+def test_a_batch_of_failures_ends_the_run_with_the_first_error():
     with pytest.raises(RolloutError, match=r"(?s)4 of 4 .*environment_error 4.*database is down"):
         FaultWatch(0.5).check("train", 4, [FAULT] * 4)
 
 
-def test_a_run_goes_on_through_two_bad_batches_and_ends_at_the_third_running():
+def test_a_run_survives_two_bad_batches_and_ends_at_the_third_in_a_row():
     watch = FaultWatch(0.5)
     for num_failed in (3, 3, 2, 3, 3):
         watch.check("train", 4, [FAULT] * num_failed)
@@ -20,5 +20,5 @@ def test_a_run_goes_on_through_two_bad_batches_and_ends_at_the_third_running():
         watch.check("train", 4, [("environment_timeout", None), FAULT, FAULT])
 
 
-def test_none_only_counts():
+def test_without_a_limit_failures_are_only_counted():
     FaultWatch(None).check("train", 4, [FAULT] * 4)

@@ -43,7 +43,7 @@ def logged(args):
     return [(record["step"], record.get("reward")) for record in read_metrics(args.output_dir)]
 
 
-def test_every_log_is_a_line_and_a_new_run_begins_anew(args):
+def test_each_log_entry_is_a_line_and_a_new_run_starts_a_new_file(args):
     run(args, (1, 0.5), (2, 0.75))
     assert logged(args) == [(1, 0.5), (2, 0.75)]
     run(args, (1, 0.25))
@@ -58,7 +58,7 @@ def test_what_is_evaluated_before_training_comes_first(args):
     assert [record["step"] for record in read_metrics(args.output_dir)] == [0, 1]
 
 
-def test_a_resumed_run_cuts_off_what_came_after_its_checkpoint(args, tmp_path):
+def test_a_resumed_run_removes_the_lines_after_its_checkpoint(args, tmp_path):
     # two entries at step 2 (training, evaluation) were in the checkpoint; the summary was not
     run(args, (1, 0.1), (2, 0.2), (2, 0.25), (2, 0.3), (3, 0.4))
     with (tmp_path / "run" / METRICS_FILE).open("a") as file:

@@ -100,14 +100,14 @@ def test_tokens_can_be_coloured_by_advantage_ratio_and_value_and_masked_ones_are
     assert "· masked ·" in html
 
 
-def test_what_nothing_was_trained_on_is_masked_and_has_no_advantage(page):
+def test_an_untrained_trajectory_is_masked_and_has_no_advantage(page):
     html = page(sample(steps=None, rows=()))
     assert 'class="token masked"' in html
     assert "· advantage" not in html
     assert "Training rows" not in html
 
 
-def test_a_step_shows_what_its_state_lost_and_why_a_row_was_forked(page):
+def test_a_step_shows_dropped_messages_and_why_a_row_was_forked(page):
     html = page(sample())
     assert "A new row begins here: window: the last 1 turns" in html
     assert "no longer in the state" not in html  # the second state only adds
@@ -118,7 +118,7 @@ def test_a_step_shows_what_its_state_lost_and_why_a_row_was_forked(page):
     assert html.count("message dropped") == 1
 
 
-def test_the_rows_show_prompt_actions_and_what_lies_between(page):
+def test_the_rows_show_prompt_actions_and_observations(page):
     html = page(sample())
     assert "Training rows: 2" in html
     assert "prompt, 1" in html

@@ -106,7 +106,7 @@ def test_step_tokens_take_their_numbers_from_their_place_in_the_merged_rows(reco
     assert third.is_trained == [True, True]
 
 
-def test_values_are_there_where_a_critic_gave_them(record):
+def test_steps_have_values_if_there_is_a_critic(record):
     tensors = dict(record.tensors) | {"old_values": record.tensors["advantages"] + 10}
     steps = step_tokens(
         BatchRecord(trajectories=record.trajectories, rows=record.rows, tensors=tensors), 0

@@ -1,6 +1,7 @@
-"""A run that is cut off and goes on ends bit by bit where the whole run ends."""
+"""An interrupted run that is resumed ends bitwise where the uninterrupted run ends."""
 
 import resource
+import shutil
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from transformers import TrainerCallback, TrainerState
 
 from agent_envs import ConfigurationError
 from agent_envs.errors import CheckpointError
+from agent_trainers import TINY_POLICY
 from agent_trainers.checkpointing import checkpoints
-from agent_trainers.trainers.config import StepPPOConfig
+from agent_trainers.trainers.config import StepGRPOConfig, StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from tests.agent_trainers.trainers.logs import assert_same_history
@@ -45,17 +47,35 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(kind=StepGRPOTrainer, train_dataset=None, eval_dataset=None, **changes):
-        config = [StepPPOConfig] if kind is StepPPOTrainer else []
-        settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1} | changes
-        return kind(
-            tiny_policy, ID, args=make_config(*config, **settings), train_dataset=train_dataset,
-            eval_dataset=eval_dataset, processing_class=tokenizer,
-        )  # fmt: skip
+SETTINGS = {
+    "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "num_generations": 4,
+    "num_generations_eval": 1, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 4,
+    "max_completion_length": 24, "learning_rate": 1e-3, "use_cpu": True, "bf16": False,
+    "gradient_checkpointing": False, "dataloader_pin_memory": False, "logging_steps": 1,
+    "report_to": "none", "disable_tqdm": True,
+}  # fmt: skip
 
-    return make
+
+def make_trainer(folder, kind=StepGRPOTrainer, train_dataset=None, eval_dataset=None, **changes):
+    config = StepPPOConfig if kind is StepPPOTrainer else StepGRPOConfig
+    args = config(output_dir=str(folder), **(SETTINGS | changes))
+    return kind(
+        str(TINY_POLICY), ID, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run with a buffer, whose folder no test changes."""
+    trainer = make_trainer(tmp_path_factory.mktemp("whole") / "run", **BUFFER)
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of its folder to change."""
+    return shutil.copytree(whole.args.output_dir, tmp_path / "copy")
 
 
 def weights(trainer):
@@ -70,37 +90,24 @@ def assert_same(one, other):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pandas, which TRL writes tables with
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make_trainer, tmp_path, case):
-    whole = make_trainer(**CASES[case])
+def test_a_resumed_run_ends_bitwise_like_the_whole_run(tmp_path, case):
+    whole = make_trainer(tmp_path / "run", **CASES[case])
     whole.train()
-    # step 3 lies in the midst of buffer, window and second epoch; after 5 nothing is left to train
+    # step 3 is in the middle of buffer, window and second epoch; after 5 nothing is left to train
     for step in (3, 5) if case == "a log line every 3 steps" else (3,):
-        resumed = make_trainer(output_dir=str(tmp_path / f"from-{step}"), **CASES[case])
+        resumed = make_trainer(tmp_path / f"from-{step}", **CASES[case])
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
         assert_same(whole, resumed)
+        runtime = resumed.state.log_history[-1]["train_runtime"]  # with the time before the break
+        assert runtime == pytest.approx(resumed.training_seconds, abs=0.5)
 
 
-def test_the_time_before_the_break_counts_in_the_summary(make_trainer, tmp_path):
-    first = make_trainer(max_steps=2)
-    first.train()
-    resumed = make_trainer(max_steps=2)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
-    runtime = resumed.state.log_history[-1]["train_runtime"]
-    assert runtime == pytest.approx(resumed.training_seconds, abs=0.5)
-    assert resumed.state.log_history[-1]["train_steps_per_second"] == pytest.approx(
-        2 / runtime, abs=0.01
-    )
-
-
-def test_a_break_while_a_checkpoint_is_written_costs_that_checkpoint_alone(
-    make_trainer, tmp_path, monkeypatch
-):
+def test_a_power_cut_while_saving_loses_that_checkpoint_alone(whole, tmp_path, monkeypatch):
     class PowerCut(BaseException):
         """Nothing is tidied up."""
 
-    whole = make_trainer(output_dir=str(tmp_path / "whole"), save_total_limit=1, **BUFFER)
-    whole.train()
-    cut = make_trainer(save_total_limit=1, **BUFFER)
+    folder = tmp_path / "run"
+    cut = make_trainer(folder, save_total_limit=1, **BUFFER)
     write = checkpoints.write_manifest
 
     def die(checkpoint, **facts):
@@ -112,40 +119,34 @@ def test_a_break_while_a_checkpoint_is_written_costs_that_checkpoint_alone(
     with pytest.raises(PowerCut):
         cut.train()
     monkeypatch.undo()
-    folder = tmp_path / "run"
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-2"]
     assert (folder / checkpoints.UNFINISHED / "checkpoint-3" / "optimizer.pt").exists()
-    resumed = make_trainer(save_total_limit=1, **BUFFER)
+    resumed = make_trainer(folder, save_total_limit=1, **BUFFER)
     resumed.train(resume_from_checkpoint=True)
     assert_same(whole, resumed)
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
     assert not (folder / checkpoints.UNFINISHED).exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(make_trainer, tmp_path, caplog):
-    whole = make_trainer(**BUFFER)
-    whole.train()
-    bad = tmp_path / "run" / "checkpoint-5" / "optimizer.pt"
+def test_damaged_checkpoints_are_skipped_with_a_warning(whole, copy, tmp_path, caplog):
+    bad = copy / "checkpoint-5" / "optimizer.pt"
     bad.write_bytes(bad.read_bytes()[:1000])
-    resumed = make_trainer(**BUFFER)
+    resumed = make_trainer(copy, **BUFFER)
     resumed.train(resume_from_checkpoint=True)
     assert_same(whole, resumed)
     assert "checkpoint-5: optimizer.pt has 1000 bytes instead of" in caplog.text
-    assert checkpoints.find_damage(bad.parent) is None  # written anew
-
-
-def test_if_every_checkpoint_is_damaged_nothing_is_trained(make_trainer, tmp_path):
-    make_trainer(max_steps=1).train()
-    (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    assert checkpoints.find_damage(bad.parent) is None  # written again
+    for state in copy.glob("checkpoint-*/trainer_state.json"):
+        state.write_text("{}")
     with pytest.raises(CheckpointError, match=r"checkpoint-1: trainer_state.json has 2 bytes"):
-        make_trainer(max_steps=1).train(resume_from_checkpoint=True)
+        make_trainer(copy, **BUFFER).train(resume_from_checkpoint=True)
     with pytest.raises(CheckpointError, match="There is no checkpoint in"):
-        make_trainer(output_dir=str(tmp_path / "new")).train(resume_from_checkpoint=True)
+        make_trainer(tmp_path / "new").train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("limit", [100_000, 1_000_000], ids=["weights", "optimiser"])
-def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_stays(make_trainer, tmp_path, limit):
-    trainer = make_trainer(save_total_limit=1, max_steps=2)
+def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_stays(tmp_path, limit):
+    trainer = make_trainer(tmp_path / "run", save_total_limit=1, max_steps=2)
 
     class FillDisk(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
@@ -163,8 +164,8 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_stays(make_trainer
     assert not (tmp_path / "run" / checkpoints.UNFINISHED).exists()  # room is given back
 
 
-def test_a_model_that_cannot_be_saved_leaves_the_old_one(make_trainer, tmp_path):
-    trainer = make_trainer(save_strategy="no", max_steps=1)
+def test_a_model_that_cannot_be_saved_leaves_the_old_one(tmp_path):
+    trainer = make_trainer(tmp_path / "run", save_strategy="no", max_steps=1)
     trainer.train()
     trainer.save_model()
     saved = (tmp_path / "run" / "model.safetensors").read_bytes()
@@ -178,35 +179,30 @@ def test_a_model_that_cannot_be_saved_leaves_the_old_one(make_trainer, tmp_path)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == saved
 
 
-def test_a_run_does_not_go_on_from_what_an_earlier_run_left(make_trainer, tmp_path):
-    make_trainer(max_steps=2).train()
-    second = make_trainer(max_steps=1)
+def test_a_new_run_ignores_the_checkpoints_of_an_earlier_one(copy):
+    second = make_trainer(copy, max_steps=1)
     second.begin_run()
     assert second.last_checkpoint() is None
     second.train()
-    assert second.last_checkpoint() == str(tmp_path / "run" / "checkpoint-1")
+    assert second.last_checkpoint() == str(copy / "checkpoint-1")
 
 
-def test_the_midst_of_a_buffer_refuses_another_layout(make_trainer, tmp_path):
-    make_trainer(max_steps=2, **BUFFER).train()
-    other = make_trainer(max_steps=4, per_device_train_batch_size=8)
+def test_another_batch_layout_resumes_at_the_end_of_a_buffer_only(copy):
+    other = make_trainer(copy.parent / "other", per_device_train_batch_size=8)
     with pytest.raises(ConfigurationError, match="per_device_train_batch_size=8 instead of 4"):
-        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
-
-
-def test_the_end_of_a_buffer_allows_another_layout(make_trainer, tmp_path):
-    make_trainer(max_steps=4, **BUFFER).train()
-    other = make_trainer(max_steps=5, per_device_train_batch_size=8)
-    other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+        other.train(resume_from_checkpoint=str(copy / "checkpoint-1"))
+    other = make_trainer(copy.parent / "other", per_device_train_batch_size=8)
+    other.train(resume_from_checkpoint=str(copy / "checkpoint-4"))
     assert other.state.global_step == 5
 
 
-def test_the_best_checkpoint_is_known_by_its_place(make_trainer, tmp_path):
+def test_the_best_checkpoint_is_recorded_by_its_final_path(tmp_path):
     settings = {
         "load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_strategy": "steps",
         "eval_steps": 1, "max_steps": 2,
     }  # fmt: skip
-    trainer = make_trainer(eval_dataset=Dataset.from_dict({"task": [0]}), **settings)
+    tasks = Dataset.from_dict({"task": [0]})
+    trainer = make_trainer(tmp_path / "run", eval_dataset=tasks, **settings)
     trainer.train()
     best = trainer.state.best_model_checkpoint
     assert best in {str(tmp_path / "run" / f"checkpoint-{step}") for step in (1, 2)}
