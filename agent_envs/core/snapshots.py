@@ -216,7 +216,8 @@ class RestorableEnv(gym.Env[str, str]):
         if kwargs.get("tools"):
             kwargs = kwargs | {"tools": [_copy_tool(tool, memo) for tool in kwargs["tools"]]}
         kept = copy.deepcopy(self._kept(), memo)
-        env = memo[id(self)] = _make_again(type(self), (args, kwargs), kept, self.snapshot())
+        env: Self = _make_again(type(self), (args, kwargs), kept, self.snapshot())
+        memo[id(self)] = env
         return env
 
     def _kept(self) -> dict[str, Any]:
@@ -304,7 +305,7 @@ def _copy_tool(tool: Any, memo: dict[int, Any]) -> Any:
     holder = _holder_of(tool)
     if holder is not None:
         again = memo.setdefault(id(holder), copy.copy(holder))
-        function = tool.function
+        function: Any = tool.function
         is_method = isinstance(function, types.MethodType)
         copied.function = types.MethodType(function.__func__, again) if is_method else again
     return copied
@@ -319,10 +320,14 @@ def _left_out(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
+def _has_custom_state(kind: Any) -> bool:
+    return kind.__getstate__ is not object.__getstate__
+
+
 def _state_of(holder: Any) -> Any:
     kind = type(holder)
     # Gymnasium's EzPickle declares that the arguments of an environment are all of its state.
-    if not isinstance(holder, gym.Env) and kind.__getstate__ is not object.__getstate__:
+    if not isinstance(holder, gym.Env) and _has_custom_state(kind):
         return holder.__getstate__()
     state = object.__getstate__(holder)
     with_dict, with_slots = state if isinstance(state, tuple) else (state, None)
@@ -335,7 +340,7 @@ def _set_state(holder: Any, state: Any) -> None:
     if hasattr(holder, "__setstate__") and not isinstance(holder, gym.Env):
         holder.__setstate__(state)
         return
-    if type(holder).__getstate__ is object.__getstate__ or isinstance(holder, gym.Env):
+    if isinstance(holder, gym.Env) or not _has_custom_state(type(holder)):
         for name in _state_of(holder).keys() - state.keys():
             object.__delattr__(holder, name)
     for name, value in state.items():
