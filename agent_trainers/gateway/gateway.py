@@ -63,7 +63,7 @@ class Gateway:
             port: The port to listen on; 0 for any free port.
 
         Raises:
-            MissingExtraError: If the libraries of the extra ``gateway`` are not installed.
+            MissingExtraError: If the libraries of the extra ``serve`` are not installed.
             UnknownNameError: If there is no such tool format.
             ConfigurationError: If `max_connections` is less than 1.
         """
