@@ -98,7 +98,8 @@ def settings_table(kind: str, names: str | None) -> str:
     module, _, name = kind.partition(":")
     settings = getattr(importlib.import_module(module), name)
     fields = {field.name: field for field in dataclasses.fields(settings)}
-    chosen = names.split() if names else [*inspect.get_annotations(settings)]
+    own = [name for name in inspect.get_annotations(settings) if name in fields]  # no ClassVar
+    chosen = names.split() if names else own
     return table(("setting", "default", "what it does"), _setting_rows(fields, chosen))
 
 
