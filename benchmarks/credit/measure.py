@@ -145,10 +145,11 @@ class Measurement:
         branches: list[Trajectory] = []
         for number in range(1, BRANCH_ROUNDS + 1):
             known = [*self.trajectories, *branches]
+            store: Any = self._rollout.states
             counts = allocate_branches(
                 known,
                 budget * number / BRANCH_ROUNDS - self._costs["branch_steps"],
-                replays=[self._rollout.states.replays(each) for each in known],
+                replays=[store is None or store.replays(each) for each in known],
             )
             states = [(t, step) for t, ks in zip(known, counts, strict=True)
                       for step in np.flatnonzero(ks).tolist()]  # fmt: skip

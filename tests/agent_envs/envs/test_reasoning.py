@@ -52,7 +52,7 @@ def test_unknown_arguments_are_refused(monkeypatch):
         with pytest.raises(ConfigurationError, match="task_kwargs of 'leg_counting'"):
             gym.make(ID, task_kwargs=kwargs)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"agent-r1\[reasoning\]"):
+    with pytest.raises(MissingExtraError, match=r"agent-r1\[math\]"):
         gym.make(ID)
 
 

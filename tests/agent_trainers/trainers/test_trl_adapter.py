@@ -54,7 +54,7 @@ def test_it_trains_and_logs_every_term_and_groups_share_their_task(make_trainer)
     assert any(not old.equal(new) for old, new in pairs)
 
     assert len(trainer.environments) == len({id(e) for e in trainer.environments}) == 8
-    tasks = [environment._env.unwrapped.task.id for environment in trainer.environments]
+    tasks = [environment._episode.env.unwrapped.task.id for environment in trainer.environments]
     assert len(set(tasks[:4])) == len(set(tasks[4:])) == 1
     assert tasks[0] != tasks[4]
 
