@@ -27,7 +27,11 @@ from agent_trainers.cli.policies import (
     open_policy,
     take_turn_length,
 )
-from agent_trainers.cli.task_sources import DEFAULT_ENV, ProgramArguments, check_program
+from agent_trainers.cli.task_sources import (
+    ProgramArguments,
+    check_program,
+    evaluation_defaults,
+)
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate
 from agent_trainers.trajectory import save_trajectories
@@ -83,9 +87,7 @@ def run(arguments: Sequence[str]) -> None:
             evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
-        environment = open_environment(
-            options, notify, **({"split": "test"} if options.env == DEFAULT_ENV else {})
-        )
+        environment = open_environment(options, notify, **evaluation_defaults(options.env))
         tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
         with open_policy(options, environment) as policy:
             evaluation = evaluate(Rollout(environment.make_env, policy), tasks, **settings)

@@ -35,6 +35,11 @@ OF_PROGRAMS: Final = (
 )  # fmt: skip
 
 
+def evaluation_defaults(env: str) -> dict[str, Any]:
+    """Return the default keyword arguments of an environment in evaluation: held-out tasks."""
+    return {"split": "test"} if env == DEFAULT_ENV else {}
+
+
 @dataclass
 class ProgramArguments:
     """Options of a program that runs the episodes."""

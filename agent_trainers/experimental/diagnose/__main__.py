@@ -28,6 +28,7 @@ from agent_trainers.cli.policies import (
     open_environment,
     open_policy,
 )
+from agent_trainers.cli.task_sources import evaluation_defaults
 from agent_trainers.experimental.diagnose.diagnosis import (
     Diagnoses,
     Diagnosis,
@@ -231,7 +232,7 @@ def _continue(
 ) -> Diagnoses:
     if options.by == ORACLE:
         return diagnose_by_oracle(make_env, failed)
-    environment = open_environment(options, notify, **_defaults(options))
+    environment = open_environment(options, notify, **evaluation_defaults(options.env))
     with open_policy(options, environment) as policy:
         rng = np.random.default_rng(options.seed)
         return diagnose_by_policy(environment.make_env, policy, failed, k=options.k, rng=rng)
@@ -241,7 +242,7 @@ def _find_environment(
     options: DiagnoseArguments, recorded: Sequence[Trajectory]
 ) -> Callable[[], Any]:
     """Return a maker of the environment in the tool format of the recorded episodes."""
-    kwargs = _defaults(options) | json_object(options.env_kwargs, "--env_kwargs")
+    kwargs = evaluation_defaults(options.env) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
         kwargs["tool_format"] = options.tool_format
     make_env = environment_maker(options.env, kwargs)
@@ -253,11 +254,6 @@ def _find_environment(
     notify(f"Using --tool_format {then}, as in the recorded episodes.")
     options.tool_format = str(then)
     return environment_maker(options.env, {**kwargs, "tool_format": then})
-
-
-def _defaults(options: DiagnoseArguments) -> dict[str, Any]:
-    """Return the default keyword arguments of ``agent-r1-eval``."""
-    return {"split": "test"} if options.env == "AgentR1/SyntheticMultiHop-v0" else {}
 
 
 def _write_page(

@@ -29,6 +29,7 @@ from agent_trainers.cli.policies import (
     open_environment,
     open_policy,
 )
+from agent_trainers.cli.task_sources import evaluation_defaults
 from agent_trainers.experimental.search.search import SearchRollout
 from agent_trainers.experimental.search.strategies import SEARCHES, SearchKind, SearchSettings
 from agent_trainers.experimental.values.__main__ import RESULTS_FILE
@@ -89,7 +90,7 @@ def run(arguments: Sequence[str]) -> None:
         value = ProcessValue.load(options.value)
         for warning in value_warnings(Path(options.value), options.env):
             notify(warning)
-    environment = open_environment(options, notify, **_env_defaults(options))
+    environment = open_environment(options, notify, **evaluation_defaults(options.env))
     budget = options.budget_steps or _default_budget(environment)
     settings = SearchSettings(
         **{f.name: getattr(options, f.name) for f in dataclasses.fields(SearchSettings)}
@@ -165,10 +166,6 @@ def _check(options: SearchArguments) -> list[str]:
         if (path := getattr(options, name)) is not None:
             check_output(f"--{name}", path, is_trajectories=name == "trajectories")
     return names
-
-
-def _env_defaults(options: SearchArguments) -> dict[str, Any]:
-    return {"split": "test"} if options.env == "AgentR1/SyntheticMultiHop-v0" else {}
 
 
 def _default_budget(environment: FittedEnvironment) -> int:
