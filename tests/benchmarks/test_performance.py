@@ -23,10 +23,10 @@ TINY = Settings(
 )  # fmt: skip
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
-    "bfcl_agreement", "credit.__main__", "held_out", "kill_test", "papers_real.__main__",
+    "bfcl_agreement", "credit.__main__", "held_out", "papers_real.__main__",
     "papers_table", "performance.environments", "performance.gateway_overhead",
-    "performance.retrieval_service", "performance.sandbox", "performance.time_to_success",
-    "performance.training", "planted_mistakes", "remote_play",
+    "performance.sandbox", "performance.time_to_success",
+    "performance.training", "planted_mistakes",
 ]  # fmt: skip
 
 

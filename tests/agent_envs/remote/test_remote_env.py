@@ -28,7 +28,6 @@ from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
-from benchmarks import remote_play
 
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
 
@@ -422,10 +421,3 @@ def test_an_environment_without_a_server_fails_only_its_own_episode(serve):
     assert finished.error is None
     assert failed.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert "No server accepted the session within 0.1 seconds" in failed.error
-
-
-def test_no_episode_is_lost_when_a_server_is_killed():
-    report = remote_play.measure(MULTI_HOP, {}, num_episodes=60, num_sessions=8, kills=1)
-    assert report.errors == []
-    assert (report.finished, report.equal, report.kills) == (60, 60, 1)
-    assert report.resumed >= 1

@@ -21,16 +21,14 @@ from agent_envs.retrieval import (
     Hit,
     Passage,
     RetrievalClient,
-    SavedIndex,
     build_retriever,
+    save_index,
 )
 from agent_envs.retrieval import service as service_module
 from agent_envs.retrieval.__main__ import main
 from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
 from agent_envs.retrieval.service import Service
 from agent_envs.tools.search import MAX_QUERY_CHARS
-from benchmarks.performance.retrieval_service import make_index, run_load
-from benchmarks.performance.services import FaultyProxy, ServerProcess
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway."),
@@ -364,25 +362,6 @@ def test_a_failing_server_is_an_observation(questions):
         assert env.step(env.unwrapped.write_call("search", query="oslo"))[0] == REFUSED_TEXT
 
 
-def test_all_requests_are_answered_while_the_server_restarts_and_connections_break(tmp_path):
-    queries = make_index(tmp_path / "index", 200)
-    index = SavedIndex(tmp_path / "index")
-    server = ServerProcess("agent_envs.retrieval", "serve", str(tmp_path / "index"))
-    proxy = FaultyProxy(server.port, {"drop": 0.05, "garbage": 0.05, "slow": 0.02})
-    with server.running(), proxy.running() as url, ThreadPoolExecutor(1) as pool:
-        restarting = pool.submit(restart, server)
-        while not restarting.done() or not proxy.counts["drop"] or not proxy.counts["garbage"]:
-            load = run_load(url, index, queries, clients=8, requests=100)
-            assert load.right == load.asked
-        restarting.result()
-
-
-def restart(server):
-    time.sleep(0.2)
-    server.end(kill=True)
-    server.start()
-
-
 def test_fusion_ranks_by_reciprocal_ranks():
     class Fixed:
         def __init__(self, *numbers):
@@ -402,7 +381,7 @@ def test_fusion_ranks_by_reciprocal_ranks():
 
 
 def test_the_command_checks_its_options(tmp_path, capsys):
-    make_index(tmp_path / "index", 20)
+    save_index(Corpus(PASSAGES[:2]), tmp_path / "index")
     with pytest.raises(SystemExit):
         main(["serve", str(tmp_path / "index"), "--engine", "dense"])
     assert "need --dense" in capsys.readouterr().err
