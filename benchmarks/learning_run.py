@@ -24,19 +24,16 @@ from trl import SFTTrainer
 
 from agent_envs.data.files import write_json
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_envs.formats.turn_reading import without_thoughts
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
-from agent_trainers.experimental.skills.skills import NOTE
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.recipes import MODEL_RECIPE
-from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
+from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import write_recipe
 from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory
@@ -84,8 +81,8 @@ class LearningRun:
     """Whether the evaluated policy only reads the results of one search with the question."""
     num_demonstrations: int = 0
     """Demonstrations in the same environment and context before reinforcement learning."""
-    start: str = "embedded"
-    """Initial policy: ``embedded``, or a name in `STARTS`."""
+    is_pretrained: bool = False
+    """Whether to start from the policy of `pretrain` instead of the embedded one."""
     first_task: int = 0
     """First held-out task; tuning uses other tasks than the report."""
 
@@ -178,12 +175,12 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
         make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
         tasks = range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + spec.num_demonstrations)
         finetune(play_reference(make_env, ChatRenderer(load_tokenizer()), tasks), start)
-    if spec.start != "embedded":
-        start = folder.parent / spec.start
+    if spec.is_pretrained:
+        start = folder.parent / "pretrained"
         if not start.exists():
-            STARTS[spec.start](folder / spec.start)
+            pretrain(folder / "pretrained")
             with contextlib.suppress(OSError):  # another run was faster
-                (folder / spec.start).rename(start)
+                (folder / "pretrained").rename(start)
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)
     else:
@@ -220,39 +217,6 @@ def pretrain(folder: Path) -> None:
     model.save_pretrained(folder)
     load_tokenizer().save_pretrained(folder)
     write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
-
-
-def teach_skills(folder: Path) -> None:
-    """Save the embedded policy finetuned to use a skill in its prompt.
-
-    It learns from demonstrations with a skill, mixed with its own episodes without one.
-    """
-    renderer = ChatRenderer(load_tokenizer())
-    make_env = functools.partial(gym.make, MULTI_HOP)
-    tasks = range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + 1300)
-    demonstrations = play_reference(make_env, renderer, tasks[:300])
-    model = AutoModelForCausalLM.from_pretrained(TINY_POLICY).eval()
-    policy = transformers_policy(model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS)
-    own = Rollout(make_env, policy).collect(plan_samples(tasks[300:], 1, seed=0))
-    finetune([*(with_skill(t, renderer) for t in demonstrations), *own], folder)
-
-
-def with_skill(trajectory: Trajectory, renderer: ChatRenderer) -> Trajectory:
-    """Return a demonstration whose first state contains its own actions as a skill."""
-    skill = "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
-    note = renderer.note_ids(NOTE.format(skill=skill))
-    place = renderer.end_of_state(trajectory.transitions[0].prompt_ids)
-    transitions = [
-        replace(t, prompt_ids=[*t.prompt_ids[:place], *note, *t.prompt_ids[place:]])
-        for t in trajectory.transitions
-    ]
-    return replace(trajectory, transitions=transitions)
-
-
-STARTS: Final[Mapping[str, Callable[[Path], None]]] = {
-    "pretrained": pretrain,
-    "skills": teach_skills,
-}
 
 
 def finetune(trajectories: Iterable[Trajectory], folder: Path) -> None:

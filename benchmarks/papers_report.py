@@ -36,11 +36,6 @@ _COMPARED: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     ),
     "long_horizon": _CREDIT,
     "long_horizon_taught": _CREDIT,
-    "skills": (
-        ("weight 0.1", "no skills"),
-        ("weight 0.5", "no skills"),
-        ("weight 0.5, reference teacher", "no skills"),
-    ),
 }
 """Compared rows by table; the papers found the first of each pair better."""
 
@@ -63,7 +58,6 @@ def write_report(
         "rows": tables.get("rows", []),
         "ablation": labelled("masks", "context"),
         "long_horizon": labelled("long_horizon", "long_horizon_taught"),
-        "skills": labelled("skills"),
         **facts,
     })  # fmt: skip
     write_text(folder / "papers_table.md", _markdown(tables, titles, facts))

@@ -46,14 +46,6 @@ def _context(name: str, **options: int) -> dict[str, Any]:
     return {"env_kwargs": {"outdated": 0.5, "context": {"name": name, **options}}}
 
 
-def _distillation(**settings: Any) -> tuple[str, str]:
-    name = "agent_trainers.experimental.skills:SkillDistillation"
-    return "--extensions", json.dumps({name: settings})
-
-
-_SKILLS: Final[dict[str, Any]] = {
-    "method": "grpo_step", "start": "skills", "env_kwargs": {}, "columns": ("clean facts",),
-}  # fmt: skip
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
 _SHOWN: Final = {"method": "grpo", "num_demonstrations": 64}
@@ -95,19 +87,9 @@ STUDIES: Final[Mapping[str, Study]] = {
     }),
     "long_horizon": Study("Long horizon", _LONG_HORIZON, is_long_horizon=True),
     "long_horizon_taught": Study("Long horizon, from a policy that solves some of it", {
-        name: {**fields, "start": "pretrained"}
+        name: {**fields, "is_pretrained": True}
         for name, fields in {"before": {"method": "base"}, **_LONG_HORIZON}.items()
     }, is_long_horizon=True),
-    "skills": Study("Self-distillation from skills", {
-        "before": {**_SKILLS, "method": "base"},
-        "no skills": _SKILLS,
-        "weight 0.1": {**_SKILLS, "options": _distillation(weight=0.1)},
-        "weight 0.5": {**_SKILLS, "options": _distillation(weight=0.5)},
-        "weight 0.5, reference teacher": {
-            **_SKILLS,
-            "options": (*_distillation(weight=0.5, teacher="reference"), "--beta", "0.001"),
-        },
-    }),
 }  # fmt: skip
 TRAINED_ON: Final = {"outdated": 0.5}
 """Half of the worlds hold outdated facts, so the columns with and without them are in-domain."""
@@ -133,8 +115,7 @@ class PapersTableArguments:
     long_budget: int = HfArg(default=3_000, help="The same over the long horizon.")
     num_tasks: int = HfArg(default=300, help="Held-out tasks per column.")
     studies: list[str] = HfArg(
-        default_factory=lambda: [name for name in STUDIES if name != "skills"],
-        help="Tables: " + ", ".join(STUDIES) + ".",
+        default_factory=lambda: list(STUDIES), help="Tables: " + ", ".join(STUDIES) + "."
     )
     jobs: int = HfArg(default=2, help="Runs at the same time, on one core each.")
     work: str = HfArg(default="runs/papers_table", help="Folder of the runs.")
@@ -227,7 +208,7 @@ def key_of(spec: LearningRun) -> str:
         *(["long"] if spec.env == LONG_HORIZON else []),
         *(["naive_rag"] if spec.is_naive_rag else []),
         *(["demonstrations"] if spec.num_demonstrations else []),
-        *([] if spec.start == "embedded" else [spec.start]),
+        *(["pretrained"] if spec.is_pretrained else []),
         *(["tuning"] if spec.first_task else []),
         str(spec.seed),
     ]

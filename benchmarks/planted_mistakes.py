@@ -23,7 +23,7 @@ from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.scripted import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.trajectory import Trajectory, save_trajectories
+from agent_trainers.trajectory import Trajectory
 
 MAX_TRIES: Final = 40
 """Tasks tried per episode: not every task offers the mistake."""
@@ -123,9 +123,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--episodes", type=int, default=200, help="of all cases")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/planted_mistakes"), help="folder of the episodes"
-    )
     parser.add_argument("--output", type=Path, help="JSON file of the figures")
     options = parser.parse_args(arguments)
     named = {}
@@ -133,9 +130,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         count = round(case.num_episodes * options.episodes / 200)
         rng = np.random.default_rng([options.seed, number])
         planted = list(plant_all(case, count, rng))
-        options.work.mkdir(parents=True, exist_ok=True)
-        path = options.work / f"{name.replace(', ', '-').replace(' ', '_')}.jsonl.gz"
-        save_trajectories(path, [each.trajectory for each in planted])
         make_env = functools.partial(gym.make, case.env, **case.kwargs)
         found = diagnose_by_oracle(make_env, [each.trajectory for each in planted]).episodes
         named[name] = [d.lost_step == p.step for d, p in zip(found, planted, strict=True)]

@@ -7,20 +7,16 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks import papers_table
 from benchmarks.learning_run import (
     LONG_HORIZON,
-    MULTI_HOP,
     TINY_POLICY,
     EnvironmentStepBudget,
     LearningRun,
     NaiveRAG,
     load_tokenizer,
     run,
-    with_skill,
 )
 from benchmarks.papers_report import compare_rows
 
@@ -112,18 +108,6 @@ def test_a_learning_run_trains_and_evaluates(tmp_path):
     assert result["curve"][-1][0] >= 8
     assert result["completion_tokens"] > 0
     assert json.loads((tmp_path / "result.json").read_text())["scores"] == result["scores"]
-
-
-def test_a_skill_is_inserted_at_the_end_of_the_first_state():
-    tokenizer = load_tokenizer()
-    (before,) = play_reference(lambda: gym.make(MULTI_HOP), ChatRenderer(tokenizer), [3])
-    after = with_skill(before, ChatRenderer(tokenizer))
-    added = len(after.transitions[0].prompt_ids) - len(before.transitions[0].prompt_ids)
-    for one, other in zip(before.transitions, after.transitions, strict=True):
-        assert len(other.prompt_ids) - len(one.prompt_ids) == added > 0
-        assert other.completion_ids == one.completion_ids
-    state = tokenizer.decode(after.transitions[0].prompt_ids)
-    assert all(step.action.split()[-2] in state for step in before.transitions)
 
 
 def test_naive_rag_searches_once_with_the_question_and_then_answers():

@@ -6,11 +6,10 @@ import json
 import pytest
 
 from agent_envs.errors import SandboxUnavailableError
-from agent_envs.retrieval import Passage
 from agent_envs.sandbox import open_sandbox
 from agent_trainers.policies.scripted import ScriptedPolicy
 from benchmarks import held_out
-from benchmarks.performance import gradients, retrieval, time_to_success, training
+from benchmarks.performance import gradients, time_to_success, training
 from benchmarks.performance.interleaved import compare, train_interleaved
 from benchmarks.performance.models import Settings
 from benchmarks.performance.sandbox import measure as measure_sandbox
@@ -24,7 +23,7 @@ TINY = Settings(
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
     "bfcl_agreement", "credit.__main__", "held_out", "papers_real.__main__",
-    "papers_table", "performance.environments", "performance.gateway_overhead",
+    "papers_table", "performance.environments",
     "performance.sandbox", "performance.time_to_success",
     "performance.training", "planted_mistakes",
 ]  # fmt: skip
@@ -120,13 +119,6 @@ def test_the_goal_is_reached_at_the_first_of_two_consecutive_checkpoints():
     text = time_to_success.report(runs)
     assert "by seed: 1.00; median 1.00." in text
     assert "| v0 | 1 | never |  | 95.0 % |" in text
-
-
-def test_engines_are_measured_on_padded_passages():
-    passages = [Passage(f"P{i}", f"word{i} common text") for i in range(4)]
-    padded = list(retrieval.pad(passages, 6))
-    assert padded[:4] == passages
-    assert sorted(padded[5].text.split()) == sorted(passages[1].text.split())
 
 
 def test_the_sandbox_report_has_a_ratio():
