@@ -170,20 +170,18 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
 
     def _curve_table(self, blocks: str) -> Table:
         """Return success, return, reward terms and environments, each with its curve."""
-        terms = sorted(name for name in list(self._curves) if name.startswith("rewards/"))[
-            :MAX_TERMS
-        ]
+        names = sorted(name for name in list(self._curves) if name.startswith("rewards/"))
         rows = [
             (Text("success", "bold"), "{:.1%}", self._curves.get("success"), "green"),
             (Text("return", "bold"), "{:+.3f}", self._curves.get("reward"), "green"),
             *((Text(f"  {n.removeprefix('rewards/')}"), "{:+.3f}", self._curves[n], "cyan")
-              for n in terms),
+              for n in names[:MAX_TERMS]),
             *((Text(f"  {label}"), "{:.1%}", curve, "magenta")
               for label, curve in list(self._successes.items())[:MAX_ENVS]),
         ]  # fmt: skip
-        names = Column(no_wrap=True, max_width=46)
+        labels = Column(no_wrap=True, max_width=46)
         values = Column(justify="right", no_wrap=True)
-        table = Table.grid(names, values, Column(no_wrap=True), padding=(0, 2))
+        table = Table.grid(labels, values, Column(no_wrap=True), padding=(0, 2))
         for label, form, curve, colour in rows:
             if curve:
                 drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), colour)

@@ -27,10 +27,10 @@ LOGS = {"reward": 0.5, "success": 0.25, "rewards/exact_match": 0.4, "loss": 0.12
 class Trainer:
     """The attributes of a trainer that the views use."""
 
-    clock = SimpleNamespace(part="rollout")
-    extensions = [SimpleNamespace(active_alarms=lambda: {"length": "length: 90 tokens a turn."})]
-
     def __init__(self, *callbacks, disable_tqdm=False):
+        self.clock = SimpleNamespace(part="rollout")
+        alarms = {"length": "length: 90 tokens a turn."}
+        self.extensions = [SimpleNamespace(active_alarms=lambda: alarms)]
         self.callbacks = list(callbacks)
         self.args = SimpleNamespace(disable_tqdm=disable_tqdm)
 
