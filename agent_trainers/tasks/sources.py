@@ -27,21 +27,16 @@ NUM_EVAL_TASKS: Final = 200
 class TaskSource(Protocol):
     """Tasks by index, and the collector that runs them."""
 
+    tools: Schemas
+    """Tools that the chat template describes, if any."""
+    reward_terms: Mapping[str, float] | None
+    """The reward terms and their weights; None where they are not known in advance."""
+    outcome_terms: frozenset[str]
+    """Reward terms that are outcomes."""
+
     @property
     def num_tasks(self) -> int | None:
         """Number of tasks; None where they are endless."""
-
-    @property
-    def tools(self) -> Schemas:
-        """Tools that the chat template describes, if any."""
-
-    @property
-    def reward_terms(self) -> Mapping[str, float] | None:
-        """The reward terms and their weights; None where they are not known in advance."""
-
-    @property
-    def outcome_terms(self) -> frozenset[str]:
-        """Reward terms that are outcomes."""
 
     def make_rollout(
         self,
@@ -76,11 +71,11 @@ class EnvironmentTasks:
         inspected = self._make_env()
         _, info = inspected.reset(seed=0)
         inspected.close()
-        self.num_tasks: int | None = getattr(inspected.unwrapped, "num_tasks", None)
-        self.tools = template_tools(info)
-        self.reward_terms: Mapping[str, float] | None
-        self.reward_terms = getattr(inspected.unwrapped, "reward_weights", None)
-        self.outcome_terms = getattr(inspected.unwrapped, "outcome_terms", frozenset[str]())
+        own = inspected.unwrapped
+        self.num_tasks: int | None = getattr(own, "num_tasks", None)
+        self.tools: Schemas = template_tools(info)
+        self.reward_terms: Mapping[str, float] | None = getattr(own, "reward_weights", None)
+        self.outcome_terms: frozenset[str] = getattr(own, "outcome_terms", frozenset())
 
     def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
         """Return a rollout of `policy` in the environment."""
@@ -99,49 +94,25 @@ class EnvMixture:
         self.members = [*members, *variants]
         self.names = [member.name for member in self.members]
         self.variants = frozenset(variant.name for variant in variants)
-        self._sources = {member.name: EnvironmentTasks(member.make_env) for member in self.members}
-        for member in self.members:
-            num_tasks = self._sources[member.name].num_tasks
-            if num_tasks is not None and max(member.tasks or [0]) >= num_tasks:
-                raise ConfigurationError(
-                    f"{member.name}: task {max(member.tasks or [0])} does not exist; its "
-                    f"{num_tasks} tasks are counted from 0."
-                )
-
-    @property
-    def num_tasks(self) -> int | None:
-        """Number of tasks of all environments; None where some are endless."""
-        pools = [pool.tasks for pool in self.pools]
-        return sum(len(tasks or ()) for tasks in pools) if None not in pools else None
-
-    @property
-    def tools(self) -> Schemas:
-        """Tools of all environments that the chat template describes, if any."""
-        return [tool for source in self._sources.values() for tool in source.tools or ()] or None
-
-    @property
-    def reward_terms(self) -> Mapping[str, float] | None:
-        """The reward terms of all environments; None where those of one are not known."""
-        terms = [source.reward_terms for source in self._sources.values()]
-        if any(term is None for term in terms):
-            return None
-        return {name: weight for own in terms for name, weight in (own or {}).items()}
-
-    @property
-    def outcome_terms(self) -> frozenset[str]:
-        """Reward terms that are outcomes in one of the environments."""
-        return frozenset().union(*(source.outcome_terms for source in self._sources.values()))
-
-    @property
-    def pools(self) -> list[TaskPool]:
-        """The tasks of each environment, with its weight."""
-        pools = []
-        for member in self.members:
-            num_tasks, tasks = self._sources[member.name].num_tasks, member.tasks
-            if tasks is None and num_tasks is not None:
-                tasks = range(num_tasks)
-            pools.append(TaskPool(env=member.name, weight=member.weight, tasks=tasks))
-        return pools
+        sources = [EnvironmentTasks(member.make_env) for member in self.members]
+        self.pools: list[TaskPool] = []
+        for member, source in zip(self.members, sources, strict=True):
+            tasks: Sequence[int] | None = member.tasks
+            if source.num_tasks is not None:
+                tasks = range(source.num_tasks) if tasks is None else tasks
+                if max(tasks, default=0) >= source.num_tasks:
+                    raise ConfigurationError(
+                        f"{member.name}: task {max(tasks)} does not exist; its {source.num_tasks} "
+                        "tasks are counted from 0."
+                    )
+            self.pools.append(TaskPool(env=member.name, weight=member.weight, tasks=tasks))
+        sizes = [None if pool.tasks is None else len(pool.tasks) for pool in self.pools]
+        self.num_tasks = None if None in sizes else sum(size or 0 for size in sizes)
+        self.tools: Schemas = [tool for source in sources for tool in source.tools or ()] or None
+        terms = [source.reward_terms for source in sources]
+        known = {name: weight for own in terms for name, weight in (own or {}).items()}
+        self.reward_terms: Mapping[str, float] | None = None if None in terms else known
+        self.outcome_terms = frozenset[str]().union(*(source.outcome_terms for source in sources))
 
     def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
         """Return a rollout of `policy` in the environments."""
@@ -180,7 +151,11 @@ def evaluation_source(
     """
     if not eval_envs and eval_env is not None:
         return task_source(eval_env)
-    members = _members(trained if eval_env is None else eval_env, is_needed=bool(eval_envs))
+    members = _members(trained if eval_env is None else eval_env)
+    if eval_envs and members is None:
+        raise ConfigurationError(
+            "eval_envs lists environments, but the run trains a program: use eval_tasks."
+        )
     if members is None or not (eval_envs or any(member.eval_kwargs for member in members)):
         return None
     others = read_members(eval_envs, "eval_envs", is_weighted=False) if eval_envs else []
@@ -191,20 +166,14 @@ def evaluation_source(
     return EnvMixture(in_domain, variants)
 
 
-def _members(trained: EnvLike, *, is_needed: bool) -> list[EnvMember] | None:
-    """Return the environments as a list; None for a program, or for one that needs no list."""
-    if isinstance(trained, EnvMixture):
-        return trained.members
-    if isinstance(trained, TaskSource):
-        if is_needed:
-            raise ConfigurationError(
-                "eval_envs lists environments, but the run trains a program. Use eval_tasks, the "
-                "program's evaluation tasks."
-            )
+def _members(env: EnvLike) -> list[EnvMember] | None:
+    """Return the environments as a list; None for a program."""
+    if isinstance(env, EnvMixture):
+        return env.members
+    if isinstance(env, TaskSource):
         return None
-    if isinstance(trained, str) or not isinstance(trained, Sequence):
-        return read_members([trained], "env") if is_needed else None
-    return read_members(trained, "env")
+    is_one = isinstance(env, str) or not isinstance(env, Sequence)
+    return read_members([env] if is_one else env, "env")
 
 
 def with_levels(
@@ -218,7 +187,7 @@ def with_levels(
     levels = [] if curriculum is None else curriculum.levels
     if not levels:
         return trained, rows
-    members = [] if isinstance(trained, TaskSource) else _members(trained, is_needed=True) or []
+    members = _members(trained) or []
     if len(members) != 1:
         raise ConfigurationError(
             f"curriculum: arguments need exactly one environment, and the run has {len(members)}. "
@@ -292,22 +261,18 @@ def evaluation_rows(source: TaskSource, given: Dataset | None) -> Dataset | None
     if not isinstance(source, EnvMixture):
         return given
     in_domain = [name for name in source.names if name not in source.variants]
-    rows = [] if given is None else [{"env": in_domain[0], **row} for row in given]
-    if given is not None and len(in_domain) > 1 and "env" not in given.column_names:
+    default = {"env": in_domain[0]} if len(in_domain) == 1 else {}
+    rows = [{**default, **row} for row in given or ()]
+    if any(row.get("env") not in in_domain for row in rows):
         raise ConfigurationError(
             "eval_dataset needs a column 'env' with the name of the environment of each task, one "
             f"of {', '.join(in_domain)}."
         )
-    if unknown := sorted({row["env"] for row in rows} - set(in_domain)):
-        raise ConfigurationError(
-            f"eval_dataset: {unknown[0]!r} is no environment of the run. Use one of "
-            f"{', '.join(in_domain)}."
-        )
     for member, pool in zip(source.members, source.pools, strict=True):
         if member.name in source.variants:
-            first = range(NUM_EVAL_TASKS) if pool.tasks is None else pool.tasks[:NUM_EVAL_TASKS]
-            chosen = first if member.tasks is None else member.tasks
-            rows += [{"env": member.name, "task": task} for task in chosen]
+            tasks = range(NUM_EVAL_TASKS) if pool.tasks is None else pool.tasks
+            count = NUM_EVAL_TASKS if member.tasks is None else None
+            rows += [{"env": member.name, "task": task} for task in tasks[:count]]
     return Dataset.from_list(rows) if rows else None
 
 
@@ -316,7 +281,6 @@ def check_rows(name: str, dataset: Any) -> Any:
     if dataset is not None and "task" not in dataset.column_names:
         raise ConfigurationError(
             f"{name} needs a column 'task' with the index of a task of the environment (found: "
-            f"{', '.join(dataset.column_names)}). Example: "
-            "Dataset.from_dict({'task': list(range(100))})."
+            f"{', '.join(dataset.column_names)})."
         )
     return dataset

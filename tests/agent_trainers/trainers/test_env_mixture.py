@@ -165,7 +165,7 @@ def test_an_environment_is_measured_the_same_with_and_without_variants(make_trai
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"env": [{"id": ID, "tasks": [0]}, ENVS[0], ENVS[0]]}, "have the name 'two'"),
     ({"eval_dataset": Dataset.from_dict({"task": [1]})}, "needs a column 'env'"),
-    ({"eval_dataset": Dataset.from_list([{"env": "tow", "task": 1}])}, "'tow' is no environment"),
+    ({"eval_dataset": Dataset.from_list([{"env": "tow", "task": 1}])}, "needs a column 'env'"),
     ({"eval_envs": [{"id": ID, "weight": 2}]}, "weight does nothing"),
     ({"eval_envs": [{"id": ID, "name": "one", "kwargs": {"hops": 3}}]}, "'one'"),
 ])  # fmt: skip
