@@ -76,6 +76,6 @@ def oracle(task: dict[str, Any], messages: Sequence[Any]) -> str:
 if __name__ == "__main__":
     tasks = ProgramTasks(run, [{"task": number, "split": "train"} for number in range(1600)])
     policy = Path("runs/smolagents_policy")
-    source = ProgramSource("examples.train_smolagents:run", tasks, oracle)
+    source = ProgramSource(tasks, oracle)
     make_tiny_policy(source, policy, num_tasks=1500)
     train("examples.train_smolagents:run", "smolagents", "--model", str(policy))

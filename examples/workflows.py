@@ -119,6 +119,6 @@ def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
 if __name__ == "__main__":
     tasks = ProgramTasks(plan_and_execute, [{"task": i, "split": "train"} for i in range(700)])
     policy = Path("runs/planner_policy")
-    source = ProgramSource("examples.workflows:plan_and_execute", tasks, oracle)
+    source = ProgramSource(tasks, oracle)
     make_tiny_policy(source, policy, num_tasks=600)
     train("examples.workflows:plan_and_execute", "plan_and_execute", "--model", str(policy))

@@ -5,13 +5,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.checkpoints import check_writable
-from agent_trainers.cli.arguments import check_range, refuse, run_command
+from agent_trainers.cli.arguments import check_range, run_command
 from agent_trainers.cli.environments import (
     add_working_directory,
     environment_maker,
@@ -20,16 +20,6 @@ from agent_trainers.cli.environments import (
 from agent_trainers.recipes import MODEL_RECIPE
 
 PROGRAM: Final = "python -m agent_trainers.tiny_policy"
-_NAMING: Final = ("env", "env_kwargs", "program", "tasks", "reward")
-"""Options with the same meaning in ``agent-r1-train``."""
-_REQUIRES: Final = {
-    "env_kwargs": "env", "tasks": "program", "reward": "program", "oracle": "program",
-}  # fmt: skip
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        refuse(self.prog, message)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,56 +31,56 @@ def run(arguments: Sequence[str]) -> None:
     """Make a policy, evaluate it, and save it; torch is imported after all checks."""
     options = _parser().parse_args(arguments)
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
-    check_range(options, "at least 0", lambda value: value >= 0, "seed")
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success")
-    for name, needed in _REQUIRES.items():
-        if getattr(options, name) is not None and getattr(options, needed) is None:
-            raise ConfigurationError(f"--{name} requires --{needed}.")
-    if (options.env is None) == (options.program is None):
-        raise ConfigurationError("Give one of --env and --program.")
     if options.program is not None and (options.tasks is None or options.oracle is None):
         raise ConfigurationError("--program requires --tasks and --oracle.")
-    _check_output(options.output)
+    output = options.output
+    if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
+        raise ConfigurationError(
+            f"--output {output}: exists and is not a tiny policy. Choose another folder."
+        )
+    check_writable(output, "--output")
+    source: Any
     if options.env is not None:
         make_env = environment_maker(options.env, json_object(options.env_kwargs, "--env_kwargs"))
         inspect_environment(make_env, options.env)
+        from agent_trainers.tiny_policy import make
+
+        source = make.EnvironmentSource(make_env)
     else:
         add_working_directory()
         oracle: Any = lookup_or_import({}, options.oracle, kind="oracle")
-    from agent_trainers.programs import ProgramTasks
-    from agent_trainers.tiny_policy import make
+        from agent_trainers.programs import ProgramTasks
+        from agent_trainers.tiny_policy import make
 
-    given = {name: value for name in _NAMING if (value := getattr(options, name)) is not None}
-    words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items())
-    source: make.Source
-    if options.env is not None:
-        source = make.EnvironmentSource(words, make_env)
-    else:
         tasks = ProgramTasks(options.program, options.tasks, reward=options.reward)
-        source = make.ProgramSource(words, tasks, oracle)
+        source = make.ProgramSource(tasks, oracle)
     reached = make.make_tiny_policy(
-        source, options.output, seed=options.seed, num_tasks=options.num_tasks,
+        source, output, seed=options.seed, num_tasks=options.num_tasks,
         num_steps=options.num_steps, success=options.success,
     )  # fmt: skip
-    sys.stdout.write(f"{options.output}: solves {reached:.0%} of held-out tasks.\n")
+    sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
     if reached == 0.0:
         sys.stdout.write(
             "Reinforcement learning would have nothing to reward: increase --num_steps or "
             "--num_tasks, or make the first tasks easier.\n"
         )
-    sys.stdout.write(f"Train it with: agent-r1-train {words} --model {options.output}\n")
+    names = ("env", "env_kwargs", "program", "tasks", "reward")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items())
+    sys.stdout.write(f"Train it with: agent-r1-train {words} --model {output}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Make a tiny policy that knows the vocabulary of an environment or a program "
         "and solves some of its tasks, as a start for reinforcement learning.",
     )
-    add = parser.add_argument
-    add("--env", help="Gymnasium id, such as my_module:MyEnv-v0")
-    add("--env_kwargs", help="its keyword arguments as JSON")
-    add("--program", help="a program instead, as agent-r1-train takes it")
+    kind, add = parser.add_mutually_exclusive_group(required=True), parser.add_argument
+    kind.add_argument("--env", help="Gymnasium id, such as my_module:MyEnv-v0")
+    kind.add_argument("--program", help="a program instead, as agent-r1-train takes it")
+    add("--env_kwargs", help="the environment's keyword arguments as JSON")
     add("--tasks", help="with --program: the file of its tasks")
     add("--reward", help="with --program: the function that scores its answers")
     add("--oracle", help="with --program: my_module:my_function(task, messages), which returns "
@@ -103,15 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--success", type=float, default=0.4,
         help="success at most before reinforcement learning")  # fmt: skip
     return parser
-
-
-def _check_output(output: Path) -> None:
-    """Refuse a folder with other files."""
-    if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
-        raise ConfigurationError(
-            f"--output {output}: exists and is not a tiny policy. Choose another folder."
-        )
-    check_writable(output, "--output")
 
 
 if __name__ == "__main__":

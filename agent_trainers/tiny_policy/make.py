@@ -15,22 +15,28 @@ import numpy as np
 import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn.utils.rnn import pad_sequence
-from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_trainers.batching.rows import Row, make_rows
-from agent_trainers.cli.environments import count_tasks
+from agent_trainers.batching.rows import make_rows
+from agent_trainers.cli.environments import first_tasks, hold_out
 from agent_trainers.policies import GenerationRequest, Policy, ScriptedPolicy
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.policies.rendering import ChatRenderer, Schemas
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.recipes import MODEL_RECIPE, RECIPES
-from agent_trainers.rollout.demonstrations import Demonstration, play_reference
-from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.demonstrations import play_reference, retell
+from agent_trainers.rollout.environments import TextEnv, template_tools
 from agent_trainers.rollout.evaluation import evaluate, evaluate_policy
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, Transition
@@ -43,7 +49,6 @@ LEARNED: Final = 0.9
 P_CORRECT_TURN: Final = 0.5
 """Probability of each turn of a careless demonstration to be correct."""
 NUM_HELD_OUT: Final = 48
-WARMUP_STEPS: Final = 40
 TOKENS_PER_STEP: Final = 6000
 Oracle = Callable[[dict[str, Any], Sequence[Any]], str]
 """Returns the correct model turn for a task and the messages so far."""
@@ -52,29 +57,19 @@ Oracle = Callable[[dict[str, Any], Sequence[Any]], str]
 class EnvironmentSource:
     """The reference actions of an environment."""
 
-    def __init__(self, options: str, make_env: Callable[[], TextEnv]) -> None:
+    def __init__(self, make_env: Callable[[], TextEnv]) -> None:
         """Use the environment that `make_env` returns."""
-        self.options, self._make_env = options, make_env
-        self.num_tasks = count_tasks(make_env)
+        self._make_env = make_env
+        env = make_env()
+        self.num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
+        self.tools = template_tools(env.reset(seed=0)[1])
+        env.close()
 
-    def texts(self, tasks: Sequence[int]) -> Iterator[str]:
-        """Yield observations and reference actions."""
-        env = self._make_env()
-        try:
-            for task in tasks:
-                _, info = env.reset(seed=task, options={"task": task})
-                for action in getattr(env.unwrapped, "reference_actions", list)():
-                    yield action
-                    *_, terminated, truncated, info = env.step(action)
-                    yield from (m["content"] for m in info["messages"] if m["role"] != "system")
-                    if terminated or truncated:
-                        break
-        finally:
-            env.close()
-
-    def demonstrate(self, renderer: ChatRenderer, tasks: Sequence[int]) -> list[Trajectory]:
-        """Return the trajectories of reference actions."""
-        return list(play_reference(self._make_env, renderer, tasks))
+    def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
+        """Return the successful episodes of reference actions."""
+        renderer = ChatRenderer(AutoTokenizer.from_pretrained(TINY_POLICY))
+        episodes = play_reference(self._make_env, renderer, tasks)
+        return [t for t in episodes if t.metrics.get("success", 1.0) > 0]
 
     def evaluate(self, policy: Policy, tasks: Sequence[int]) -> float:
         """Return the success of `policy` on tasks."""
@@ -84,56 +79,36 @@ class EnvironmentSource:
 class ProgramSource:
     """A program in which an oracle answers instead of the model."""
 
-    def __init__(self, options: str, tasks: ProgramTasks, oracle: Oracle) -> None:
+    def __init__(self, tasks: ProgramTasks, oracle: Oracle) -> None:
         """Use the answers of `oracle` in the program of `tasks`."""
-        self.options, self._tasks, self._oracle = options, tasks, oracle
-        self.num_tasks = tasks.num_tasks
-        self._turns: dict[int, list[tuple[GenerationRequest, str]]] = {}  # by solved task
+        self._tasks, self._oracle = tasks, oracle
+        self.num_tasks: int | None = tasks.num_tasks
+        self.tools: Schemas = None
 
-    def texts(self, tasks: Sequence[int]) -> Iterator[str]:
-        """Yield requests and answers of the solved tasks.
+    def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
+        """Return the successful episodes of the oracle.
 
         Raises:
-            ConfigurationError: If the oracle solves no task; with the first error.
+            ConfigurationError: If there is none; with the first error.
         """
-        self._run(tasks)
-        for turns in self._turns.values():
-            for request, turn in turns:
-                yield from (m["content"] for m in request.messages if m["role"] != "system")
-                yield turn
-
-    def demonstrate(self, renderer: ChatRenderer, tasks: Sequence[int]) -> list[Trajectory]:
-        """Return the answers of the solved tasks."""
-        demonstrations = []
-        for task in tasks:
-            if turns := self._turns.get(task):
-                demonstration = Demonstration(renderer, turns[0][0].tools)
-                for request, turn in turns:
-                    demonstration.add(request.messages, turn, renderer.turn_ids(turn))
-                demonstrations.append(demonstration.trajectory(str(task), {"success": 1.0}))
-        return demonstrations
-
-    def evaluate(self, policy: Policy, tasks: Sequence[int]) -> float:
-        """Return the success of `policy` in the program."""
-        return evaluate(self._tasks.make_rollout(policy), tasks).metrics.get("success", 0.0)
-
-    def _run(self, tasks: Sequence[int]) -> None:
-        turns: dict[int, list[tuple[GenerationRequest, str]]] = {task: [] for task in tasks}
 
         def act(request: GenerationRequest) -> str:
+            self.tools = request.tools
             task = tasks[request.episode_id]  # sessions are opened in the order of the tasks
-            turn = self._oracle(dict(self._tasks.tasks[task]), request.messages)
-            turns[task].append((request, turn))
-            return turn
+            return self._oracle(dict(self._tasks.tasks[task]), request.messages)
 
         episodes = evaluate(self._tasks.make_rollout(ScriptedPolicy(act)), tasks).trajectories
-        solved = [t for t, episode in zip(tasks, episodes, strict=True) if episode.success]
+        solved = [episode for episode in episodes if episode.success]
         if not solved:
             error = next((e.error for e in episodes if e.error), "no error was recorded")
             raise ConfigurationError(
                 f"The oracle solves none of {len(tasks)} tasks. The first error:\n{error}"
             )
-        self._turns = {task: turns[task] for task in solved}
+        return solved
+
+    def evaluate(self, policy: Policy, tasks: Sequence[int]) -> float:
+        """Return the success of `policy` in the program."""
+        return evaluate(self._tasks.make_rollout(policy), tasks).metrics.get("success", 0.0)
 
 
 Source = EnvironmentSource | ProgramSource
@@ -166,32 +141,49 @@ def make_tiny_policy(
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    trained, held_out = _split_tasks(source, num_tasks, rng)
-    tokenizer = train_tokenizer(source.texts(trained))
+    split = hold_out(source.num_tasks, NUM_HELD_OUT, seed)
+    shown = split.train or first_tasks(source.num_tasks, num_tasks)
+    played = source.demonstrate(rng.permutation(shown)[:num_tasks].tolist())
+    tokenizer = train_tokenizer(_texts(played))
     renderer = ChatRenderer(tokenizer)
-    correct = source.demonstrate(renderer, trained)
-    correct = [t for t in correct if t.metrics.get("success", 1) > 0]
-    if not _rows(correct):
+    correct = [retell(trajectory, renderer, source.tools) for trajectory in played]
+    correct = [t for t in correct if len(t.transitions[-1].prompt_ids) <= MAX_CONTEXT]
+    if not correct:
         raise ConfigurationError(
-            f"None of the {len(trained)} references of {source.options} succeeds within "
-            f"{MAX_CONTEXT} tokens. Check an environment's reference_actions() with "
-            "python -m agent_envs check."
+            f"None of {len(shown)} references succeeds within {MAX_CONTEXT} tokens. Check an "
+            "environment's reference_actions() with python -m agent_envs check."
         )
     longest = max(len(t.completion_ids) for d in correct for t in d.transitions)
     turn_length = int(1.5 * longest)
     model = make_model(tokenizer, max_position_embeddings=MAX_CONTEXT + turn_length)
 
-    def measure() -> float:
-        policy = transformers_policy(model, tokenizer, max_new_tokens=turn_length)
-        return source.evaluate(policy, held_out)
-
     def train(demonstrations: Sequence[Trajectory], rate: float, steps_per_evaluation: int,
               is_over: Callable[[float], bool]) -> float:  # fmt: skip
-        batches = _batches(_rows(demonstrations), rng)
-        return _train(
-            model, batches, tokenizer.pad_token_id, measure, num_steps=num_steps,
-            steps_per_evaluation=steps_per_evaluation, learning_rate=rate, is_over=is_over,
+        rows = [row for trajectory in demonstrations for row in make_rows(trajectory)]
+        num_tokens = sum(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+        arguments = TrainingArguments(
+            output, max_steps=num_steps, learning_rate=rate, warmup_steps=40, adam_beta2=0.98,
+            weight_decay=0.01, lr_scheduler_type="constant_with_warmup", seed=seed, use_cpu=True,
+            per_device_train_batch_size=max(1, TOKENS_PER_STEP * len(rows) // num_tokens),
+            save_strategy="no", logging_strategy="no", report_to="none",
         )  # fmt: skip
+
+        def measure() -> float:
+            policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=turn_length)
+            return source.evaluate(policy, split.eval)
+
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=[
+                {"input_ids": [*row.prompt_ids, *row.completion_ids], "labels": row.labels()}
+                for row in rows
+            ],
+            data_collator=DataCollatorForSeq2Seq(tokenizer),
+            callbacks=[end := _EndWhen(measure, is_over, steps_per_evaluation)],
+        )
+        trainer.train()
+        return end.solved
 
     reached = train(correct, 3e-3, 40, lambda solved: solved >= LEARNED)
     if reached > success:
@@ -199,7 +191,6 @@ def make_tiny_policy(
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     write_recipe(output / MODEL_RECIPE, turn_length)
-    _write_card(output, source.options, model, reached, len(held_out))
     return reached
 
 
@@ -290,97 +281,21 @@ def write_recipe(path: Path, max_completion_length: int) -> None:
     write_text(path, yaml.safe_dump(kept, sort_keys=False))
 
 
-def _split_tasks(
-    source: Source, count: int, rng: np.random.Generator
-) -> tuple[list[int], list[int]]:
-    """Return tasks for demonstrations and held-out tasks for evaluation."""
-    if source.num_tasks is None:
-        drawn = rng.integers(ENDLESS, size=count + NUM_HELD_OUT).tolist()
-        return drawn[:count], drawn[count:]
-    order = rng.permutation(source.num_tasks).tolist()
-    num_held_out = min(NUM_HELD_OUT, source.num_tasks // 5)
-    if num_held_out == 0:
-        return order, order
-    return order[num_held_out:][:count], order[:num_held_out]
+def _texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
+    for step in (step for trajectory in trajectories for step in trajectory.transitions):
+        yield from (m["content"] for m in step.messages if m["role"] != "system")
+        yield step.action
 
 
-def _train(
-    model: Qwen3ForCausalLM,
-    batches: Iterator[list[Row]],
-    pad_token_id: int,
-    measure: Callable[[], float],
-    *,
-    num_steps: int,
-    steps_per_evaluation: int,
-    learning_rate: float,
-    is_over: Callable[[float], bool],
-) -> float:
-    """Train until `is_over` is true of an evaluation; return the last success."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
-    warm_up = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS)
-    )
-    solved = 0.0
-    with tqdm(range(1, num_steps + 1), desc="supervised training", unit="step") as progress:
-        for step in progress:
-            model.train()
-            loss = _loss(model, next(batches), pad_token_id)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            warm_up.step()
-            optimizer.zero_grad()
-            if step % steps_per_evaluation and step < num_steps:
-                continue
-            model.eval()
-            solved = measure()
-            progress.set_postfix(loss=f"{loss.item():.3f}", success=f"{solved:.0%}")
-            if is_over(solved):
-                break
-    model.eval()
-    return solved
+class _EndWhen(TrainerCallback):  # type: ignore[misc] # transformers is untyped
+    """Measures the success now and then, and ends training when it is enough."""
 
+    def __init__(
+        self, measure: Callable[[], float], is_over: Callable[[float], bool], every: int
+    ) -> None:
+        self._measure, self._is_over, self._every, self.solved = measure, is_over, every, 0.0
 
-def _rows(demonstrations: Sequence[Trajectory]) -> list[Row]:
-    rows = [row for number, each in enumerate(demonstrations) for row in make_rows(each, number)]
-    return [row for row in rows if len(row.prompt_ids) + len(row.completion_ids) <= MAX_CONTEXT]
-
-
-def _batches(rows: Sequence[Row], rng: np.random.Generator) -> Iterator[list[Row]]:
-    """Yield batches of about `TOKENS_PER_STEP` tokens, infinitely."""
-    batch: list[Row] = []
-    num_tokens = 0
-    while True:
-        for i in rng.permutation(len(rows)).tolist():
-            batch.append(rows[i])
-            num_tokens += len(rows[i].prompt_ids) + len(rows[i].completion_ids)
-            if num_tokens >= TOKENS_PER_STEP:
-                yield batch
-                batch, num_tokens = [], 0
-
-
-def _loss(model: Any, rows: Sequence[Row], pad_token_id: int) -> torch.Tensor:
-    """Return the cross-entropy of the labelled tokens, a tenth of all, without other logits."""
-    tokens = [torch.tensor([*row.prompt_ids, *row.completion_ids]) for row in rows]
-    labels = [torch.tensor(row.labels()) for row in rows]
-    hidden = model.model(input_ids=pad_sequence(tokens, True, pad_token_id)).last_hidden_state
-    target = pad_sequence(labels, True, -100)[:, 1:]
-    is_label = target != -100  # (B, T - 1)
-    logits = model.lm_head(hidden[:, :-1][is_label])
-    return torch.nn.functional.cross_entropy(logits, target[is_label])
-
-
-def _write_card(output: Path, options: str, model: Any, reached: float, num_held_out: int) -> None:
-    write_text(
-        output / "README.md",
-        f"""# A tiny policy for {options}
-
-A Qwen3-type model of {model.num_parameters():,} parameters, made by
-`python -m agent_trainers.tiny_policy {options}`: supervised training on reference actions, then on
-careless ones. Success before reinforcement learning, sampled at temperature 1: {reached:.0%} of
-{num_held_out} held-out tasks.
-
-Train it with `agent-r1-train {options} --model {output}`, which takes its settings from
-`{MODEL_RECIPE}` here.
-""",
-    )
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+            self.solved = self._measure()
+            control.should_training_stop |= self._is_over(self.solved)

@@ -54,7 +54,7 @@ _LEARNING_RATE: Final = 1e-3
 
 def _make_own(environment: "Environment", folder: Path, **options: int) -> None:
     make_env = environment_maker(environment.env, environment.kwargs)
-    source = EnvironmentSource(f"--env {environment.env}", make_env)
+    source = EnvironmentSource(make_env)
     make_tiny_policy(source, folder, success=WARM_SUCCESS, **options)
 
 

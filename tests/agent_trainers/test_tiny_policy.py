@@ -3,11 +3,9 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.batching.rows import Row
 from agent_trainers.cli import train
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs import ProgramTasks
@@ -16,7 +14,6 @@ from agent_trainers.trajectory import Transition
 from examples import workflows
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-ARITHMETIC = functools.partial(gym.make, "AgentR1/SyntheticArithmetic-v0")
 
 
 def test_states_extend_each_other_token_by_token(tokenizer):
@@ -36,12 +33,20 @@ def test_states_extend_each_other_token_by_token(tokenizer):
         info = env.step(action)[4]
 
 
-def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path):
-    source = make.EnvironmentSource("--env AgentR1/SyntheticArithmetic-v0", ARITHMETIC)
-    reached = make.make_tiny_policy(source, tmp_path / "tiny", num_tasks=16, num_steps=2)
-    assert 0.0 <= reached <= 1.0
+def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, monkeypatch):
+    evaluations = iter([0.2, 0.95, 0.7, 0.3, 0.1])
+
+    class Source(make.EnvironmentSource):
+        def evaluate(self, policy, tasks):
+            super().evaluate(policy, tasks[:2])
+            return next(evaluations)
+
+    monkeypatch.setattr(make, "TOKENS_PER_STEP", 50)
+    source = Source(functools.partial(gym.make, "AgentR1/SyntheticArithmetic-v0"))
+    assert make.make_tiny_policy(source, tmp_path / "tiny", num_tasks=8, num_steps=80) == 0.3
+    assert next(evaluations) == 0.1  # stopped at 90 % of correct turns, then at 40 %
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
-    env = ARITHMETIC()
+    env = gym.make("AgentR1/SyntheticArithmetic-v0")
     _, info = env.reset(seed=12345)
     for text in (info["messages"][-1]["content"], *env.unwrapped.reference_actions(), "Zürich 漢"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
@@ -54,40 +59,24 @@ def test_a_policy_for_a_program_knows_the_answers_of_its_oracle(tmp_path):
     tasks = ProgramTasks(
         workflows.plan_and_execute, [{"task": i, "split": "train"} for i in range(10)]
     )
-    source = make.ProgramSource("--program x:run", tasks, workflows.oracle)
+    source = make.ProgramSource(tasks, workflows.oracle)
     make.make_tiny_policy(source, tmp_path / "tiny", num_steps=1)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
     text = "plan : what is the award of the director of empty mirror ?"
     assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) < len(text) / 2
-    (shown,) = source.demonstrate(ChatRenderer(tokenizer), [next(iter(source._turns))])
-    assert [t.role for t in shown.transitions] == ["", "", ""]
+    (shown,) = source.demonstrate([0])
+    assert [t.role for t in shown.transitions] == ["planner", "executor", "executor"]
     assert "$" in shown.transitions[0].action
-    assert "--program x:run" in (tmp_path / "tiny" / "README.md").read_text()
 
 
 def test_an_oracle_without_success_is_reported_with_the_first_error():
     tasks = ProgramTasks(workflows.plan_and_execute, [{"task": 0}])  # the row lacks its split
-    source = make.ProgramSource("--program x:run", tasks, workflows.oracle)
     with pytest.raises(ConfigurationError, match=r"(?s)solves none of 1 tasks.*'split'"):
-        list(source.texts([0]))
+        make.ProgramSource(tasks, workflows.oracle).demonstrate([0])
 
 
-def test_training_stops_at_90_percent_then_at_40_percent(tmp_path, monkeypatch):
-    monkeypatch.setattr(make, "TOKENS_PER_STEP", 50)
-    evaluations = iter([0.2, 0.95, 0.7, 0.3, 0.1])
-
-    class Source(make.EnvironmentSource):
-        def evaluate(self, policy, tasks):
-            return next(evaluations)
-
-    source = Source("--env AgentR1/SyntheticArithmetic-v0", ARITHMETIC)
-    assert make.make_tiny_policy(source, tmp_path / "tiny", num_tasks=8, num_steps=80) == 0.3
-    assert next(evaluations) == 0.1
-
-
-def test_careless_turns_are_those_of_other_tasks_at_the_same_step(tokenizer):
-    source = make.EnvironmentSource("", functools.partial(gym.make, ID))
-    correct = source.demonstrate(ChatRenderer(tokenizer), range(30))
+def test_careless_turns_are_those_of_other_tasks_at_the_same_step():
+    correct = make.EnvironmentSource(functools.partial(gym.make, ID)).demonstrate(range(30))
     changed = make.careless(correct, np.random.default_rng(0))
     for step in range(3):
         before = [t.transitions[step].completion_ids for t in correct]
@@ -98,17 +87,3 @@ def test_careless_turns_are_those_of_other_tasks_at_the_same_step(tokenizer):
         assert [t.prompt_ids for t in before.transitions] == [
             t.prompt_ids for t in after.transitions
         ]
-        assert all(len(t.logprobs) == len(t.completion_ids) for t in after.transitions)
-
-
-def test_the_loss_is_that_of_the_model_over_all_positions(tokenizer):
-    torch.manual_seed(0)
-    model = make.make_model(tokenizer)
-    rows = [
-        Row(0, [5, 6], [7, 8, 9], [0] * 3, [True] * 3, [True, False, True], [0.0] * 3),
-        Row(1, [5], [8], [0], [True], [True], [0.0]),
-    ]
-    labels = torch.tensor([[-100, -100, 7, -100, 9], [-100, 8, -100, -100, -100]])
-    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 8, 0, 0, 0]])
-    expected = model(input_ids=ids, labels=labels).loss
-    assert make._loss(model, rows, 0).item() == pytest.approx(expected.item(), rel=1e-5)
