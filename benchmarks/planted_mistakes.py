@@ -19,8 +19,7 @@ from agent_envs.data.files import write_json
 from agent_envs.scoring import wilson_interval
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
-from agent_trainers.policies.generation import GenerationRequest
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import GenerationRequest, ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory

@@ -32,7 +32,7 @@ from agent_trainers.gateway.responses_api import (
     responses_reply,
 )
 from agent_trainers.gateway.session import Sampling, Session
-from agent_trainers.policies.generation import Generation
+from agent_trainers.policies.policy import Generation
 from agent_trainers.trajectory import ROLE_NAME, StopReason
 
 if TYPE_CHECKING:

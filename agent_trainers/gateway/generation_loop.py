@@ -15,9 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.policies.generation import Generation, GenerationRequest
-from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.streams import GenerationStream
+from agent_trainers.policies.policy import Generation, GenerationRequest, GenerationStream, Policy
 from agent_trainers.trajectory import StopReason
 
 IDLE_SECONDS: Final = 0.05

@@ -26,7 +26,7 @@ from agent_trainers.gateway.conversation import (
 )
 from agent_trainers.gateway.generation_loop import TurnEnd
 from agent_trainers.policies.control_tokens import clean
-from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
+from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 if TYPE_CHECKING:

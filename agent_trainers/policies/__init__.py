@@ -1,7 +1,12 @@
 """Policies map chat messages to one model turn."""
 
-from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
-from agent_trainers.policies.policy import Policy, PolicyWrapper
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import (
+    Generation,
+    GenerationRequest,
+    Policy,
+    PolicyWrapper,
+    ScriptedPolicy,
+    Usage,
+)
 
 __all__ = ["Generation", "GenerationRequest", "Policy", "PolicyWrapper", "ScriptedPolicy", "Usage"]

@@ -8,13 +8,17 @@ import numpy as np
 import torch
 
 from agent_envs.core.messages import Message
-from agent_trainers.policies.generation import Generation, GenerationRequest
 from agent_trainers.policies.models import find_model, load_model, load_tokenizer
-from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.rendering import ChatRenderer, Schemas
+from agent_trainers.policies.policy import (
+    Generation,
+    GenerationRequest,
+    GenerationStream,
+    Policy,
+    Schemas,
+)
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
-from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.recipes import find_turn_length
 
 _TINY_VOCABULARY: Final = 1000

@@ -1,21 +1,175 @@
-"""Base classes of policies and of wrappers around policies."""
+"""Policies: states in, model turns out; base classes, scripted policies, wrappers and streams."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from agent_envs.core.async_bridge import CallSession
 from agent_envs.core.contexts import estimate_tokens
 from agent_envs.core.messages import Message
-from agent_trainers.policies.generation import Generation, GenerationRequest
-from agent_trainers.policies.streams import (
-    ConcurrentStream,
-    GenerationStream,
-    StreamedResult,
-    WaveStream,
-)
+from agent_trainers.trajectory import Transition
 
-Result = TypeVar("Result")
+FinishReason = Literal["stop", "length", "overflow"]
+Schemas = Sequence[dict[str, Any]] | None
+POLL_SECONDS: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A state that needs an action."""
+
+    episode_id: int
+    """Index of the episode's spec in the call of `Rollout.collect`."""
+    messages: Sequence[Message]
+    """Messages of the state."""
+    tools: Schemas
+    """Function schemas for the chat template; None if the state describes the tools."""
+    previous: Transition | None
+    """Previous step of the episode, whose tokens are the prefix of a state that extends it."""
+    rng: np.random.Generator
+    """The episode's own generator, the source of all sampling."""
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """Whether the turn ends after the tokens sampled so far, in addition to the policy's own ends.
+    A policy may ignore it; the caller truncates the turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Counts of model turns, tokens of their states, and sampled tokens."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Return the sum."""
+        return Usage(
+            calls=self.calls + other.calls,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One model turn; only `text` if the policy has no tokens."""
+
+    text: str
+    """The action: the sampled tokens as text, without special tokens."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """Tokens of the state."""
+    completion_ids: list[int] = field(default_factory=list)
+    """Sampled tokens, including the end-of-turn token."""
+    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Log-probability of each token when it was sampled, shape (len(completion_ids),)."""
+    finish_reason: FinishReason = "stop"
+    """``stop``: the model ended its turn; ``length``: the turn was truncated; ``overflow``: the
+    state does not fit the context, and nothing was sampled."""
+    usage: Usage | None = None
+    """Usage counted by a server; None to count the tokens above."""
+
+    @property
+    def spent(self) -> Usage:
+        """Usage of the turn."""
+        if self.usage is not None:
+            return self.usage
+        if self.finish_reason == "overflow":
+            return Usage()
+        num_prompt, num_completion = len(self.prompt_ids), len(self.completion_ids)
+        return Usage(calls=1, prompt_tokens=num_prompt, completion_tokens=num_completion)
+
+
+Generate = Callable[[Sequence[GenerationRequest]], list[Generation]]
+StreamedResult = tuple[int, Generation | BaseException]
+"""Key of the episode, and its action or the error."""
+
+
+class GenerationStream(ABC):
+    """Generation for many independent episodes: requests go in, actions come in any order."""
+
+    gathers = False
+    """Whether waiting a moment for more requests before the next `advance` pays."""
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        self._waiting: dict[int, GenerationRequest] = {}
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is pending or running."""
+        return bool(self._waiting)
+
+    def add(self, key: int, request: GenerationRequest) -> None:
+        """Add the request of episode `key`, which has no other one."""
+        self._waiting[key] = request
+
+    @abstractmethod
+    def advance(self) -> list[StreamedResult]:
+        """Generate for a while; return the finished actions and errors."""
+
+    def drop(self, key: int) -> None:
+        """Remove an episode that is over, and its request."""
+        self._waiting.pop(key, None)
+
+    def mark_idle(self, key: int) -> None:  # noqa: B027 - most streams keep nothing
+        """Allow the resources of episode `key` to be reclaimed until its next request."""
+
+    def close(self) -> None:  # noqa: B027 - most streams hold nothing
+        """Release all resources."""
+
+
+class WaveStream(GenerationStream):
+    """Generation of all pending requests as one batch."""
+
+    gathers = True
+
+    def __init__(self, generate: Generate) -> None:
+        """Use `generate` for each batch."""
+        super().__init__()
+        self._generate = generate
+
+    def advance(self) -> list[StreamedResult]:
+        """Return an action per request; calls the policy even without requests."""
+        keys = sorted(self._waiting)
+        requests = [self._waiting.pop(key) for key in keys]
+        return list(zip(keys, self._generate(requests), strict=True))
+
+
+class ConcurrentStream(GenerationStream):
+    """Concurrent generation of single requests, for policies that are servers."""
+
+    def __init__(self, generate: Generate, max_concurrency: int) -> None:
+        """Call `generate` in up to `max_concurrency` threads."""
+        super().__init__()
+        self._generate, self._max_concurrency = generate, max_concurrency
+        self._session = CallSession()
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is pending or running."""
+        return bool(self._waiting) or len(self._session) > 0
+
+    def advance(self) -> list[StreamedResult]:
+        """Submit pending requests; return finished ones, waiting a moment for the first."""
+        while self._waiting and len(self._session) < self._max_concurrency:
+            key = next(iter(self._waiting))
+            request = self._waiting.pop(key)
+            self._session.submit(key, functools.partial(self._generate, [request]))
+        return [
+            (outcome.key, outcome.error or outcome.value[0])
+            for outcome in self._session.wait(POLL_SECONDS)
+        ]
+
+    def drop(self, key: int) -> None:
+        """Remove episode `key`; a running call is abandoned."""
+        super().drop(key)
+        self._session.abandon(key)
 
 
 class Policy(ABC):
@@ -44,9 +198,7 @@ class Policy(ABC):
             return ConcurrentStream(self.generate, self.max_concurrency)
         return WaveStream(self.generate)
 
-    def count_tokens(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
-    ) -> int:
+    def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
         """Count the tokens of a state; by default an estimate."""
         return estimate_tokens(messages)
 
@@ -61,6 +213,39 @@ class Policy(ABC):
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the model sees the tools of a request."""
         return True
+
+
+class ScriptedPolicy(Policy):
+    """A function of the request. Tokens are the UTF-8 bytes of the text."""
+
+    def __init__(self, act: Callable[[GenerationRequest], str]) -> None:
+        """Use `act`, which returns the text of one turn."""
+        self._act = act
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Return one generation per request, in order."""
+        return [self._generation(request) for request in requests]
+
+    def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
+        """Count the bytes of a state."""
+        return sum(len(_bytes(message["content"])) for message in messages)
+
+    def encode(self, request: GenerationRequest) -> list[int]:
+        """Return the bytes of a state."""
+        return [token for message in request.messages for token in _bytes(message["content"])]
+
+    def decode(self, completion_ids: Sequence[int]) -> str:
+        """Return bytes as text."""
+        return bytes(completion_ids).decode("utf-8", "replace")
+
+    def _generation(self, request: GenerationRequest) -> Generation:
+        ids = _bytes(text := self._act(request))
+        return Generation(
+            text=text,
+            prompt_ids=self.encode(request),
+            completion_ids=ids,
+            logprobs=np.zeros(len(ids), np.float32),
+        )
 
 
 class PolicyWrapper(Policy):
@@ -101,9 +286,7 @@ class PolicyWrapper(Policy):
         """Return the policy's stream with `before` and `after` around it."""
         return _WrappedStream(self, self.policy.open_stream())
 
-    def count_tokens(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
-    ) -> int:
+    def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
         """Count the tokens of a state."""
         return self.policy.count_tokens(messages, tools)
 
@@ -136,7 +319,11 @@ class _WrappedStream(GenerationStream):
 
     def add(self, key: int, request: GenerationRequest) -> None:
         self._requests[key] = request
-        changed = _result_of(self._wrapper.before, request)
+        try:
+            changed = self._wrapper.before(request)
+        except Exception as error:  # noqa: BLE001 - a wrapper is foreign code; it costs its episode
+            self._ready[key] = error
+            return
         if isinstance(changed, GenerationRequest):
             self._stream.add(key, changed)
         else:
@@ -146,7 +333,10 @@ class _WrappedStream(GenerationStream):
         ready, self._ready = list(self._ready.items()), {}
         for key, result in self._stream.advance():
             if isinstance(result, Generation):
-                result = _result_of(self._wrapper.after, self._requests[key], result)
+                try:
+                    result = self._wrapper.after(self._requests[key], result)
+                except Exception as error:  # noqa: BLE001 - as above
+                    result = error
             ready.append((key, result))
         return ready
 
@@ -157,8 +347,5 @@ class _WrappedStream(GenerationStream):
             self._wrapper.forget(request.episode_id)
 
 
-def _result_of(function: Callable[..., Result], *arguments: Any) -> Result | Exception:
-    try:
-        return function(*arguments)
-    except Exception as error:  # noqa: BLE001 - a wrapper is foreign code; it costs its episode
-        return error
+def _bytes(text: str) -> list[int]:
+    return list(text.encode("utf-8", "surrogatepass"))

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
+from agent_trainers.policies.policy import Schemas
 from agent_trainers.trajectory import Transition
 
 _CACHE_BYTES: Final = 2**25
@@ -37,7 +38,6 @@ _OWN_FIELDS: Final = ("content", "reasoning_content", "thinking")
 
 _TOKEN_BYTES: Final = 36
 """Memory of a token in a list: a number and its reference."""
-Schemas = Sequence[dict[str, Any]] | None
 Tokens = TypeVar("Tokens", bound=list[int] | None)
 
 

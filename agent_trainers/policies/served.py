@@ -20,8 +20,7 @@ from agent_envs.formats.chat_messages import (
 )
 from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
-from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
 
 MAX_REASON_CHARS: Final = 500
 DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"

@@ -15,9 +15,13 @@ import torch
 
 from agent_trainers.batching.micro_batch import pack
 from agent_trainers.batching.mixture import without_router_loss
-from agent_trainers.policies.generation import Generation, GenerationRequest
+from agent_trainers.policies.policy import (
+    Generation,
+    GenerationRequest,
+    GenerationStream,
+    StreamedResult,
+)
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
-from agent_trainers.policies.streams import GenerationStream, StreamedResult
 
 _GROWTH: Final = 256
 """Tokens by which slots grow."""

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.rendering import Schemas
+from agent_trainers.policies.policy import Policy, Schemas
 from agent_trainers.programs.program import Program, ScoreAnswer, check_role, find_reward
 from agent_trainers.programs.rollout import ProgramRollout
 from agent_trainers.programs.runners import make_runner

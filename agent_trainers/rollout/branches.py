@@ -14,8 +14,7 @@ import numpy as np
 
 from agent_envs.core.replay import replay
 from agent_envs.errors import ConfigurationError, ReplayError, SnapshotError
-from agent_trainers.policies.generation import Usage
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.environments import lend_tokenizer, read_reset
 from agent_trainers.rollout.episode import Episode, EpisodeSpec, StateCache
 from agent_trainers.trajectory import StopReason, Trajectory

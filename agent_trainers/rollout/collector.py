@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
-from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.rollout.branches import (
     Branches,
     RecordedState,

@@ -26,7 +26,8 @@ import numpy as np
 from agent_envs.core.messages import Message
 from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.policies.rendering import ChatRenderer, Schemas
+from agent_trainers.policies.policy import Schemas
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import MakeEnv, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from agent_envs.core.async_bridge import resolve
-from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
+from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.rollout.environments import TextEnv, read_reset, read_step, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 

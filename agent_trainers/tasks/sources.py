@@ -12,8 +12,7 @@ from datasets import Dataset
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.rendering import Schemas
+from agent_trainers.policies.policy import Policy, Schemas
 from agent_trainers.rollout.collector import Collector, Rollout
 from agent_trainers.rollout.environments import MakeEnv, template_tools
 from agent_trainers.tasks.env_members import EnvMember, Member, name_members, read_members

@@ -32,7 +32,8 @@ from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.environments import first_tasks, hold_out
 from agent_trainers.policies import GenerationRequest, Policy, ScriptedPolicy
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.rendering import ChatRenderer, Schemas
+from agent_trainers.policies.policy import Schemas
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.recipes import MODEL_RECIPE, RECIPES
 from agent_trainers.rollout.demonstrations import play_reference, retell

@@ -14,10 +14,10 @@ from trl.models import unwrap_model_for_generation
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.policies.local import MakeStream, TokenPolicy, context_length
-from agent_trainers.policies.rendering import ChatRenderer, Schemas
+from agent_trainers.policies.policy import GenerationStream, Schemas
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
-from agent_trainers.policies.streams import GenerationStream
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.scorer import without_dropout
 

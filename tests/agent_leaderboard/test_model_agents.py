@@ -10,7 +10,7 @@ from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.agents.agent import AGENTS, build_agent
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies import Usage
-from agent_trainers.policies.streams import WaveStream
+from agent_trainers.policies.policy import WaveStream
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.rollout.evaluation import choose_by_majority
 from agent_trainers.trajectory import StopReason, Trajectory, Transition

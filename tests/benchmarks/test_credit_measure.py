@@ -5,7 +5,7 @@ import pytest
 import agent_envs  # noqa: F401
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.errors import RolloutError
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from benchmarks.credit.measure import Measurement

@@ -7,7 +7,7 @@ import pytest
 
 from agent_envs.errors import SandboxUnavailableError
 from agent_envs.sandbox import open_sandbox
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from benchmarks import held_out
 from benchmarks.performance import gradients, time_to_success, training
 from benchmarks.performance.interleaved import compare, train_interleaved

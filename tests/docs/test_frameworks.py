@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 from agent_trainers.policies.local import load_policy
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.programs import EnvironmentTools, ProgramTasks
 from agent_trainers.rollout.evaluation import evaluate
 from agent_trainers.tiny_policy import TINY_POLICY

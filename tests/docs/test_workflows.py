@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.rollout.evaluation import evaluate
 from examples import workflows

@@ -14,8 +14,7 @@ import numpy as np
 from agent_envs.core.async_bridge import resolve
 from agent_envs.errors import DataError
 from agent_envs.scoring import drop_interval, wilson_interval
-from agent_trainers.policies.generation import Usage
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.trajectory import StopReason, Trajectory

@@ -23,8 +23,7 @@ from agent_trainers.experimental.branching.saved_states import (
     saved_state,
 )
 from agent_trainers.experimental.values.process_value import Reading
-from agent_trainers.policies.generation import Generation, GenerationRequest, Usage
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.rollout.environments import (
     EnvPool,
     TextEnv,

@@ -211,7 +211,7 @@ def test_wrapped_environments_continue_from_a_snapshot(pair):
 
 def test_rollouts_run_wrapped_environments(pair):
     rollout_of = pytest.importorskip("agent_trainers.rollout.collector", exc_type=ImportError)
-    scripted = pytest.importorskip("agent_trainers.policies.scripted", exc_type=ImportError)
+    scripted = pytest.importorskip("agent_trainers.policies.policy", exc_type=ImportError)
     ours, seen = pair(3)
     guesses = itertools.chain(GUESSES, itertools.repeat("hm"))
     policy = scripted.ScriptedPolicy(lambda request: next(guesses))

@@ -24,7 +24,7 @@ from agent_envs.remote.session import Session
 from agent_envs.testing import check
 from agent_envs.testing.episodes import record
 from agent_envs.wrappers import ConversationObservation, PotentialShaping, found_gold
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason

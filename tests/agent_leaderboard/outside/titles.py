@@ -4,7 +4,7 @@ from contextlib import closing
 
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_leaderboard.agents.agent import PlayedEpisode
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 
 HERMES = TOOL_FORMATS["hermes"]

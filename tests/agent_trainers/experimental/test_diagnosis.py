@@ -14,7 +14,7 @@ from agent_trainers.experimental.diagnose.diagnosis import (
     name_lost_step,
 )
 from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 

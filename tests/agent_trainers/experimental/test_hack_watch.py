@@ -21,7 +21,7 @@ from agent_trainers.experimental.hack_watch.watch import (
 )
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.monitoring.metrics_log import read_metrics
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trainers.grpo import StepGRPOTrainer

@@ -13,7 +13,7 @@ from agent_envs.errors import RolloutError
 from agent_trainers.experimental.search.search import Node, SearchRollout, readings_of, score_node
 from agent_trainers.experimental.search.strategies import SEARCHES, SearchSettings
 from agent_trainers.policies import ScriptedPolicy
-from agent_trainers.policies.generation import Generation
+from agent_trainers.policies.policy import Generation
 from agent_trainers.rollout.episode import Episode, EpisodeSpec
 from agent_trainers.trajectory import StopReason
 

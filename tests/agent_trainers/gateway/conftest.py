@@ -4,7 +4,7 @@ import pytest
 
 from agent_trainers import TINY_POLICY, Gateway
 from agent_trainers.policies.local import load_policy
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from agent_envs.errors import ConfigurationError
 from agent_trainers import Gateway
 from agent_trainers.gateway.connections import default_limits
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 
 LIMIT = 8
 

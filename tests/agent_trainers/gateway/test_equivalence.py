@@ -8,7 +8,7 @@ import pytest
 
 from agent_trainers import Gateway, Rollout, StepGRPOTrainer
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play, streamed

@@ -18,8 +18,7 @@ from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
 from agent_trainers.gateway.session import SessionClosedError
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.scripted import ScriptedPolicy
-from agent_trainers.policies.streams import WaveStream
+from agent_trainers.policies.policy import ScriptedPolicy, WaveStream
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of
 

@@ -13,7 +13,7 @@ from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of, shared_client
 

@@ -10,8 +10,8 @@ import pytest
 
 from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
 from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.policy import WaveStream
 from agent_trainers.policies.slots import SlotStream
-from agent_trainers.policies.streams import WaveStream
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason

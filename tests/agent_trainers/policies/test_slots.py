@@ -9,11 +9,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs import tool
-from agent_trainers.policies.generation import GenerationRequest
 from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.policy import GenerationRequest, WaveStream
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import SlotCache, SlotStream, can_serve
-from agent_trainers.policies.streams import WaveStream
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 

@@ -8,7 +8,7 @@ import torch
 
 from agent_trainers import TINY_POLICY, Gateway
 from agent_trainers.policies.models import load_model
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.policies.worker_threads import keep_to_one_thread
 
 THREADS = Path("/proc/self/task")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent_trainers.monitoring.faults import EPISODE_FAULTS
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramTasks
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason

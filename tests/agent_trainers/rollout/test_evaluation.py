@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 from tqdm import tqdm
 
-from agent_trainers.policies.scripted import ScriptedPolicy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout import evaluation
 
 
