@@ -76,18 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     compare = _add(commands, "compare", _compare, "compare two agents on the same tasks", "run")
     compare.add_argument("agent_a")
     compare.add_argument("agent_b")
-    text = "compare runs of the same board over time, the oldest first"
-    _add(commands, "history", _history, text, "runs...")
     text = "verify a run, and write the folder and the text of a pull request"
     submit = _add(commands, "submit", _submit, text, "run", data=True, jobs=2)
     submit.add_argument("--output", type=Path, default=Path("submissions"), help="folder for both")
     _add(commands, "export", _export, "pack a complete run into one file", "run", "bundle")
     text = "verify bundles and merge them into one run"
     _add(commands, "merge", _merge, text, "output", "bundles...", data=True, jobs=2)
-    text = "write logs for inspect view"
-    _add(commands, "to-inspect", _to_inspect, text, "run", "folder", data=True)
-    text = "read the logs that to-inspect wrote"
-    _add(commands, "from-inspect", _from_inspect, text, "logs...", "output")
     return parser
 
 
@@ -161,7 +155,7 @@ def _new(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from agent_leaderboard.entries.check import check_entry
-    from agent_leaderboard.report.terminal import make_console
+    from agent_leaderboard.report.tables import make_console
 
     sys.path.append("")  # for custom agents in the current folder
     config = load_configs([options.config]).choose(environments=options.environments)
@@ -238,23 +232,16 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _write_and_print(run: Path, data: Path | None, *, text: bool = False) -> None:
-    from agent_leaderboard.report.tables import write_reports
-    from agent_leaderboard.report.terminal import print_table
+    from agent_leaderboard.report.tables import print_table, write_reports
 
     write_reports(run, data, text=text)
     print_table(run)
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.terminal import print_comparison
+    from agent_leaderboard.report.tables import print_comparison
 
     print_comparison(options.run, options.agent_a, options.agent_b)
-
-
-def _history(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.terminal import print_history
-
-    print_history(options.runs)
 
 
 def _submit(options: argparse.Namespace) -> None:
@@ -280,15 +267,3 @@ def _merge(options: argparse.Namespace) -> None:
 
     merge_bundles(options.output, options.bundles, options.data, jobs=options.jobs)
     _write_and_print(options.output, options.data)
-
-
-def _to_inspect(options: argparse.Namespace) -> None:
-    from agent_leaderboard.inspect_logs import export
-
-    export(options.run, options.folder, options.data)
-
-
-def _from_inspect(options: argparse.Namespace) -> None:
-    from agent_leaderboard.inspect_logs import import_logs
-
-    import_logs(options.logs, options.output)

@@ -1,7 +1,7 @@
 """Statistics of a run: cells, costs, breakdowns, ranks, failures, trainings and attacks."""
 
-import dataclasses
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from agent_envs.errors import UnknownNameError
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
-from agent_leaderboard.records.results import Run, read_run
+from agent_leaderboard.records.results import read_run
 from agent_leaderboard.report.board import (
+    comparisons,
     counted,
-    family_of,
     fill_unscored,
     ranks_with_ties,
-    slices,
     summarise,
-    trained_agents,
     under_attack,
 )
 from agent_leaderboard.report.tables import make_markdown, write_reports
@@ -29,52 +27,52 @@ from tests.agent_leaderboard.runs import LICENSED, PUBLIC, make_run, write_confi
 
 def test_a_cell_has_the_mean_with_its_interval(board):
     cell = board.cells[PUBLIC, "some"]
-    assert cell.success.mean == 3 / 8
-    assert cell.success.low < 3 / 8 < cell.success.high
-    assert cell.num_episodes == cell.success.count == 8
-    assert board.cells[PUBLIC, "oracle"].success.mean == 1.0
-    assert board.cells[PUBLIC, "oracle"].success.low == pytest.approx(0.025 ** (1 / 8))
+    assert cell["success"].mean == 3 / 8
+    assert cell["success"].low < 3 / 8 < cell["success"].high
+    assert cell["num_episodes"] == cell["success"].count == 8
+    assert board.cells[PUBLIC, "oracle"]["success"].mean == 1.0
+    assert board.cells[PUBLIC, "oracle"]["success"].low == pytest.approx(0.025 ** (1 / 8))
     assert board.elsewhere["oracle"].low <= board.overall["oracle"].low < 1
     assert board.overall["oracle"].mean == 1.0
     assert board.overall["some"].mean == (3 / 8 + 1) / 2
 
 
 def test_agents_without_a_significant_difference_are_tied(board):
-    ranks = {agent: board.cells[PUBLIC, agent].rank for agent in board.agents}
+    ranks = {agent: board.cells[PUBLIC, agent]["rank"] for agent in board.agents}
     # best against hostile: 8 to 0, p = 2 / 256, times 2; best against some: 5 to 0, p = 0.06.
     # The oracle knows the answers and is not ranked.
     assert ranks == {"oracle": None, "best": 1, "some": 1, "hostile": 3}
-    assert board.cells[PUBLIC, "some"].is_tied
-    assert not board.cells[PUBLIC, "hostile"].is_tied
+    assert board.cells[PUBLIC, "some"]["is_tied"]
+    assert not board.cells[PUBLIC, "hostile"]["is_tied"]
 
 
 def test_costs_are_means_over_episodes(board):
-    cost = board.cells[PUBLIC, "some"].cost
+    cost = board.cells[PUBLIC, "some"]
     results = board.run.results[PUBLIC, "some"]
     steps = sum(len(one.actions) for one in results) / 8
     assert (cost["calls"], cost["tokens"]) == (steps, pytest.approx(110 * steps))
     assert cost["money"] == pytest.approx(steps * (100 * 1 + 10 * 2) / 1e6)
     assert cost["seconds"] == pytest.approx(0.25 + 3.5 / 8)
-    assert board.cells[PUBLIC, "oracle"].cost["money"] is None
+    assert board.cells[PUBLIC, "oracle"]["money"] is None
 
 
 def test_scores_errors_and_terms_are_broken_down(board):
     cell = board.cells[PUBLIC, "some"]
-    groups = {(label, value): success for label, value, success in cell.groups}
+    groups = {(label, value): success for label, value, success in cell["groups"]}
     assert list(groups) == [("hops", "2"), ("hops", "3"), ("hops", "4"), ("type", "even"),
                             ("type", "odd")]  # fmt: skip
     assert (groups["type", "even"].mean, groups["type", "even"].count) == (0.5, 4)
-    assert cell.errors == {"no_action": (5, 5)}
-    assert cell.reward_terms["exact_match"] == 3 / 8
-    assert cell.stop_reasons == {"answered": 8}
+    assert cell["errors"] == {"no_action": (5, 5)}
+    assert cell["reward_terms"]["exact_match"] == 3 / 8
+    assert cell["stop_reasons"] == {"answered": 8}
 
 
 def test_failures_beyond_the_limit_count_as_failures(tmp_path, data_folder):
     faults = [(PUBLIC, "some", task) for task in range(1, 8)]
     board = summarise(read_run(make_run(tmp_path / "run", data_folder, faults=faults)))
     cell = board.cells[PUBLIC, "some"]
-    assert (cell.success.mean, cell.num_faults, cell.num_episodes) == (1 / 8, 7, 8)
-    assert cell.stop_reasons["timeout"] == 7
+    assert (cell["success"].mean, cell["num_faults"], cell["num_episodes"]) == (1 / 8, 7, 8)
+    assert cell["stop_reasons"]["timeout"] == 7
     assert board.overall["some"].mean == pytest.approx((1 / 8 + 1) / 2)
     assert "(7 failures)" in make_markdown(board)
 
@@ -103,25 +101,24 @@ def test_samples_give_pass_at_k_and_pass_hat_k(board):
     ]
     run = replace(board.run, results={**board.run.results, (LICENSED, "oracle"): samples})
     cell = summarise(run).cells[LICENSED, "oracle"]
-    assert (cell.success.mean, cell.success.count) == (0.75, 2)
+    assert (cell["success"].mean, cell["success"].count) == (0.75, 2)
     # 1 - C(2,2)/C(4,2) = 5/6 and C(2,2)/C(4,2) = 1/6
-    assert cell.pass_at == pytest.approx({1: 0.75, 2: (5 / 6 + 1) / 2, 4: 1.0})
-    assert cell.pass_hat == pytest.approx({1: 0.75, 2: (1 / 6 + 1) / 2, 4: 0.5})
+    assert cell["pass_at"] == pytest.approx({1: 0.75, 2: (5 / 6 + 1) / 2, 4: 1.0})
+    assert cell["pass_hat"] == pytest.approx({1: 0.75, 2: (1 / 6 + 1) / 2, 4: 0.5})
 
 
 def test_a_cell_does_not_depend_on_other_agents(board):
     manifest = replace(board.run.manifest, agents=board.run.manifest.agents[2:3])
     results = {cell: own for cell, own in board.run.results.items() if cell[1] == "some"}
     alone = summarise(replace(board.run, manifest=manifest, results=results)).cells[PUBLIC, "some"]
-    assert replace(alone, rank=None, is_tied=False, is_leading=False) == replace(
-        board.cells[PUBLIC, "some"], rank=None, is_tied=False, is_leading=False
-    )
+    rank = {"rank": 0, "is_tied": False, "is_leading": False}
+    assert alone | rank == board.cells[PUBLIC, "some"] | rank
 
 
 def test_all_pairs_of_agents_are_compared(board):
-    comparisons = board.comparisons()
-    assert len(comparisons) == 2 * 6
-    comparison, p_holm = comparisons[PUBLIC, "oracle", "some"]
+    found = comparisons(board, [(PUBLIC, *pair) for pair in combinations(board.agents, 2)])
+    assert len(found) == 6
+    comparison, p_holm = found[PUBLIC, "oracle", "some"]
     assert (comparison.num_better, comparison.num_worse, comparison.num_equal) == (5, 0, 3)
     assert comparison.p_value == 2 / 32
     # 6 pairs: oracle and best against hostile have 2 / 256 each, then 2 / 32 three times
@@ -193,56 +190,7 @@ def test_a_few_missing_tasks_are_left_out_and_more_score_0():
     assert fill_unscored(dict.fromkeys(range(97), 1.0), range(100))[99] == 0.0
 
 
-# Seeds of training
-
-
-def trained(board, solved, **trains):
-    """A board of agents that solve the first so many of the 8 public tasks each, with `trains`."""
-    model = board.run.manifest.agent("best")
-    agents, results = [], {}
-    for slug, train in trains.items():
-        agents.append(replace(model, slug=slug, name=slug, kind="checkpoint", train=train,
-                              weights_sha256={"w": slug}))  # fmt: skip
-        for environment in (PUBLIC, LICENSED):
-            results[environment, slug] = [
-                replace(one, agent=slug, success=one.task < solved[slug])
-                for one in board.run.results[environment, "best"]
-            ]
-    manifest = replace(board.run.manifest, agents=agents)
-    return summarise(Run(manifest=manifest, tasks=board.run.tasks, results=results))
-
-
-TRAIN = {"learning_rate": 1e-4}
-SEEDS = {f"s{seed}": TRAIN | {"seed": seed} for seed in (0, 1, 2)}
-
-
-def test_trainings_that_differ_in_the_seed_have_students_interval(board):
-    others = {"warmer": {"learning_rate": 1e-3, "seed": 1}, "plain": None, "too": None}
-    solved = {"s0": 4, "s1": 5, "s2": 4, "warmer": 4, "plain": 4, "too": 4}
-    made = trained(board, solved, **SEEDS, **others)
-    ((agents, success),) = trained_agents(made).items()
-    assert agents == ("s0", "s1", "s2")
-    # Means 1/2, 5/8 and 1/2: mean 13/24, standard deviation sqrt(1/192); Student's t at 97.5 % with
-    # 2 degrees of freedom is 4.3027, so 4.3027 * sqrt(1/192) / sqrt(3) = 0.17928 to either side.
-    own = success[PUBLIC]
-    assert (own.mean, own.low, own.high) == pytest.approx(
-        (13 / 24, 13 / 24 - 0.17928, 13 / 24 + 0.17928), abs=1e-5
-    )
-    assert own.count == 3
-    assert "54.2 [36.2, 72.1]" in make_markdown(made)
-    assert trained_agents(trained(board, solved, s0=SEEDS["s0"], **others)) == {}
-
-
-def test_intervals_over_trainings_are_clipped_and_need_every_training(board):
-    made = trained(board, {"s0": 8, "s1": 3, "s2": 8}, **SEEDS)
-    (success,) = trained_agents(made).values()
-    assert (success[PUBLIC].low, success[PUBLIC].high) == (0.0, 1.0)
-    cells = {key: cell for key, cell in made.cells.items() if key != (LICENSED, "s1")}
-    (success,) = trained_agents(dataclasses.replace(made, cells=cells)).values()
-    assert set(success) == {PUBLIC}
-
-
-# Families and attacks
+# Attacks
 
 ATTACKED = """
 environments:
@@ -286,28 +234,19 @@ def test_an_attack_changes_what_an_agent_reads_and_not_the_answer(attacked_board
     assert found["oracle", "injection"]["obeyed"] == 0.0
 
 
-def test_attacked_environments_are_in_no_mean_and_no_family(attacked_board):
-    by_name = {(one["kind"], one["name"]): one for one in slices(attacked_board)}
-    assert by_name["family", "synthetic"]["num_environments"] == 2
-    assert by_name["family", "shell"]["num_environments"] == 1
+def test_attacked_environments_are_in_no_mean(attacked_board):
     cells = [
-        attacked_board.cells[slug, "random"].success.mean for slug in ("hops", "table", "shell")
+        attacked_board.cells[slug, "random"]["success"].mean for slug in ("hops", "table", "shell")
     ]
     assert attacked_board.overall["random"].mean == pytest.approx(sum(cells) / 3)
-    assert [name for kind, name in by_name if kind == "hops"] == ["1", "2", "3"]
-    families = {r.slug: family_of(r) for r in attacked_board.run.manifest.environments}
-    assert families == {
-        "hops": "synthetic", "table": "synthetic", "shell": "shell",
-        "hops-edited": "synthetic", "hops-injected": "synthetic",
-    }  # fmt: skip
 
 
-def test_the_page_shows_attacks_and_families_and_the_run_verifies(attacked_run):
+def test_the_page_shows_attacks_and_the_run_verifies(attacked_run):
     write_reports(attacked_run)
     page = (attacked_run / "leaderboard.html").read_text(encoding="utf-8")
     matrix, rest = page.split('id="long"', 1)
     assert "hops-edited" not in matrix.split("<tbody>")[1]
-    for part in ('id="robust"', 'id="families"', 'id="tasks"', "family: synthetic"):
+    for part in ('id="robust"', 'id="tasks"'):
         assert part in rest
     assert verify(attacked_run).problems == []
 

@@ -25,7 +25,7 @@ from agent_leaderboard.play.config import PRESETS, load_configs
 from agent_leaderboard.play.environments import ARGUMENTS, recorded_environment, refused_arguments
 from agent_leaderboard.records.manifest import published
 from agent_leaderboard.records.results import SCHEMA, read_run, write_checksums
-from agent_leaderboard.report.transcripts import make_transcripts
+from agent_leaderboard.report.web_page import read_episodes
 from agent_leaderboard.verify import bundle, contained, run_check
 from agent_leaderboard.verify.verify import check_run
 from tests.agent_leaderboard.runs import edit_manifest, replace_text
@@ -284,8 +284,8 @@ def test_no_manifest_becomes_an_environment_without_the_allowlist(run_folder, da
     others = run.manifest.environments[1:]
     manifest = dataclasses.replace(run.manifest, environments=[hostile, *others])
     run = dataclasses.replace(run, manifest=manifest)
-    shown = list(make_transcripts(run, (hostile.slug, "some"), data_folder, with_text=True))
-    assert all(one.text is None and "'data' is not allowed" in one.note for one in shown)
+    shown = read_episodes(run, (hostile.slug, "some"), data_folder, with_text=True, limit=9)
+    assert all(one["question"] is None and "'data' is not" in one["note"] for one in shown)
 
 
 # Bundles

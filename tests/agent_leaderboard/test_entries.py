@@ -169,20 +169,6 @@ def test_placeholders_of_the_template_are_reported_and_refused(here, capsys):
         cli.main(["submit", "run"])
 
 
-def test_history_shows_changes_of_scores_and_settings(here, capsys):
-    config = here / "wise_owl.yaml"
-    config.write_text(config.read_text().replace("{tool: search}", "{tool: lookup}"))
-    cli.main(["--config", str(config), "--output", "later", "--environments", *ONLY])
-    capsys.readouterr()
-    cli.main(["history", "run", "later"])
-    output = " ".join(capsys.readouterr().out.split())
-    assert "agent wise-owl: settings: {'tool': 'search'} → {'tool': 'lookup'}" in output
-    assert "synthetic-table" in output
-    assert " 100 " in output  # tasks that both hold
-    with pytest.raises(SystemExit, match="two run folders or more"):
-        cli.main(["history", "run"])
-
-
 def test_an_os_error_and_ctrl_c_are_one_line(here, monkeypatch, capsys):
     (here / "file").write_text("")
     with pytest.raises(SystemExit, match="file"):

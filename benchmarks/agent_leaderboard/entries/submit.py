@@ -162,8 +162,8 @@ def _prices(agent: AgentRecord) -> str:
 
 def _score(board: Board, environment: str, agent: str) -> str:
     cell = board.cells.get((environment, agent))
-    if cell is None or cell.success is None:
+    if cell is None:
         return "-"
-    failures = f", {cell.num_faults} failures" if cell.num_faults else ""
-    cost = f"{cell.cost['calls']:.1f} calls, {cell.cost['tokens']:,.0f} tokens"
-    return f"{percent(cell.success)}{failures}, {cost}"
+    failures = f", {cell['num_faults']} failures" if cell["num_faults"] else ""
+    cost = f"{cell['calls']:.1f} calls, {cell['tokens']:,.0f} tokens"
+    return f"{percent(cell['success'])}{failures}, {cost}"

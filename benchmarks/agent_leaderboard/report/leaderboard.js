@@ -108,13 +108,13 @@
   const fill = (select, options) => select.replaceChildren(
     ...options.map(([value, label]) => make("option", { value }, label)));
   const environmentOptions = board.environments.map(({ slug }) => [slug, slug]);
-  const plain = board.environments.filter(({ isAttacked }) => !isAttacked).map(({ slug }) => slug);
+  const plain = board.environments.filter(({ is_attacked }) => !is_attacked).map(({ slug }) => slug);
   const agentOptions = board.agents.map(({ slug, name }) => [slug, name]);
 
   // Cost against score
 
   const costs = ["tokens", "calls", "turns", "seconds", "money"].filter((kind) =>
-    Object.values(board.cells).some((cell) => cell.cost[kind]));
+    Object.values(board.cells).some((cell) => cell[kind]));
   fill(byId("cost-kind"), costs.map((kind) => [kind, kind]));
   byId("cost-environment").append(...environmentOptions.map(([value, label]) => make("option", { value }, label)));
 
@@ -123,11 +123,11 @@
     const wanted = environment ? [environment] : shown.environment.filter((slug) => plain.includes(slug));
     return shown.agent.flatMap((agent) => {
       const cells = wanted.map((slug) => board.cells[slug + "/" + agent]);
-      if (!cells.length || cells.some((cell) => !cell || !cell.success || cell.cost[kind] === null)) return [];
+      if (!cells.length || cells.some((cell) => !cell || cell[kind] === null)) return [];
       const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
       const isAll = !environment && wanted.length === plain.length;
       const interval = environment ? cells[0].success : isAll ? board.overall[agent] : null;
-      return [{ agent, x: mean(cells.map((cell) => cell.cost[kind])), y: mean(cells.map((cell) => cell.success[0])), interval }];
+      return [{ agent, x: mean(cells.map((cell) => cell[kind])), y: mean(cells.map((cell) => cell.success[0])), interval }];
     });
   }
 
@@ -175,7 +175,7 @@
 
   function drawFrontier(svg, found, toX, toY) {
     let best = -1, path = "";
-    const rivals = found.filter(({ agent }) => !board.agents.find(({ slug }) => slug === agent).isUpperBound);
+    const rivals = found.filter(({ agent }) => !board.agents.find(({ slug }) => slug === agent).is_upper_bound);
     for (const { x, y } of [...rivals].sort((one, other) => one.x - other.x || other.y - one.y)) {
       if (y <= best) continue;
       path += path ? `H${toX(x)}V${toY(y)}` : `M${toX(x)},${toY(y)}`;
@@ -225,7 +225,7 @@
     const other = board.comparisons[[environment, second, first].join("/")];
     if (!other) return null;
     const [mean, low, high, tasks] = other.difference;
-    return { ...other, difference: [-mean, -high, -low, tasks], better: other.worse, worse: other.better };
+    return { ...other, difference: [-mean, -high, -low, tasks], num_better: other.num_worse, num_worse: other.num_better };
   }
 
   function drawPairs() {
@@ -241,7 +241,7 @@
       make("tbody", {}, ...(rows.length ? rows : [make("tr", {}, make("td", { colspan: 9, class: "none" }, "Choose two agents that played the same tasks."))])));
   }
 
-  function pairRow(environment, { difference: [mean, low, high, tasks], better, equal, worse, pValue: p, pHolm }) {
+  function pairRow(environment, { difference: [mean, low, high, tasks], num_better, num_equal, num_worse, p_value: p, p_holm }) {
     const verdict = low > 0 ? "better" : high < 0 ? "worse" : "";
     const left = (value) => `${50 + 50 * value}%`;
     return make("tr", {}, make("th", { scope: "row" }, environment),
@@ -249,8 +249,8 @@
       make("td", {}, make("div", { class: "effect " + verdict, "aria-hidden": "true" },
         make("i", { style: { left: left(low), width: `${50 * (high - low)}%` } }), make("b", { style: { left: left(mean) } }))),
       make("td", { class: "number", title: `${tasks} tasks` }, `${signed(100 * low)} to ${signed(100 * high)}`),
-      ...[better, equal, worse].map((count) => make("td", { class: "number" }, String(count))),
-      ...[p, pHolm].map((value) => make("td", { class: "number" }, pValue(value))));
+      ...[num_better, num_equal, num_worse].map((count) => make("td", { class: "number" }, String(count))),
+      ...[p, p_holm].map((value) => make("td", { class: "number" }, pValue(value))));
   }
   ["pair-first", "pair-second"].forEach((id) => byId(id).addEventListener("change", drawPairs));
 
@@ -258,14 +258,14 @@
 
   fill(byId("task-environment"), environmentOptions);
   const MAX_TASKS = 200;
-  const bounds = new Set(board.agents.filter(({ isUpperBound }) => isUpperBound).map(({ slug }) => slug));
+  const bounds = new Set(board.agents.filter(({ is_upper_bound }) => is_upper_bound).map(({ slug }) => slug));
 
   /** Draw the tasks of an environment on which the agents shown differ, those that divide them most first. */
   function drawTasks() {
     const environment = byId("task-environment").value;
     // An upper bound solves what nobody else does: it says nothing of where agents differ.
-    const agents = shown.agent.filter((agent) => !bounds.has(agent) && board.scores[environment + "/" + agent]);
-    const scores = agents.map((agent) => board.scores[environment + "/" + agent]);
+    const agents = shown.agent.filter((agent) => !bounds.has(agent) && board.cells[environment + "/" + agent]);
+    const scores = agents.map((agent) => board.cells[environment + "/" + agent].scores);
     const tasks = Object.entries(board.tasks[environment] ?? {}).map(([task, id]) => {
       const own = scores.map((of) => of[task]), known = own.filter((score) => score !== undefined);
       const mean = known.reduce((sum, score) => sum + score, 0) / (known.length || 1);
@@ -304,10 +304,10 @@
     if (what === "group") return cell.groups.map(([label, value, [mean, low, high, tasks]]) => [`${label}: ${value}`,
       { text: `${percent(mean)} (${tasks})`, share: mean, title: `${percent(low)} to ${percent(high)}` }]);
     if (what === "errors") return Object.entries(cell.errors).map(([code, [steps, episodes]]) => [code, { text: `${steps} (${episodes})` }]);
-    if (what === "stops") return Object.entries(cell.stops).map(([reason, count]) => [reason, { text: String(count) }]);
-    if (what === "samples") return [["pass@", cell.passAt], ["pass^", cell.passHat]].flatMap(([name, values]) =>
+    if (what === "stops") return Object.entries(cell.stop_reasons).map(([reason, count]) => [reason, { text: String(count) }]);
+    if (what === "samples") return [["pass@", cell.pass_at], ["pass^", cell.pass_hat]].flatMap(([name, values]) =>
       Object.entries(values).map(([k, value]) => [name + k, { text: percent(value), share: value }]));
-    return Object.entries(what === "terms" ? cell.terms : cell.metrics).map(([name, value]) => [name, { text: short(value) }]);
+    return Object.entries(what === "terms" ? cell.reward_terms : cell.metrics).map(([name, value]) => [name, { text: short(value) }]);
   }
 
   function drawKinds() {
@@ -343,7 +343,7 @@
       const button = make("button", { type: "button" }, mark, make("span", {}, `task ${episode.task}` + (episode.sample ? ` · ${episode.sample + 1}` : "")), make("span", {}, signed(episode.return, 2)));
       button.addEventListener("click", () => showEpisode(i));
       return make("li", {}, button);
-    }), make("li", { class: "hint" }, `${episodes.length} of ${cell.episodes + cell.faults} episodes`));
+    }), make("li", { class: "hint" }, `${episodes.length} of ${Math.max(cell.num_episodes, episodes.length)} episodes`));
     open = { key, index };
     if (!viewer.open) viewer.showModal();
     showEpisode(Math.min(index, episodes.length - 1));
@@ -368,12 +368,12 @@
   function episodeParts(episode) {
     const usage = Object.entries(episode.usage).filter(([, value]) => value);
     const parts = [make("div", { class: "badges" }, badge(episode.success ? "success" : episode.fault === null ? "failure" : "not scored", episode.success ? "ok" : "fail"),
-      badge(`return ${signed(episode.return, 3)}`), badge(episode.stop.replaceAll("_", " ")), badge(`${episode.taskId} · seed ${episode.seed}`),
+      badge(`return ${signed(episode.return, 3)}`), badge(episode.stop.replaceAll("_", " ")), badge(`${episode.task_id} · seed ${episode.seed}`),
       ...Object.entries(episode.labels).map(([key, value]) => badge(`${key}: ${value}`)))];
     if (episode.why.length) parts.push(make("div", { class: "why" + (episode.success ? " mild" : "") }, ...episode.why.map((line) => make("p", {}, line))));
     if (episode.fault !== null) parts.push(said("fault", episode.fault));
-    if (episode.note !== null) parts.push(make("p", { class: "hint" }, episode.note));
-    if (episode.question !== null) parts.push(said("task", board.texts[episode.question]));
+    if (episode.note) parts.push(make("p", { class: "hint" }, episode.note));
+    if (episode.question !== null) parts.push(said("task", episode.question));
     episode.steps.forEach((step, i) => parts.push(stepPart(step, i)));
     if (episode.answers?.length) parts.push(make("div", { class: "step" }, said(episode.answers.length > 1 ? "gold answers" : "gold answer", episode.answers.join("\n"))));
     if (episode.attempts.length) {
@@ -390,7 +390,7 @@
     const terms = Object.entries(step.terms).map(([name, value]) => badge(`${name} ${signed(value, 3)}`, value > 0 ? "ok" : "fail"));
     const part = make("section", { class: "step" }, make("h3", {}, `Step ${i + 1}`, badge(`reward ${signed(step.reward, 3)}`), ...terms, step.error ? badge(step.error, "fail") : null), said("agent", step.action, "agent"));
     if (step.call) part.append(make("div", { class: "understood" }, "understood as ", make("code", {}, step.call)));
-    if (step.observation !== undefined) part.append(said("environment", board.texts[step.observation]));
+    if (step.observation) part.append(said("environment", step.observation));
     return part;
   }
 

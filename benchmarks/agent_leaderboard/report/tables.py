@@ -1,32 +1,43 @@
-"""The files of a report: Markdown and CSV tables, and the web pages."""
+"""The tables of a run: Markdown, CSV and the terminal; and the files of a report."""
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_envs.scoring.statistics import CONFIDENCE, Interval
+from agent_envs.scoring.statistics import CONFIDENCE, Interval, p_value_text
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.records.results import read_run
 from agent_leaderboard.report.board import (
     FAULT_RULE,
     RANK_RULE,
     Board,
-    CellStats,
+    comparisons,
     shown_name,
     summarise,
-    trained_agents,
 )
-from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table
+from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table, visible
 
 PAGE: Final = "leaderboard.html"
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
 PAGES: Final = (PAGE, PAGE_WITH_TEXT)
+COMPARISON_RULE: Final = (
+    "Difference of success in points, on the tasks that both ran; exact test (McNemar's for one "
+    "episode per task, sign flips otherwise). Holm's correction is for the number of rows."
+)
+_MIN_WIDTH: Final = 120
+"""Width in columns where the output is not a terminal."""
+
+Cell = Mapping[str, Any]
 
 
 def write_reports(run: Path, data: Path | None = None, *, text: bool = False) -> None:
@@ -34,10 +45,6 @@ def write_reports(run: Path, data: Path | None = None, *, text: bool = False) ->
 
     The text of licensed data sets is left out, so that the page may be published; with `text`,
     ``leaderboard_with_text.html`` contains it. Episodes are replayed with the folder `data`.
-
-    Raises:
-        ConfigurationError: If `text` is given without `data`.
-        DataError: If the run folder cannot be read.
     """
     from agent_leaderboard.report.web_page import make_page
 
@@ -53,27 +60,16 @@ def write_reports(run: Path, data: Path | None = None, *, text: bool = False) ->
         write_text(run / PAGE_WITH_TEXT, make_page(board, data, with_licensed_text=True))
 
 
-def rank_mark(cell: CellStats) -> str:
-    """Format a rank; ``=`` marks a shared one."""
-    return "" if cell.rank is None else f"{'=' * cell.is_tied}{cell.rank}"
-
-
-def ranked(board: Board, environment: str) -> list[CellStats]:
-    """Return the cells of an environment, best first."""
-    cells = [cell for (slug, _), cell in board.cells.items() if slug == environment]
-    return sorted(
-        cells,
-        key=lambda cell: (
-            math.inf if cell.rank is None else cell.rank,
-            0.0 if cell.success is None else -cell.success.mean,
-            cell.agent,
-        ),
-    )
-
-
 def percent(interval: Interval) -> str:
     """Format a share and its interval in per cent."""
     return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _rank(cell: Cell) -> str:
+    return "" if cell["rank"] is None else f"{'=' * cell['is_tied']}{cell['rank']}"
+
+
+# Markdown
 
 
 def make_markdown(board: Board) -> str:
@@ -92,7 +88,6 @@ def make_markdown(board: Board) -> str:
         f"seed {protocol.seed}. {RANK_RULE} An oracle knows the answers: it is an upper bound and "
         f"has no rank. {FAULT_RULE}",
         _matrix(board),
-        *_seeds(board),
         "## Costs",
         "Means over episodes. Seconds depend on the machine: see `leaderboard.html`.",
         _costs(board),
@@ -104,26 +99,6 @@ def make_markdown(board: Board) -> str:
         lines = (f"- {markdown_cell(o.id)}: {markdown_cell(o.reason)}" for o in manifest.left_out)
         parts += ["Left out:", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
-
-
-def _seeds(board: Board) -> list[str]:
-    """Return a table of the agents that were trained with several seeds, if any."""
-    trained = trained_agents(board)
-    if not trained:
-        return []
-    rows = [
-        [f"`{environment}`", *(percent(own[environment]) if environment in own else "-"
-                               for own in trained.values())]
-        for environment in board.environments
-    ]  # fmt: skip
-    fewest = min(map(len, trained))
-    return [
-        "## Over seeds of training",
-        f"Mean success of trainings that differ in their seed, with the {CONFIDENCE:.0%} interval "
-        f"of Student's t over them. The sign test of {fewest} seeds against as many of another "
-        f"agent cannot have a p-value below {2 * 0.5**fewest:.2g}.",
-        markdown_table(["environment", *(markdown_cell(", ".join(one)) for one in trained)], rows),
-    ]
 
 
 def _arguments(record: EnvironmentRecord) -> str:
@@ -144,36 +119,34 @@ def _matrix(board: Board) -> str:
     return markdown_table(["environment", *names], rows)
 
 
-def _matrix_cell(cell: CellStats | None) -> str:
-    if cell is None or cell.success is None:
+def _matrix_cell(cell: Cell | None) -> str:
+    if cell is None:
         return "-"
-    text = percent(cell.success)
-    if cell.rank is not None:
-        text += f" · {rank_mark(cell)}"
-    if cell.num_faults:
-        text += f" ({cell.num_faults} failures)"
-    return f"**{text}**" if cell.is_leading else text
+    text = percent(cell["success"])
+    if rank := _rank(cell):
+        text += f" · {rank}"
+    if cell["num_faults"]:
+        text += f" ({cell['num_faults']} failures)"
+    return f"**{text}**" if cell["is_leading"] else text
 
 
 def _costs(board: Board) -> str:
     headings = ["environment", "agent", "return", "turns", "calls", "tokens read",
                 "tokens written", "money", "failures"]  # fmt: skip
     rows = []
-    for environment, cell in _ordered(board):
-        cost = cell.cost
-        record = board.run.manifest.agent(cell.agent)
-        currency = record.prices.currency if record.prices else ""
-        money = cost["money"]
+    for (environment, slug), cell in board.cells.items():
+        agent = board.run.manifest.agent(slug)
+        currency = markdown_cell(agent.prices.currency) if agent.prices else ""
         rows.append([
             f"`{environment}`",
-            markdown_cell(shown_name(record)),
-            "" if cell.return_ is None else f"{cell.return_:.3f}",
-            f"{cell.num_steps:.1f}",
-            f"{cost['calls']:.1f}",
-            f"{cost['prompt_tokens']:,.0f}",
-            f"{cost['completion_tokens']:,.0f}",
-            "" if money is None else f"{money:.6f} {markdown_cell(currency)}",
-            str(cell.num_faults),
+            markdown_cell(shown_name(agent)),
+            f"{cell['return']:.3f}",
+            f"{cell['turns']:.1f}",
+            f"{cell['calls']:.1f}",
+            f"{cell['prompt_tokens']:,.0f}",
+            f"{cell['completion_tokens']:,.0f}",
+            "" if cell["money"] is None else f"{cell['money']:.6f} {currency}",
+            str(cell["num_faults"]),
         ])  # fmt: skip
     return markdown_table(headings, rows, names=2)
 
@@ -192,18 +165,19 @@ def _models(agents: Sequence[AgentRecord]) -> list[str]:
     return ["## Models", markdown_table(["agent", "kind", "model", "made by"], rows, names=4)]
 
 
+# CSV
+
+
 def make_csv(board: Board) -> str:
     """Return one row of CSV per cell, deterministically."""
-    rows = [_csv_row(board, environment, cell) for environment, cell in _ordered(board)]
+    rows = [_csv_row(board, *key, cell) for key, cell in board.cells.items()]
     table: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
     return table
 
 
-def _csv_row(board: Board, environment: str, cell: CellStats) -> dict[str, Any]:
-    record = board.run.manifest.environment(environment)
-    agent = board.run.manifest.agent(cell.agent)
-    success, largest = cell.success, max(cell.pass_at, default=None)
-    costs = ("calls", "prompt_tokens", "completion_tokens", "money")
+def _csv_row(board: Board, environment: str, slug: str, cell: Cell) -> dict[str, Any]:
+    record, agent = board.run.manifest.environment(environment), board.run.manifest.agent(slug)
+    success, largest = cell["success"], max(cell["pass_at"])
     return {
         "environment": environment,
         "environment_id": csv_cell(record.id),
@@ -211,27 +185,18 @@ def _csv_row(board: Board, environment: str, cell: CellStats) -> dict[str, Any]:
         "agent": csv_cell(agent.name),
         "kind": csv_cell(agent.kind),
         "model": csv_cell(agent.model or ""),
-        "rank": cell.rank,
-        "is_tied": cell.is_tied,
-        "num_episodes": cell.num_episodes,
-        "num_faults": cell.num_faults,
-        "success": success and success.mean,
-        "success_low": success and success.low,
-        "success_high": success and success.high,
-        "return": cell.return_,
-        "num_tasks": success and success.count,
+        **{name: cell[name] for name in ("rank", "is_tied", "num_episodes", "num_faults")},
+        "success": success.mean,
+        "success_low": success.low,
+        "success_high": success.high,
+        "return": cell["return"],
+        "num_tasks": success.count,
         "k": largest,
-        "pass_at_k": None if largest is None else cell.pass_at[largest],
-        "pass_hat_k": None if largest is None else cell.pass_hat[largest],
-        "turns": cell.num_steps,
-        **{name: cell.cost[name] for name in costs},
+        "pass_at_k": cell["pass_at"][largest],
+        "pass_hat_k": cell["pass_hat"][largest],
+        "turns": cell["turns"],
+        **{name: cell[name] for name in ("calls", "prompt_tokens", "completion_tokens", "money")},
     }
-
-
-def _ordered(board: Board) -> Iterator[tuple[str, CellStats]]:
-    for environment in board.environments:
-        for cell in ranked(board, environment):
-            yield environment, cell
 
 
 REPORTS: Final[Mapping[str, Callable[[Board], str]]] = {
@@ -239,3 +204,66 @@ REPORTS: Final[Mapping[str, Callable[[Board], str]]] = {
     "leaderboard.csv": make_csv,
 }
 """Tables that depend on the results alone, by file name."""
+
+
+# Terminal
+
+
+def make_console() -> Console:
+    """Return a console that is wide enough for tables if the output is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_MIN_WIDTH)
+
+
+def _table(names: Sequence[str], numbers: Sequence[str], title: str = "") -> Table:
+    table = Table(title=Text(visible(title)), box=box.SIMPLE_HEAD)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def print_table(run: Path) -> None:
+    """Print the leaderboard of a run folder."""
+    board, console = summarise(read_run(run)), make_console()
+    numbers = ("rank", "success %", "return", "calls", "tokens", "s", "failures")
+    table = _table(("environment", "agent"), numbers)
+    for (environment, slug), cell in board.cells.items():
+        table.add_row(
+            f"{environment}{board.marks[environment]}",
+            Text(visible(shown_name(board.run.manifest.agent(slug)))),
+            _rank(cell),
+            Text(percent(cell["success"])),
+            f"{cell['return']:.2f}",
+            f"{cell['calls']:.1f}",
+            f"{cell['tokens']:,.0f}",
+            "-" if cell["seconds"] is None else f"{cell['seconds']:.2f}",
+            str(cell["num_faults"] or ""),
+            style="bold" if cell["is_leading"] else "",
+        )
+    console.print(table)
+    console.print(Text(RANK_RULE, style="dim"))
+
+
+def print_comparison(run: Path, first: str, second: str) -> None:
+    """Print a comparison of two agents on every environment that both ran."""
+    board, console = summarise(read_run(run)), make_console()
+    agents = board.run.manifest.agents
+    slugs = {name: record.slug for record in agents for name in (record.slug, record.name)}
+    one, other = (lookup(slugs, name, kind="agent of this run") for name in (first, second))
+    interval = f"{CONFIDENCE:.0%} interval"
+    numbers = ("difference", interval, "better", "equal", "worse", "p", "p by Holm")
+    table = _table(["environment"], numbers, f"{first} - {second}")
+    keys = [(slug, one, other) for slug in board.environments]
+    for key, (found, p_holm) in comparisons(board, keys).items():
+        difference = found.difference
+        table.add_row(
+            key[0],
+            f"{100 * difference.mean:+.1f}",
+            f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
+            *map(str, (found.num_better, found.num_equal, found.num_worse)),
+            *map(p_value_text, (found.p_value, p_holm)),
+        )
+    console.print(table)
+    console.print(Text(COMPARISON_RULE, style="dim"))
