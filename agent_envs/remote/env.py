@@ -1,17 +1,16 @@
 """`RemoteEnv`: an environment that runs on another machine."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 
 from agent_envs.core.lookup import lookup, require_extra
-from agent_envs.core.replay import replay
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import ReplayError, ServerError
+from agent_envs.errors import ServerError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.remote.client import Client, SessionLost
 from agent_envs.remote.protocol import KNOWN_ERRORS, Refusal
@@ -21,10 +20,10 @@ MAX_ATTEMPTS: Final = 4
 
 
 class RemoteTool(Tool):
-    """The schema of a tool that runs on the server, when an action calls it."""
+    """The schema, in the OpenAI format, of a tool that runs on the server."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        """Take the schema, in the OpenAI format."""
+        """Take the schema."""
         function = schema["function"]
         self.name: str = function["name"]
         self.description: str = function["description"]
@@ -44,19 +43,14 @@ class RemoteTool(Tool):
         """Pickle the schema."""
         return RemoteTool, (self.schema,)
 
-    def __repr__(self) -> str:
-        """Return name and arguments."""
-        return f"RemoteTool({self.name}({', '.join(self.parameters.get('properties', {}))}))"
-
 
 class RemoteEnv(ToolEnv):
     """An environment that runs on one of several servers, as if it were local.
 
     ``python -m agent_envs serve ID`` starts a server. Observations, rewards, infos, turn limits,
     seeds and options are those of the environment there, whose arguments are given where it is
-    started. A session is opened on the server with the fewest. If it ends (the server dies,
-    restarts, or drops an idle session), the episode is resumed in another session by replaying its
-    actions.
+    started. Sessions are opened on the servers in turn. If one ends (the server dies, restarts, or
+    drops an idle session), the episode is resumed in another by replaying its actions.
     """
 
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
@@ -71,7 +65,7 @@ class RemoteEnv(ToolEnv):
         timeout: float = 300.0,
         render_mode: str | None = None,
     ) -> None:
-        """Get the servers' description of the environment.
+        """Open a session and get the server's description of the environment.
 
         Args:
             url: The server's URL, ``http://host:8000``; or several, of servers of the same.
@@ -83,19 +77,16 @@ class RemoteEnv(ToolEnv):
             ServerError: If no server answers.
             ConfigurationError: If a URL is malformed, a server requires another token, or the
                 servers differ.
-            MissingExtraError: If `websockets` or `httpx` is not installed.
         """
-        require_extra("serve", "AgentR1/Remote-v0", "websockets", "httpx")
+        require_extra("serve", "AgentR1/Remote-v0", "websockets")
         self._client = Client(url, connect_timeout=connect_timeout, timeout=timeout)
         weakref.finalize(self, self._client.close).atexit = False
         described = self.description = self._client.description
         self.outcome_terms = frozenset(described["outcome_terms"])  # type: ignore[misc]
         self._reset_data: dict[str, Any] | None = None  # of the episode
-        self._generator: dict[str, Any] | None = None
+        self._last: dict[str, Any] = {}  # observation, with all that the server adds
         self._actions: list[str] = []
-        self._observations: list[str] = []
-        self._rewards: list[float] = []
-        self._metrics: dict[str, float] = {}
+        self._outcomes: list[tuple[str, float | None]] = []  # observations and rewards
         self._schemas: list[Any] = described["tools"]
         tool_format = lookup(TOOL_FORMATS, described["tool_format"], kind="tool format")
         super().__init__(
@@ -110,18 +101,17 @@ class RemoteEnv(ToolEnv):
         """Begin an episode; see `ToolEnv.reset`."""
         gym.Env.reset(self, seed=seed)
         self._find_turn_limit("reset")
-        if seed is None and self._generator is None:
+        if seed is None and not self._last:
             seed = int(self.np_random.integers(2**31))
+        generator = self._last["generator"] if seed is None else None
         data = {
-            "seed": seed, "generator": self._generator if seed is None else None,
-            "options": options, "turn_limit": self.max_turns,
+            "seed": seed, "generator": generator, "options": options, "turn_limit": self.max_turns
         }  # fmt: skip
         reply = self._request("reset", **data)
-        self._reset_data, self._actions, self._rewards = data, [], []
-        self._observations = []
+        self._reset_data, self._actions, self._outcomes = data, [], []
         self._is_over, self.num_turns = False, 0
         observation, info = self._record(reply)
-        self.task_index = reply["observation"]["task_index"]
+        self.task_index = self._last["task_index"]
         self._task = Task(id=str(info.get("task_id")), question=observation, answers=())
         self._transcript.begin(self.render_mode, observation)
         return observation, info
@@ -132,9 +122,8 @@ class RemoteEnv(ToolEnv):
         reply = self._request("step", text=action)
         self.num_turns += 1
         self._actions.append(action)
-        self._rewards.append(reply["reward"])
         observation, info = self._record(reply)
-        terminated, truncated = (reply["observation"][k] for k in ("terminated", "truncated"))
+        terminated, truncated = self._last["terminated"], self._last["truncated"]
         self._is_over = terminated
         if {"reward_terms", "action", "metrics"} <= info.keys():
             is_last = terminated or truncated
@@ -143,24 +132,21 @@ class RemoteEnv(ToolEnv):
 
     def reference_actions(self) -> list[str]:
         """Return actions that solve the current task, if the server offers them."""
-        actions: list[str] = self._request("reference_actions")["actions"]
-        return actions
+        return list(self._request("reference_actions")["actions"])
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the episode as if it ended now."""
-        return dict(self._metrics)
+        return dict(self._last["metrics"])
 
     @property
     def num_tasks(self) -> int | None:
         """Number of tasks; None where they are endless."""
-        number: int | None = self.description["num_tasks"]
-        return number
+        return self.description["num_tasks"]  # type: ignore[no-any-return]
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
         """The weight of each reward term that is on."""
-        weights: Mapping[str, float] = self.description["reward_weights"]
-        return weights
+        return self.description["reward_weights"]  # type: ignore[no-any-return]
 
     @property
     def num_sessions(self) -> int:
@@ -186,15 +172,11 @@ class RemoteEnv(ToolEnv):
                 reply = self._client.request(kind, **data)
             except SessionLost as error:
                 if attempt == MAX_ATTEMPTS:
-                    raise ServerError(
-                        f"{attempt} sessions ended during a {kind}; the last one: {error}. See the "
-                        "logs of the servers."
-                    ) from error
+                    text = f"{attempt} sessions ended during a {kind}; the last one: {error}."
+                    raise ServerError(f"{text} See the logs of the servers.") from error
             except Refusal as refusal:
                 self._client.is_current = False
-                error_class: Callable[[str], Exception]
-                error_class = KNOWN_ERRORS.get(refusal.kind or "", ServerError)
-                raise error_class(str(refusal)) from None
+                raise KNOWN_ERRORS.get(refusal.kind or "", ServerError)(str(refusal)) from None
             else:
                 self._client.is_current = True
                 return reply
@@ -204,22 +186,23 @@ class RemoteEnv(ToolEnv):
         """Replay the episode in a new session."""
         if self._reset_data is None:
             return
-        data = self._reset_data | {"turn_limit": self.max_turns}
-        recorded = {"observations": self._observations, "rewards": self._rewards}
-        try:
-            for _ in replay(_SessionEnv(self._client, data), None, None, self._actions, **recorded):  # type: ignore[arg-type]
-                pass
-        except ReplayError as error:
-            text = "The episode cannot be resumed in another session"
-            raise ServerError(f"{text}: {error}") from error
+        reply = self._client.request("reset", **self._reset_data | {"turn_limit": self.max_turns})
+        for number, recorded in enumerate(self._outcomes):
+            if number > 0:
+                reply = self._client.request("step", text=self._actions[number - 1])
+            found = reply["observation"]["text"], reply["reward"]
+            if found != recorded:
+                raise ServerError(
+                    "The episode cannot be resumed in another session: after "
+                    f"{number} of {len(self._actions)} actions, observation and reward are "
+                    f"{found!r:.300}, and were {recorded!r:.300}."
+                )
 
     def _record(self, reply: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Record a reply from which the episode may be resumed; return observation and info."""
-        observed = reply["observation"]
-        self._generator = observed["generator"]
-        self._observations.append(observed["text"])
+        observed = self._last = reply["observation"]
+        self._outcomes.append((observed["text"], reply["reward"]))
         info: dict[str, Any] = observed["info"]
-        self._metrics = observed["metrics"]
         schemas = info.get("tools", self._schemas)
         if schemas != self._schemas:  # the episode has its own tools
             self._schemas = schemas
@@ -239,20 +222,3 @@ class RemoteEnv(ToolEnv):
         """Name and arguments of the served environment, wherever it is served."""
         names = ("environment", "fingerprint")
         return "AgentR1/Remote-v0", {name: self.description[name] for name in names}
-
-
-class _SessionEnv(gym.Env[str, str]):
-    """A recorded reset, and steps, in the client's current session; for `replay`."""
-
-    def __init__(self, client: Client, reset_data: Mapping[str, Any]) -> None:
-        self._client, self._reset_data = client, reset_data
-
-    def reset(self, **_: Any) -> tuple[str, dict[str, Any]]:
-        observed = self._client.request("reset", **self._reset_data)["observation"]
-        return observed["text"], observed["info"]
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        reply = self._client.request("step", text=action)
-        observed = reply["observation"]
-        ends = observed["terminated"], observed["truncated"]
-        return observed["text"], reply["reward"], *ends, observed["info"]

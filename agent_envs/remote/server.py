@@ -1,53 +1,133 @@
-"""The server: sessions over a WebSocket, and OpenEnv's HTTP routes."""
+"""The server: one environment for many clients, each with a session over a WebSocket."""
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import json
-import secrets
+import logging
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-import pydantic
+import gymnasium as gym
+from gymnasium.wrappers import TimeLimit
 
+from agent_envs.core.async_bridge import Worker
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.errors import ActionTypeError, ConfigurationError
 from agent_envs.remote.protocol import (
+    KNOWN_ERRORS,
     MAX_MESSAGE_BYTES,
-    ErrorCode,
-    Observation,
     Refusal,
-    State,
+    Reset,
     Step,
-    write_refusal,
-    write_reply,
+    read_message,
+    write_message,
 )
-from agent_envs.remote.session import Session, TextEnv, describe
+from agent_envs.wrappers.awaited import awaited
 
 if TYPE_CHECKING:
     import socket
 
     import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import HTTPConnection, Request
-    from starlette.responses import Response
+    from starlette.requests import HTTPConnection
     from starlette.types import ASGIApp, Receive, Scope, Send
     from starlette.websockets import WebSocket
 
-NO_SESSION_TEXT: Final = (
-    "There is no such session. POST /reset begins one, which lasts for an episode; send the "
-    "observation's 'session' next to 'action'."
-)
-SEND_SECONDS: Final = 60.0
-"""A client that does not receive a reply within this time is disconnected."""
-BODY_SECONDS: Final = 30.0
-REFUSAL_SECONDS: Final = 5.0
-POLICY_VIOLATION: Final = 1008
-GOING_AWAY: Final = 1001
-_HTTP_STATUS: Final = {
-    ErrorCode.CAPACITY_REACHED: 503, ErrorCode.FACTORY_ERROR: 500, ErrorCode.EXECUTION_ERROR: 500
-}  # fmt: skip
+TextEnv = gym.Env[str, str]
+Reply = tuple[str, dict[str, Any]]
+_CALLER_ERRORS: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
+"""Errors for wrong arguments, after which an environment is still usable."""
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """One environment for one client, whose messages are processed in a thread of its own."""
+
+    def __init__(self, make_env: Callable[[], TextEnv], description: Mapping[str, Any]) -> None:
+        """Start without an environment; the first reset makes it."""
+        self.thread = Worker()
+        self.is_between_episodes = True
+        self._make_env, self._description = make_env, description
+        self._made: TextEnv | None = None
+        self._env: TextEnv | None = None
+        self._state: dict[str, Any] = {"episode_id": None, "task_id": None, "step_count": 0}
+
+    def handle(self, text: str) -> str | None:
+        """Process a message and return the reply; None for ``close``."""
+        kind = ""
+        try:
+            kind, data = read_message(text)
+            return None if kind == "close" else write_message(*self._process(kind, data))
+        except Refusal as refusal:
+            error = {"message": str(refusal), "code": refusal.code, "kind": refusal.kind}
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - logged, or told to the caller
+            name, message = type(failure).__name__, str(failure)
+            if not isinstance(failure, _CALLER_ERRORS):
+                # Foreign code failed in an unknown state: the next episode gets a new environment.
+                _log.warning("An environment failed at a %s message.", kind, exc_info=True)
+                self.close()
+                message = message if name in KNOWN_ERRORS else f"{name}; see the server's log."
+            error = {"message": message, "code": "EXECUTION_ERROR", "kind": name}
+        return write_message("error", error)
+
+    def close(self) -> None:
+        """Close the environment."""
+        env, self._made, self._env = self._made, None, None
+        try:
+            if env is not None:
+                env.close()
+        except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
+            _log.warning("An environment failed to close.", exc_info=True)
+
+    def _process(self, kind: str, data: Any) -> Reply:
+        if kind == "reset":
+            return self._reset(data)
+        if kind == "describe":
+            return kind, dict(self._description)
+        if kind == "state":
+            return kind, self._state
+        if self._env is None:
+            raise gym.error.ResetNeeded("No episode has begun in this session; send a reset first.")
+        if kind == "step":
+            return self._step(self._env, data)
+        if not self._description["with_reference"]:
+            text = "The server does not offer its solutions; start it with --reference."
+            raise Refusal("NOT_OFFERED", text, "NotImplementedError")
+        env: Any = self._env.unwrapped
+        return kind, {"actions": list(env.reference_actions())}
+
+    def _reset(self, data: Reset) -> Reply:
+        if self._made is None:
+            self._made = awaited(self._make_env())
+        limit = data.turn_limit
+        self._env = self._made if limit is None else TimeLimit(self._made, limit)
+        if data.generator is not None:
+            self._made.unwrapped.np_random.bit_generator.state = data.generator
+        observation, info = self._env.reset(seed=data.seed, options=data.options)
+        self._state = {"episode_id": data.episode_id, "task_id": info["task_id"], "step_count": 0}
+        return self._observation(observation, None, False, False, info)
+
+    def _step(self, env: TextEnv, data: Step) -> Reply:
+        observation, reward, terminated, truncated, info = env.step(data.text)
+        self._state["step_count"] += 1
+        return self._observation(observation, float(reward), terminated, truncated, info)
+
+    def _observation(
+        self, text: str, reward: float | None, terminated: bool, truncated: bool,
+        info: Mapping[str, Any],
+    ) -> Reply:  # fmt: skip
+        assert self._made is not None  # noqa: S101 - a reset made it
+        base: Any = self._made.unwrapped
+        self.is_between_episodes = is_over = bool(terminated or truncated)
+        observation = {
+            "text": text, "info": info, "terminated": bool(terminated),
+            "truncated": bool(truncated), "metrics": base.metrics(),
+            "task_index": base.task_index, "generator": base.np_random.bit_generator.state,
+        }  # fmt: skip
+        return "observation", {"observation": observation, "reward": reward, "done": is_over}
 
 
 class EnvironmentServer:
@@ -75,58 +155,65 @@ class EnvironmentServer:
         Raises:
             ConfigurationError: If the environment cannot be served.
         """
-        self._make_env, self._with_reference = make_env, with_reference
-        self._max_sessions, self._idle_seconds, self._token = max_sessions, idle_seconds, token
+        self._make_env, self._max_sessions = make_env, max_sessions
+        self._idle_seconds, self._token = idle_seconds, token
         self._sessions: set[Session] = set()
         self._between_episodes: dict[Session, asyncio.Timeout] = {}  # the longest first
-        self._over_http: dict[str, tuple[Session, asyncio.TimerHandle]] = {}
         env = make_env()
-        self.description = describe(env, with_reference=with_reference)
-        self._about = " ".join((type(env.unwrapped).__doc__ or "").partition("\n\n")[0].split())
+        self.description = _describe(env, with_reference=with_reference)
         env.close()
 
     def app(self) -> "ASGIApp":
-        """Return the ASGI application."""
+        """Return the ASGI application: ``/ws`` for sessions, and ``/health``."""
         from starlette.applications import Starlette
+        from starlette.requests import HTTPConnection
+        from starlette.responses import JSONResponse, Response
         from starlette.routing import Route, WebSocketRoute
 
         routes = [
-            WebSocketRoute("/ws", self._serve_socket),
-            Route("/reset", partial(self._serve_http, "reset"), methods=["POST"]),
-            Route("/step", partial(self._serve_http, "step"), methods=["POST"]),
-            Route("/state", partial(self._serve_http, "state")),
-            *(Route(path, _json_route(read)) for path, read in self._documents().items()),
+            WebSocketRoute("/ws", self._serve_session),
+            Route("/health", lambda _: JSONResponse({"status": "healthy"})),
         ]
-        return _guarded(Starlette(routes=routes), self._token)
+        app = Starlette(routes=routes)
 
-    # Over a WebSocket: a connection is a session
+        async def guard(scope: "Scope", receive: "Receive", send: "Send") -> None:
+            """Refuse clients without the token, and web pages, which have an Origin header."""
+            connection = HTTPConnection(scope)
+            if self._token is not None and not _has_token(connection, self._token):
+                await Response(status_code=401)(scope, receive, send)
+            elif "origin" in connection.headers:
+                await Response(status_code=403)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
 
-    async def _serve_socket(self, websocket: "WebSocket") -> None:
+        return guard
+
+    async def _serve_session(self, websocket: "WebSocket") -> None:
+        from starlette.responses import Response
         from starlette.websockets import WebSocketDisconnect
 
-        await websocket.accept()
-        try:
-            session = self._open()
-        except Refusal as refusal:
-            with contextlib.suppress(TimeoutError, WebSocketDisconnect):
-                async with asyncio.timeout(REFUSAL_SECONDS):
-                    await _receive(websocket)  # a client may not read before it has sent
-                    await websocket.send_text(write_refusal(refusal))
-                    await websocket.close()
+        session = self._open()
+        if session is None:
+            await websocket.send_denial_response(Response(status_code=503))
             return
-        reason = ""
+        reason, reply = "", None
         try:
+            await websocket.accept()
             while True:
                 async with asyncio.timeout(self._idle_seconds) as limit:
-                    if session.is_over:
+                    if reply is not None:
+                        await websocket.send_text(reply)
+                    if session.is_between_episodes:
                         self._between_episodes[session] = limit
-                    text = await _receive(websocket)
+                    event = await websocket.receive()
                 self._between_episodes.pop(session, None)
-                reply = await _run(session, partial(session.handle, text))
+                if event["type"] == "websocket.disconnect":
+                    return
+                # A binary message becomes '', which is not JSON.
+                future = session.thread.submit(partial(session.handle, event.get("text") or ""))
+                reply = await asyncio.shield(asyncio.wrap_future(future))
                 if reply is None:
                     break
-                async with asyncio.timeout(SEND_SECONDS):
-                    await websocket.send_text(reply)
         except TimeoutError:
             reason = "idle"
         except WebSocketDisconnect:
@@ -134,23 +221,20 @@ class EnvironmentServer:
         finally:
             self._end(session)
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await websocket.close(GOING_AWAY if reason else 1000, reason)
+            await websocket.close(1001 if reason else 1000, reason)
 
-    def _open(self) -> Session:
-        """Begin a session; at capacity, end one that is between episodes.
+    def _open(self) -> Session | None:
+        """Begin a session; at capacity, end one that is between episodes, or return None.
 
-        Its client opens another session for its next episode.
+        The client of the ended one opens another session for its next episode.
         """
         if len(self._sessions) >= self._max_sessions:
             if not self._between_episodes:
-                text = (
-                    f"All {self._max_sessions} sessions are in use; raise --max_sessions or wait."
-                )
-                raise Refusal(ErrorCode.CAPACITY_REACHED, text)
+                return None
             longest = next(iter(self._between_episodes))
             self._sessions.discard(longest)
             self._between_episodes.pop(longest).reschedule(asyncio.get_running_loop().time())
-        session = Session(self._make_env, with_reference=self._with_reference)
+        session = Session(self._make_env, self.description)
         self._sessions.add(session)
         return session
 
@@ -158,69 +242,10 @@ class EnvironmentServer:
         """End a session; it counts until its environment has returned and is closed."""
         self._between_episodes.pop(session, None)
         loop = asyncio.get_running_loop()
-        closed = session.thread.submit(session.close)
         discard = partial(self._sessions.discard, session)
+        closed = session.thread.submit(session.close)
         closed.add_done_callback(lambda _: loop.call_soon_threadsafe(discard))
         session.thread.stop()
-
-    # Over HTTP: a session lasts for one episode, and requests name it
-
-    async def _serve_http(self, kind: str, request: "Request") -> "Response":
-        try:
-            body = dict(request.query_params) if kind == "state" else await _read_body(request)
-            name, data = body.get("session"), body.get("action") if kind == "step" else {}
-            if kind == "reset":
-                name, data = secrets.token_urlsafe(16), body
-                self._keep(name, self._open())
-            elif kind == "state" and name is None:
-                blank = State(episode_id=None, task_id=None, step_count=0).model_dump()
-                return _respond(write_reply("state", blank))
-            if not isinstance(name, str) or name not in self._over_http:
-                raise Refusal(ErrorCode.VALIDATION_ERROR, NO_SESSION_TEXT)
-        except Refusal as refusal:
-            return _respond(write_refusal(refusal))
-        session, _ = self._over_http[name]
-        message = json.dumps({"type": kind, "data": data})
-        reply = await _run(session, partial(session.handle, message)) or ""
-        if session.is_over or (kind == "reset" and json.loads(reply)["type"] == "error"):
-            self._forget(name)
-        elif name in self._over_http:
-            self._keep(name, session)
-        return _respond(reply, session=name)
-
-    def _keep(self, name: str, session: Session) -> None:
-        """Restart the idle time of a session."""
-        if name in self._over_http:
-            self._over_http[name][1].cancel()
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._idle_seconds, self._forget, name)
-        self._over_http[name] = session, timer
-
-    def _forget(self, name: str) -> None:
-        if name in self._over_http:
-            session, timer = self._over_http.pop(name)
-            timer.cancel()
-            self._end(session)
-
-    def _documents(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        schemas: dict[str, type[pydantic.BaseModel]]
-        schemas = {"action": Step, "observation": Observation, "state": State}
-        return {
-            "/health": lambda: {"status": "healthy"},
-            "/metadata": lambda: {
-                "name": self.description["environment"],
-                "description": self._about,
-                "version": version("agent-r1"),
-            },
-            "/schema": lambda: {name: kind.model_json_schema() for name, kind in schemas.items()},
-            "/describe": lambda: self.description,
-            "/capacity": lambda: {
-                "active_sessions": len(self._sessions) - len(self._between_episodes),
-                "open_sessions": len(self._sessions),
-                "max_sessions": self._max_sessions,
-                "fingerprint": self.description["fingerprint"],
-            },
-        }
 
 
 def listen(
@@ -242,81 +267,30 @@ def listen(
     return uvicorn.Server(config), bound, url
 
 
-def _json_route(read: Callable[[], dict[str, Any]]) -> Any:
-    from starlette.responses import JSONResponse
-
-    async def respond(_: "Request") -> "Response":
-        return JSONResponse(read())
-
-    return respond
-
-
-async def _run(session: Session, function: Callable[[], Any]) -> Any:
-    """Run a function in the session's thread; it completes even if the caller is cancelled."""
-    return await asyncio.shield(asyncio.wrap_future(session.thread.submit(function)))
-
-
-async def _receive(websocket: "WebSocket") -> str:
-    """Return the next message; of a binary one '', which is not JSON."""
-    from starlette.websockets import WebSocketDisconnect
-
-    event = await websocket.receive()
-    if event["type"] == "websocket.disconnect":
-        raise WebSocketDisconnect(event.get("code", 1000))
-    return event.get("text") or ""
-
-
-async def _read_body(request: "Request") -> dict[str, Any]:
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_MESSAGE_BYTES:
-                    raise Refusal(ErrorCode.VALIDATION_ERROR, "The body is too long.")
-        data = json.loads(body or b"{}")
-    except (ValueError, RecursionError, TimeoutError) as error:
-        raise Refusal(ErrorCode.INVALID_JSON, f"Invalid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise Refusal(ErrorCode.VALIDATION_ERROR, "The body must be a JSON object.")
-    return data
-
-
-def _respond(reply: str, session: str | None = None) -> "Response":
-    """Return a reply as OpenEnv's HTTP routes do: its data, with errors as a status."""
-    from starlette.responses import Response
-
-    message = json.loads(reply)
-    data, status = message["data"], 200
-    if message["type"] == "error":
-        status = _HTTP_STATUS.get(data["code"], 422)
-    elif message["type"] == "observation":
-        data["observation"]["session"] = session
-    return Response(json.dumps(data), status, media_type="application/json")
-
-
-def _guarded(app: "Starlette", token: str | None) -> "ASGIApp":
-    """Refuse requests without the token, and those of web pages, which have an Origin header."""
-    from starlette.requests import HTTPConnection
-    from starlette.responses import JSONResponse
-
-    async def guard(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        if scope["type"] not in ("http", "websocket"):
-            return
-        connection = HTTPConnection(scope)
-        is_authorized = token is None or _has_token(connection, token)
-        if is_authorized and "origin" not in connection.headers:
-            await app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-        else:
-            text = "web pages are refused" if is_authorized else "a token is required"
-            await JSONResponse({"message": text}, 403 if is_authorized else 401)(
-                scope, receive, send
-            )
-
-    return guard
+def _describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
+    """Return the description of a served environment for its clients."""
+    base: Any = env.unwrapped
+    if not isinstance(base, ToolEnv):
+        raise ConfigurationError(
+            f"{type(base).__name__} is not an environment with tools (a ToolEnv), so its clients "
+            "would not know the format of its actions."
+        )
+    # Without paths, which differ between machines with the same data.
+    kwargs = dict(env.spec.kwargs) if env.spec else {}
+    arguments = {name: value for name, value in kwargs.items() if "/" not in str(value)}
+    described = {
+        "environment": env.spec.id if env.spec else type(base).__name__,
+        "max_episode_steps": env.spec.max_episode_steps if env.spec else None,
+        "tool_format": base.tool_format,
+        "is_dialogue": type(base).on_message is not ToolEnv.on_message,
+        "tools": [tool.schema for tool in base.tools.values()],
+        "num_tasks": base.num_tasks,
+        "reward_weights": dict(base.reward_weights),
+        "outcome_terms": sorted(base.outcome_terms),
+        "with_reference": with_reference,
+    }
+    text = json.dumps([described, arguments], sort_keys=True, default=lambda v: type(v).__name__)
+    return described | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
 def _has_token(connection: "HTTPConnection", token: str) -> bool:

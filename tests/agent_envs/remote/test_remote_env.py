@@ -1,13 +1,11 @@
 """A remote environment behaves like the served one, also when servers come and go."""
 
-import contextlib
 import copy
 import json
 import os
 import pickle
 import socket
 import threading
-import time
 from typing import ClassVar
 
 import gymnasium as gym
@@ -20,7 +18,7 @@ pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
 from agent_envs import ConfigurationError, Task, Tool, ToolEnv
 from agent_envs.errors import ServerError, SnapshotError
 from agent_envs.remote import client
-from agent_envs.remote.session import Session
+from agent_envs.remote.server import Session
 from agent_envs.testing import check
 from agent_envs.testing.episodes import record
 from agent_envs.wrappers import ConversationObservation, PotentialShaping, found_gold
@@ -223,19 +221,19 @@ def test_an_environment_without_snapshots_is_resumed(serve, remote):
 
 
 @pytest.mark.parametrize(
-    ("made", "action", "differs"),
+    ("made", "action"),
     [
-        (CountsForever, '<tool_call>{"name": "count", "arguments": {}}</tool_call>', "observation"),
-        (PaysByCount, "x", "reward"),
+        (CountsForever, '<tool_call>{"name": "count", "arguments": {}}</tool_call>'),
+        (PaysByCount, "x"),
     ],
 )
-def test_an_episode_that_differs_when_replayed_is_not_resumed(serve, remote, made, action, differs):
+def test_an_episode_that_differs_when_replayed_is_not_resumed(serve, remote, made, action):
     served = serve(made)
     env = remote(served)
     env.reset(seed=1)
     env.step(action)
     served.restart()
-    with pytest.raises(ServerError, match=f"cannot be resumed.*the replayed {differs}"):
+    with pytest.raises(ServerError, match="cannot be resumed"):
         env.step("x")
 
 
@@ -274,7 +272,7 @@ def test_a_session_between_episodes_makes_room(serve, remote):
     local.step(local.unwrapped.write_answer("x"))
     assert envs[1].reset() == local.reset()  # the generator continues in the new session
     assert served.num_open == 2
-    with pytest.raises(ServerError, match="all servers are at capacity"):
+    with pytest.raises(ServerError, match="all its sessions are in use"):
         remote(served, timeout=0.2).reset(seed=0)
 
 
@@ -290,43 +288,20 @@ def test_a_missing_server_is_an_error_after_the_timeout():
 @pytest.mark.parametrize("kwargs", [{"tool_format": "json"}, {"hops": [1]}])
 def test_servers_of_different_environments_are_refused(serve, remote, kwargs):
     one, other = serve(MULTI_HOP), serve(MULTI_HOP, kwargs)
-    with pytest.raises(ConfigurationError, match="serves another environment, or other arguments"):
-        remote(one, other)
-    other.stop()
-    env = remote(one, other)  # which it cannot compare yet
-    other.start()
-    client._avoided_until.clear()
-    with pytest.raises(ConfigurationError, match="serves another environment"):
-        env.reset(seed=0)
+    for urls in ([one, other], [other, one]):
+        with pytest.raises(ConfigurationError, match="serves another environment, or other"):
+            remote(*urls)
 
 
-@pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "endless"])
-def test_a_server_with_an_incomplete_answer_delays_no_other(monkeypatch, is_silent):
-    monkeypatch.setattr(client, "PROBE_SECONDS", 0.2)
-    monkeypatch.setattr(client, "AVOID_SECONDS", 60.0)
-    over = threading.Event()
-
-    def drip(listener):
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):
-            if not is_silent:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            while not over.wait(0.05):
-                if not is_silent:
-                    connection.sendall(b" ")
-
+def test_a_silent_server_delays_no_other(serve, remote, monkeypatch):
+    monkeypatch.setattr(client, "OPEN_SECONDS", 0.2)
+    served = serve(MULTI_HOP)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip, args=[listener])
-        thread.start()
-        slow = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        started = time.monotonic()
-        with pytest.raises(ServerError, match=r"Timeout|does not end"):
-            client.Client(slow, connect_timeout=0.1, timeout=1.0)
-        ended = time.monotonic()
-        over.set()
-        thread.join()
-    assert ended - started < 10
-    assert client._avoided_until[slow] >= started + 0.2 + 60.0  # counted from the end of its time
+        silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for urls in ([silent, served], [served, silent]):
+            remote(*urls).reset(seed=1)
+        with pytest.raises(ServerError, match=r"within 0\.1 seconds"):
+            remote(silent, connect_timeout=0.1)
 
 
 def test_an_action_that_ends_every_session_is_an_error(serve, remote, monkeypatch):

@@ -1,11 +1,12 @@
 """A server: OpenEnv's messages, limits, and hostile clients."""
 
 import contextlib
-import http.client
 import json
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import gymnasium as gym
 import pytest
@@ -41,13 +42,14 @@ def client():
         yield open_one
 
 
-def request(served, method, path, body=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    connection.request(method, path, body, headers)
-    response = connection.getresponse()
-    status, body = response.status, json.loads(response.read() or "null")
-    connection.close()
-    return status, body
+def status(served, **headers):
+    request = urllib.request.Request(f"{served.url}/health", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
 
 
 def wait_until(is_true, seconds=60.0):
@@ -73,36 +75,6 @@ def test_an_episode_over_the_socket_equals_a_local_one(serve, client):
     assert state == {"episode_id": "mine", "task_id": info["task_id"], "step_count": 1}
 
 
-def test_an_episode_over_http_has_its_own_session(serve):
-    served, env = serve(MULTI_HOP), gym.make(MULTI_HOP)
-    env.reset(seed=7)
-    _, first = request(served, "POST", "/reset", json.dumps({"seed": 7}))
-    _, second = request(served, "POST", "/reset", json.dumps({"seed": 8}))
-    session = first["observation"]["session"]
-    assert session != second["observation"]["session"]
-    env.step("x")
-    body = json.dumps({"session": session, "action": {"text": "x"}})
-    status, reply = request(served, "POST", "/step", body)
-    assert (status, reply["observation"]["metrics"]["num_turns"]) == (200, 1)
-    assert request(served, "GET", f"/state?session={session}")[1]["step_count"] == 1
-    answer = json.dumps({"session": session, "action": {"text": env.unwrapped.write_answer("x")}})
-    assert request(served, "POST", "/step", answer)[1]["done"]
-    wait_until(lambda: served.num_open == 1)
-    status, reply = request(served, "POST", "/step", answer)
-    assert (status, reply["code"]) == (422, "VALIDATION_ERROR")
-    assert request(served, "GET", "/state") == (
-        200, {"episode_id": None, "task_id": None, "step_count": 0},
-    )  # fmt: skip
-
-
-def test_documents_of_a_server(serve):
-    served = serve(MULTI_HOP)
-    assert request(served, "GET", "/health") == (200, {"status": "healthy"})
-    assert request(served, "GET", "/metadata")[1]["name"] == MULTI_HOP
-    assert request(served, "GET", "/schema")[1]["action"]["required"] == ["text"]
-    assert request(served, "GET", "/capacity")[1]["active_sessions"] == 0
-
-
 GARBAGE = [
     ("", "INVALID_JSON"),
     ("{", "INVALID_JSON"),
@@ -124,8 +96,8 @@ GARBAGE = [
     ('{"type": "reset", "data": {"turn_limit": 0}}', "VALIDATION_ERROR"),
     ('{"type": "reset", "data": {"options": {"task": {}}}}', "EXECUTION_ERROR"),
     ('{"type": "reset", "data": {"options": {"task": 1e9}}}', "EXECUTION_ERROR"),
-    ('{"type": "reset", "data": {"generator": {"state": 1}}}', "VALIDATION_ERROR"),
-    ('{"type": "reset", "data": {"generator": {"bit_generator": "MT19937"}}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"generator": {"state": 1}}}', "EXECUTION_ERROR"),
+    ('{"type": "reset", "data": {"generator": {"bit_generator": "MT19937"}}}', "EXECUTION_ERROR"),
     ('{"type": "restore", "data": {"snapshot": ""}}', "UNKNOWN_TYPE"),
 ]
 
@@ -143,18 +115,6 @@ def test_garbage_is_refused_and_the_session_continues(serve, client):
     send.link.send('{"type": "close"}')
     with pytest.raises(ConnectionClosed):
         send.link.recv(timeout=60)
-
-
-def test_garbage_over_http_is_refused(serve):
-    served = serve(MULTI_HOP, max_sessions=2)
-    for path, body in (
-        ("/reset", "{"), ("/reset", "[]"), ("/reset", '{"seed": "x"}'), ("/step", "{}"),
-        ("/step", '{"session": 3, "action": {}}'), ("/reset", '{"options": {"tusk": 1}}'),
-    ):  # fmt: skip
-        status, reply = request(served, "POST", path, body)
-        assert status in (422, 500), (path, body)
-        assert reply["message"]
-    wait_until(lambda: served.num_open == 0)
 
 
 def test_hostile_clients_do_not_affect_others(serve, client):
@@ -181,10 +141,8 @@ def test_sessions_are_bounded(serve, client):
     served = serve(MULTI_HOP, max_sessions=2)
     for send in (client(served), client(served)):
         send({"type": "reset", "data": {}})
-    refused = client(served)({"type": "state"})["data"]
-    assert refused["code"] == "CAPACITY_REACHED"
-    assert "2 sessions are in use" in refused["message"]
-    assert request(served, "POST", "/reset", "{}")[0] == 503
+    with pytest.raises(InvalidStatus, match="503"):
+        client(served)
 
 
 def test_sessions_end_when_they_are_idle(serve, client, remote):
@@ -238,7 +196,8 @@ def test_a_session_counts_until_its_environment_returns(serve, client):
     send.link.send('{"type": "step", "data": {"text": "x"}}')
     assert Slow.begun.wait(20)
     send.link.socket.shutdown(socket.SHUT_RDWR)
-    assert client(served)({"type": "state"})["data"]["code"] == "CAPACITY_REACHED"
+    with pytest.raises(InvalidStatus, match="503"):
+        client(served)
     Slow.gate.set()
     wait_until(lambda: served.num_open == 0)
     assert Slow.closed.is_set()
@@ -273,20 +232,6 @@ def test_an_environment_that_fails_is_replaced_and_its_error_stays_on_the_server
     Leaky.fails = True
 
 
-def test_an_environment_that_cannot_be_made_is_an_error(serve, remote):
-    made = []
-
-    def make():
-        made.append(1)
-        if len(made) > 1:
-            raise OSError("no disk")
-        return Leaky()
-
-    env = remote(serve(make))
-    with pytest.raises(ServerError, match=r"could not be made \(OSError\)"):
-        env.reset(seed=0)
-
-
 def test_environments_without_tools_are_refused(serve):
     with pytest.raises(ConfigurationError, match="CartPoleEnv is not an environment with tools"):
         serve("CartPole-v1")
@@ -305,8 +250,7 @@ def test_a_client_cannot_read_the_answer(serve, client):
 def test_clients_without_the_token_are_refused(serve, headers, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     served = serve(MULTI_HOP, token="the token")
-    assert request(served, "GET", "/health", **headers)[0] == 401
-    assert request(served, "POST", "/reset", "{}", **headers)[0] == 401
+    assert status(served, **headers) == 401
     url = f"ws://127.0.0.1:{served.port}/ws"
     with pytest.raises(InvalidStatus), connect(url, additional_headers=headers, proxy=None):
         pass
@@ -328,7 +272,8 @@ def test_clients_with_the_token_are_accepted(serve, remote, monkeypatch):
 def test_web_pages_are_refused(serve):
     """Browsers send an Origin header with requests of web pages."""
     served = serve(MULTI_HOP)
-    assert request(served, "GET", "/health", Origin="https://evil.example")[0] == 403
+    assert status(served) == 200
+    assert status(served, Origin="https://evil.example") == 403
     url = f"ws://127.0.0.1:{served.port}/ws"
     with pytest.raises(InvalidStatus), connect(url, origin="https://evil.example", proxy=None):
         pass
