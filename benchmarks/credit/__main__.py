@@ -1,8 +1,8 @@
 """True advantages by branching, and every estimator scored against them.
 
 ``python -m benchmarks.credit`` rolls out batches of policies at three stages of training, measures
-their true advantages, scores every estimator, and trains with each. ``--truth FILE`` scores on
-published true advantages without any rollout.
+their true advantages, and scores every estimator. ``--truth FILE`` scores on published true
+advantages without any rollout.
 """
 
 import datetime
@@ -17,8 +17,8 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import DataError
 from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.environments import add_working_directory
-from benchmarks.credit.report import Trained, write_report
-from benchmarks.credit.scores import ALGORITHMS, all_estimators, rows_of
+from benchmarks.credit.report import write_report
+from benchmarks.credit.scores import all_estimators, rows_of
 from benchmarks.credit.true_advantages import load_batches, save_batches
 from benchmarks.grid import Grid, Result
 
@@ -26,12 +26,12 @@ PROGRAM: Final = "python -m benchmarks.credit"
 TRUTH_FILE: Final = "credit_truth.jsonl.gz"
 STAGES: Final = ("start", "middle", "late")
 _MAY_CHANGE: Final = frozenset(
-    {"envs", "stages", "seeds", "estimator", "train", "truth", "short", "work", "output"}
+    {"envs", "stages", "seeds", "estimator", "truth", "short", "work", "output"}
 )
 """Options that may change between calls; the cells depend on all others."""
 _SHORT: Final[dict[str, Any]] = {
     "envs": ["multi-hop", "tables"], "seeds": [1], "num_tasks": 6, "max_branches": 128,
-    "budget": 4000, "num_eval_tasks": 100, "train": False,
+    "budget": 4000,
 }  # fmt: skip
 
 
@@ -54,14 +54,11 @@ class CreditArguments:
     )
     truth: str | None = field(
         default=None,
-        metadata={"help": "Score on this file of true advantages, without rollouts or training."},
+        metadata={"help": "Score on this file of true advantages, without rollouts."},
     )
     short: bool = field(
-        default=False,
-        metadata={"help": "Two environments, one seed, small batches, and no training except for "
-                  "the stages."},
-    )  # fmt: skip
-    train: bool = field(default=True, metadata={"help": "Whether to train with every estimator."})
+        default=False, metadata={"help": "Two environments, one seed, small batches."}
+    )
     num_tasks: int = field(default=16, metadata={"help": "Tasks of a batch."})
     group_size: int = field(default=8, metadata={"help": "Episodes of each task."})
     reliability: float = field(
@@ -72,27 +69,26 @@ class CreditArguments:
         default=1.0,
         metadata={"help": "Steps of the branches that vine and tree see, in units of the batch's."},
     )
-    budget: int = field(default=8000, metadata={"help": "Environment steps of each training run."})
-    num_eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks after training."})
+    budget: int = field(
+        default=8000, metadata={"help": "Environment steps of the training that gives the stages."}
+    )
     work: str = field(default="runs/credit", metadata={"help": "Folder of the results by cell."})
     output: str = field(default="runs/credit/results", metadata={"help": "Folder of the tables."})
 
 
 class Cell(NamedTuple):
-    """The true advantages of one batch, or the training with one estimator."""
+    """The true advantages of one batch, or the training run that gives the stages of a seed."""
 
     environment: str
-    name: str
-    """A stage, or an algorithm, or the import path of an estimator."""
+    stage: str
+    """A stage; empty for the training run."""
     seed: int
-    is_truth: bool
 
     @property
     def key(self) -> str:
         """Path of its results in the work folder."""
         environment = "".join(c if c.isalnum() else "_" for c in self.environment)
-        name = self.name.replace(":", ".")  # not allowed in names of Windows folders
-        return f"{environment}/{'truth' if self.is_truth else 'runs'}/{name}-{self.seed}"
+        return f"{environment}/{self.stage or 'run'}-{self.seed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,8 +104,7 @@ def read_options(arguments: Sequence[str]) -> CreditArguments:
         for name, value in _SHORT.items():
             if not any(word.partition("=")[0] == f"--{name}" for word in arguments):
                 setattr(options, name, value)
-    for name in ("num_tasks", "max_branches", "budget", "num_eval_tasks"):
-        check_range(options, "at least 1", lambda value: value >= 1, name)
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "budget")
     check_range(options, "at least 2", lambda value: value >= 2, "group_size", "max_branches")
     check_range(options, "in (0, 1)", lambda value: 0 < value < 1, "reliability")
     check_range(options, "at least 0", lambda value: value >= 0, "branch_steps")
@@ -120,42 +115,27 @@ def read_options(arguments: Sequence[str]) -> CreditArguments:
 
 def plan(options: CreditArguments) -> Iterator[Cell]:
     """Yield the cells in order: the run that saves the stages comes before their batches."""
-    from benchmarks.credit.policies import STAGES_ALGORITHM
-
-    algorithms = [ALGORITHMS.get(name, name) for name in all_estimators(options.estimator)]
     needs_stages = any(stage != "start" for stage in options.stages)
     for seed in options.seeds:
         for environment in options.envs:
-            if needs_stages:
-                yield Cell(environment, STAGES_ALGORITHM, seed, is_truth=False)
-            for stage in options.stages:
-                yield Cell(environment, stage, seed, is_truth=True)
-    for seed in options.seeds if options.train else ():
-        for environment in options.envs:
-            for algorithm in algorithms:
-                if not (needs_stages and algorithm == STAGES_ALGORITHM):
-                    yield Cell(environment, algorithm, seed, is_truth=False)
+            for stage in (*([""] if needs_stages else []), *options.stages):
+                yield Cell(environment, stage, seed)
 
 
 def compute(cell: Cell, options: CreditArguments, work: Path) -> Result:
-    """Measure a batch and save it next to the cell's key, or train; return the result."""
+    """Measure a batch and save it next to the cell's key, or train and save the stages."""
     from benchmarks.credit import policies
 
     environment = policies.find_environment(cell.environment)
     folder = work / cell.key
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = folder.parents[1]
-    start = policies.make_start(environment, place / "policy")  # the same for all seeds
-    if cell.is_truth:
-        batch = policies.measure_batch(
-            cell.environment, environment, start, place / "runs", cell.name, cell.seed, options
-        )
-        save_batches(f"{folder}.jsonl.gz", [batch])
-        return {}
-    return policies.train(
-        environment, start, folder, algorithm=cell.name, seed=cell.seed,
-        budget=options.budget, num_tasks=options.num_eval_tasks,
-    )  # fmt: skip
+    start = policies.make_start(environment, folder.parent / "policy")  # the same for all seeds
+    if not cell.stage:
+        return policies.train(environment, start, folder, seed=cell.seed, budget=options.budget)
+    policy = start if cell.stage == "start" else folder.parent / f"run-{cell.seed}" / cell.stage
+    batch = policies.measure_batch(cell, environment, start, policy, options)
+    save_batches(f"{folder}.jsonl.gz", [batch])
+    return {}
 
 
 def _run(arguments: list[str]) -> None:
@@ -172,19 +152,18 @@ def _run(arguments: list[str]) -> None:
         batches = load_batches(options.truth)
         if not batches:
             raise DataError(f"{options.truth}: contains no batches.")
-        sys.stdout.write(write_report(output, rows, batches, {}, facts))
+        sys.stdout.write(write_report(output, rows, batches, facts))
         return
     cells = {cell.key: cell for cell in plan(options)}
-    facts["wanted"] = [(c.environment, c.name, c.seed) for c in cells.values() if c.is_truth]
+    facts["wanted"] = [tuple(cell) for cell in cells.values() if cell.stage]
     settings = {n: value for n, value in asdict(options).items() if n not in _MAY_CHANGE}
     with Grid(options.work, settings) as grid:
 
         def report() -> str:
-            done = {key: record["result"] for key, record in grid.stored().items() if key in cells}
-            paths = [f"{grid.work / key}.jsonl.gz" for key in cells if key in done]
+            paths = [f"{grid.work / c.key}.jsonl.gz" for c in cells.values() if c.stage]
             measured = [b for path in paths if Path(path).exists() for b in load_batches(path)]
             save_batches(output / TRUTH_FILE, measured)
-            return write_report(output, rows, measured, _trained(cells, done, options), facts)
+            return write_report(output, rows, measured, facts)
 
         grid.run(
             dict.fromkeys(cells),
@@ -192,17 +171,6 @@ def _run(arguments: list[str]) -> None:
             after_each=report,
         )
         sys.stdout.write(report())
-
-
-def _trained(cells: dict[str, Cell], done: dict[str, Result], options: CreditArguments) -> Trained:
-    """Return success after training by environment and estimator, and by seed."""
-    estimators = {ALGORITHMS.get(n, n): n for n in all_estimators(options.estimator)}
-    success: dict[tuple[str, str], dict[int, float]] = {}
-    for key, cell in cells.items():
-        if not cell.is_truth and key in done:
-            by_seed = success.setdefault((cell.environment, estimators[cell.name]), {})
-            by_seed[cell.seed] = float(done[key]["success"])
-    return success
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Batches are of policies before training and at two later stages, for each seed. 
 checkpoints of the run of `STAGES_ALGORITHM`, which is part of the benchmark anyway.
 """
 
+import contextlib
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,22 +17,18 @@ from transformers import TrainerCallback
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
-from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
-from agent_trainers.algorithms.advantages import needs_values
 from agent_trainers.cli.environments import count_tasks, environment_maker
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.experimental.branching.saved_states import StateStore
-from agent_trainers.policies.local import TokenPolicy, local_policy
+from agent_trainers.policies.local import local_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from benchmarks.credit.measure import FittedCritic, Measurement
-from benchmarks.credit.scores import BRANCHING
 from benchmarks.credit.true_advantages import CreditBatch
 from benchmarks.learning_run import (
     LONG_HORIZON,
@@ -44,9 +40,9 @@ from benchmarks.learning_run import (
 from benchmarks.trl_peer import batch_of
 
 STAGES_ALGORITHM: Final = "grpo_step"
-STAGES: Final[Mapping[str, float]] = {"start": 0.0, "middle": 0.4, "late": 0.7}
-"""A stage is the policy after the first batch with at least this success. If there is none, the
-middle one is the policy at half of the budget, and the late one the last."""
+STAGES: Final[Mapping[str, float]] = {"middle": 0.4, "late": 0.7}
+"""A stage after the start is the policy after the first batch with at least this success. If there
+is none, the middle one is the policy at half of the budget, and the late one the last."""
 WARM_SUCCESS: Final = 0.3
 """Success of a policy made for an environment before reinforcement learning."""
 _LEARNING_RATE: Final = 1e-3
@@ -63,7 +59,6 @@ class Environment(NamedTuple):
 
     env: str
     kwargs: Mapping[str, Any] = {}
-    eval_kwargs: Mapping[str, Any] = {}
     make_start: Callable[["Environment", Path], None] | None = _make_own
     """Saves the initial policy; None for the embedded one."""
     num_episodes: int = 128
@@ -71,16 +66,17 @@ class Environment(NamedTuple):
 
 
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
-    "multi-hop": Environment(MULTI_HOP, {}, {"split": "test"}, None),
+    "multi-hop": Environment(MULTI_HOP, make_start=None),
     "long horizon": Environment(
-        LONG_HORIZON, {}, {"split": "test"}, lambda _, folder: pretrain(folder),
+        LONG_HORIZON, make_start=lambda _, folder: pretrain(folder),
         num_episodes=32,  # batches of 128 are only three updates here
     ),
     "arithmetic": Environment(
-        "AgentR1/SyntheticArithmetic-v0", {}, {"split": "test"},
-        partial(_make_own, num_tasks=2000, num_steps=800),  # fewer do not teach to copy a number
+        "AgentR1/SyntheticArithmetic-v0",
+        # fewer do not teach to copy a number
+        make_start=partial(_make_own, num_tasks=2000, num_steps=800),
     ),
-    "tables": Environment("AgentR1/SyntheticTable-v0", {}, {"split": "test"}),
+    "tables": Environment("AgentR1/SyntheticTable-v0"),
 }  # fmt: skip
 
 
@@ -102,87 +98,55 @@ def make_start(environment: Environment, folder: Path) -> Path:
 
 
 def measure_batch(
-    name: str, environment: Environment, start: Path, runs: Path, stage: str, seed: int,
-    options: Any,
-) -> CreditBatch:  # fmt: skip
-    """Roll out a batch of a stage's policy and measure its advantages.
+    cell: Any, environment: Environment, start: Path, folder: Path, options: Any
+) -> CreditBatch:
+    """Roll out a batch of the policy in `folder` and measure its advantages.
 
     The critic is fitted to as many episodes of other tasks.
     """
-    folder = start if stage == "start" else runs / f"{STAGES_ALGORITHM}-{seed}" / stage
+    seed = cell.seed
     model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
-    policy = local_policy(model, tokenizer, max_new_tokens=_turn_length(start))
+    trained_for = find_turn_length(str(start))
+    max_new_tokens = None if trained_for is None else trained_for.tokens
+    policy = local_policy(model, tokenizer, max_new_tokens=max_new_tokens)
     make_env = environment_maker(environment.env, environment.kwargs)
     tasks = _draw_tasks(make_env, 2 * options.num_tasks, seed)
     others, measured = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
-    rollout = Rollout(make_env, policy, states=StateStore())
-    try:
+    with contextlib.closing(Rollout(make_env, policy, states=StateStore())) as rollout:
         collected = rollout.collect(_specs(others, options.group_size, seed, 0))
         critic = FittedCritic(model, 0, [t for t in collected if t.is_scorable])
         batch = Measurement(rollout, _specs(measured, options.group_size, seed, 1), seed)
         branches = batch.roll_out_visible_branches(options.branch_steps)
         batch.measure(options.reliability, options.max_branches)
         return batch.batch(
-            environment=name,
-            stage=stage,
+            environment=cell.environment,
+            stage=cell.stage,
             seed=seed,
             values=critic.values(batch.trajectories),
             branches=branches,
         )
-    finally:
-        rollout.close()
 
 
 def train(
-    environment: Environment, start: Path, folder: Path, *, algorithm: str, seed: int, budget: int,
-    num_tasks: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Train for `budget` environment steps; return success on held-out tasks and the curve.
-
-    The run of `STAGES_ALGORITHM` saves a folder for each stage after the first.
-    """
-    started = time.perf_counter()
+    environment: Environment, start: Path, folder: Path, *, seed: int, budget: int
+) -> dict[str, Any]:
+    """Train for `budget` environment steps and save a folder for each stage after the first."""
     own_policy = [] if start == Path(TINY_POLICY) else ["--model", str(start)]
     options = train_options(
-        method=[*algorithm_options(algorithm), *own_policy], env=environment.env,
+        method=["--algorithm", STAGES_ALGORITHM, *own_policy], env=environment.env,
         env_kwargs=environment.kwargs, seed=seed, budget=budget,
         num_episodes=environment.num_episodes, folder=folder,
     )  # fmt: skip
     settings, config = parse_arguments([*options, "--learning_rate", str(_LEARNING_RATE)])
     trainer, _ = make_trainer(settings, config)
     steps = EnvironmentStepBudget(budget, partial(batch_of, trainer))
+    stages = SaveStages(trainer, start, folder, steps)
     trainer.add_callback(steps)
-    stages = SaveStages(trainer, start, folder, steps) if algorithm == STAGES_ALGORITHM else None
-    if stages is not None:
-        trainer.add_callback(stages)
+    trainer.add_callback(stages)
     trainer.train()
-    if stages is not None:
-        stages.save_missing()
-    policy = local_policy(
-        trainer.model, trainer.processing_class, max_new_tokens=_turn_length(start)
-    )
-    result = {
-        "success": _evaluate(environment, policy, num_tasks, seed),
-        "curve": steps.curve,
-        "stages": stages.saved if stages is not None else {},
-        "seconds": round(time.perf_counter() - started, 1),
-    }
+    stages.save_missing()
     shutil.rmtree(folder / "trainer", ignore_errors=True)
-    write_json(folder / "result.json", result)
-    return result
-
-
-def algorithm_options(name: str) -> list[str]:
-    """Return the options of ``agent-r1-train`` for an algorithm, or for an estimator's path.
-
-    A custom estimator is trained like `grpo_step`, or like `step_ppo` if it needs values.
-    """
-    if name in BRANCHING:
-        name = f"agent_trainers.experimental.branching:{name}"
-    if ":" not in name:
-        return ["--algorithm", name]
-    base = "step_ppo" if needs_values(name) else STAGES_ALGORITHM
-    return ["--algorithm", base, "--advantage_estimator", name]
+    return {"curve": steps.curve, "stages": stages.saved}
 
 
 class SaveStages(TrainerCallback):  # type: ignore[misc] # transformers is untyped
@@ -202,14 +166,13 @@ class SaveStages(TrainerCallback):  # type: ignore[misc] # transformers is untyp
         success = self._steps.curve[-1][1]
         for stage, enough in STAGES.items():
             is_half_way = stage == "middle" and self._steps.share_spent >= 0.5
-            if stage != "start" and stage not in self.saved and (success >= enough or is_half_way):
+            if stage not in self.saved and (success >= enough or is_half_way):
                 self._save(stage)
 
     def save_missing(self) -> None:
         """Save the last policy for the stages that were not reached."""
-        for stage in STAGES:
-            if stage != "start" and stage not in self.saved:
-                self._save(stage)
+        for stage in STAGES.keys() - self.saved.keys():
+            self._save(stage)
 
     def _save(self, stage: str) -> None:
         folder = self._folder / stage
@@ -219,19 +182,6 @@ class SaveStages(TrainerCallback):  # type: ignore[misc] # transformers is untyp
         if (recipe := self._start / MODEL_RECIPE).exists():
             shutil.copyfile(recipe, folder / MODEL_RECIPE)
         self.saved[stage] = self._steps.curve[-1][1]
-
-
-def _evaluate(environment: Environment, policy: TokenPolicy, num_tasks: int, seed: int) -> float:
-    """Return the success on held-out tasks: of the test split, or else the last tasks."""
-    make_env = environment_maker(environment.env, {**environment.kwargs, **environment.eval_kwargs})
-    end = num_tasks if environment.eval_kwargs else count_tasks(make_env) or ENDLESS
-    tasks = range(max(0, end - num_tasks), end)
-    return evaluate_policy(make_env, policy, tasks, seed=seed).metrics.get("success", 0.0)
-
-
-def _turn_length(folder: Path) -> int | None:
-    trained_for = find_turn_length(str(folder))
-    return None if trained_for is None else trained_for.tokens
 
 
 def _draw_tasks(make_env: Callable[[], gym.Env[str, str]], num_tasks: int, seed: int) -> list[int]:

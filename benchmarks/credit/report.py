@@ -2,12 +2,9 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from agent_envs.data.files import write_json, write_text
 from agent_leaderboard.report.visible_text import markdown_table
@@ -20,12 +17,9 @@ _METHOD: Final = (
     "root of the truth's reliability, averaged over stages and seeds. Sign: share of steps with "
     "the right sign among those whose true advantage is more than two standard errors from 0; an "
     "estimate of 0 counts half. Brackets: 95 % bootstrap intervals over seeds, then tasks. Seen: "
-    "environment steps that the estimator is given, in units of the batch's own. Trained: success "
-    "on held-out tasks after the same number of environment steps for each."
+    "environment steps that the estimator is given, in units of the batch's own."
 )
 
-Trained = Mapping[tuple[str, str], Mapping[int, float]]
-"""Success after training by environment and estimator, and by seed."""
 Table = dict[str, dict[str, Scores | None]]
 """Scores by environment and row; None if a critic's values are missing."""
 
@@ -45,7 +39,6 @@ def write_report(
     folder: Path,
     rows: Sequence[Row],
     batches: Sequence[CreditBatch],
-    trained: Trained,
     facts: Mapping[str, Any],
 ) -> str:
     """Write ``credit.md`` and ``.json``; return the Markdown.
@@ -65,20 +58,14 @@ def write_report(
             {name: value for name, value in dataclasses.asdict(b).items() if name != "episodes"}
             for b in batches
         ],
-        "trained": [
-            {"environment": env, "estimator": name, "success": dict(seeds)}
-            for (env, name), seeds in trained.items()
-        ],
     })  # fmt: skip
     parts = ["# Estimated and true advantages", f"`{facts['command']}`, {facts['date']}.", _METHOD]
     for environment, scores in table.items():
         measured = [batch for batch in batches if batch.environment == environment]
-        success = {name: seeds for (env, name), seeds in trained.items() if env == environment}
-        parts += [f"## {environment}", _environment_table(rows, scores, measured, success)]
-        parts += [_rank_correlation(rows, scores, success)]
+        parts += [f"## {environment}", _environment_table(rows, scores, measured)]
     parts += ["## By stage", "Corrected correlations.", _stage_table(rows, by_stage)]
     parts += ["## True advantages", _truth_table(batches, facts["wanted"])]
-    text = "\n\n".join(part for part in parts if part) + "\n"
+    text = "\n\n".join(parts) + "\n"
     write_text(folder / "credit.md", text)
     return text
 
@@ -93,7 +80,6 @@ def _environment_table(
     rows: Sequence[Row],
     scores: Mapping[str, Scores | None],
     batches: Sequence[CreditBatch],
-    trained: Mapping[str, Mapping[int, float]],
 ) -> str:
     steps = sum(batch.costs["episode_steps"] for batch in batches)
     with_branches = steps + sum(batch.costs["branch_steps"] for batch in batches)
@@ -101,31 +87,10 @@ def _environment_table(
     for row in rows:
         found = scores[row.name]
         seen = with_branches / steps if row.estimator in BRANCHING else 1.0
-        success = _success(trained.get(row.estimator, {})) if row.is_trained else ""
         shown = [_shown(found.correlation), _shown(found.sign)] if found else [NOT_RUN] * 2
-        lines.append([row.name, *shown, f"{seen:.2f}", success])
-    header = ["estimator", "correlation", "right sign", "seen", "trained, mean (each seed)"]
+        lines.append([row.name, *shown, f"{seen:.2f}"])
+    header = ["estimator", "correlation", "right sign", "seen"]
     return markdown_table(header, lines)
-
-
-def _rank_correlation(
-    rows: Sequence[Row],
-    scores: Mapping[str, Scores | None],
-    trained: Mapping[str, Mapping[int, float]],
-) -> str:
-    """Return the rank correlation of score and success after training, given enough rows."""
-    pairs = []
-    for row in rows:
-        found, success = scores[row.name], trained.get(row.estimator)
-        if found and success and row.is_trained:
-            pairs.append((found.correlation.value, statistics.fmean(success.values())))
-    if len(pairs) < 4:
-        return ""
-    first, second = (np.argsort(np.argsort(values)) for values in zip(*pairs, strict=True))
-    rho = float(np.corrcoef(first, second)[0, 1])
-    return (
-        f"Rank correlation of correlation and success after training, {len(pairs)} rows: {rho:.2f}."
-    )
 
 
 def _stage_table(rows: Sequence[Row], by_stage: Mapping[str, Table]) -> str:
@@ -172,10 +137,3 @@ def _shown(value: Score) -> str:
     if math.isnan(value.value):
         return "undefined"
     return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
-
-
-def _success(seeds: Mapping[int, float]) -> str:
-    if not seeds:
-        return NOT_RUN
-    each = " ".join(f"{100 * value:.1f}" for value in seeds.values())
-    return f"{100 * statistics.fmean(seeds.values()):.1f} % ({each})"

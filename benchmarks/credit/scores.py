@@ -23,14 +23,6 @@ from agent_trainers.algorithms.advantages import (
 from agent_trainers.experimental.branching import tree, uses_branches, vine
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
-ALGORITHMS: Final[Mapping[str, str]] = {
-    "reinforce_pp": "reinforce++",
-    "reinforce_pp_baseline": "reinforce++-baseline",
-    "gae_token": "ppo",
-    "gae_step": "step_ppo",
-    "gae_bilevel": "bilevel_ppo",
-}
-"""Algorithm that trains with an estimator, where the name differs."""
 BRANCHING: Final = {"vine": vine, "tree": tree}
 """Experimental estimators by the names of their rows."""
 NUM_RESAMPLES: Final = 1000
@@ -49,11 +41,6 @@ class Row(NamedTuple):
     critic: str = ""
     """``critic``: values of a fitted critic; ``no critic``: all values 0; else empty."""
     options: Mapping[str, Any] = {}
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether the algorithm of the estimator trains with the settings of this row."""
-        return self.critic in ("", "critic") and not self.options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
