@@ -1,7 +1,6 @@
 import asyncio
 import copy
 import math
-import re
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +13,6 @@ import agent_envs
 from agent_envs import tool
 from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv as MultiHop
 from agent_trainers.policies import ScriptedPolicy
-from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
@@ -51,6 +49,8 @@ class FaultyEnv(gym.Env):
         self._steps += 1
         if self._failure == "raise" and self._steps == 2:
             raise RuntimeError("broken")
+        if self._failure == "exit":
+            raise SystemExit(1)
         if self._failure == "hang":
             threading.Event().wait()
         reward = float("nan") if self._failure == "nan" else 1.0
@@ -74,22 +74,21 @@ def test_a_scripted_oracle_solves_every_task():
 
 
 def test_an_episode_that_fails_does_not_take_others_along():
-    failures = {1: "raise", 2: "hang", 3: "nan", 4: "reset"}
+    failures = {1: "raise", 2: "hang", 3: "nan", 4: "reset", 5: "exit"}
     rollout = Rollout(lambda: FaultyEnv(failures), say("x"), step_timeout=0.5)
-    trajectories = rollout.collect(specs(6))
+    trajectories = rollout.collect(specs(7))
     assert [t.stop_reason for t in trajectories] == [
         StopReason.ANSWERED,
         StopReason.ENVIRONMENT_ERROR,
         StopReason.TIMEOUT,
-        StopReason.ENVIRONMENT_ERROR,
-        StopReason.ENVIRONMENT_ERROR,
+        *[StopReason.ENVIRONMENT_ERROR] * 3,
         StopReason.ANSWERED,
     ]
     assert "RuntimeError: broken" in trajectories[1].error
     assert "no result within 0.5 seconds" in trajectories[2].error
     assert "the reward of step() is nan; it must be a finite number" in trajectories[3].error
     assert "no world" in trajectories[4].error
-    assert [t.is_scorable for t in trajectories] == [True, False, False, False, False, True]
+    assert [t.is_scorable for t in trajectories] == [True, *[False] * 5, True]
     assert len(trajectories[1].transitions) == 1  # what was played before the failure is kept
 
 
@@ -109,37 +108,18 @@ def test_environments_that_failed_are_not_used_again():
 
 
 def test_slow_tools_of_many_episodes_run_at_the_same_time():
-    @tool
+    everybody = threading.Barrier(8, timeout=60.0)
+
+    @tool(timeout=60.0)
     def wait() -> str:
-        """Wait."""
-        time.sleep(0.5)
+        """Wait for the calls of the other episodes."""
+        everybody.wait()
         return "waited"
 
     make_env = lambda: gym.make(ID, tools=[wait], max_episode_steps=1)  # noqa: E731
-    started = time.monotonic()
-    Rollout(make_env, say('<tool_call>{"name": "wait"}</tool_call>')).collect(specs(40))
-    assert time.monotonic() - started < 0.5 * 40 / 2  # one after the other would take 20 s
-
-
-def test_a_wave_waits_for_a_hanging_tool_no_longer_than_its_timeout():
-    @tool(timeout=0.2)
-    def hang() -> str:
-        """Hang."""
-        threading.Event().wait()
-        return ""
-
-    make_env = lambda: gym.make(ID, tools=[hang], max_episode_steps=2)  # noqa: E731
-    policy = ScriptedPolicy(
-        lambda request: (
-            '<tool_call>{"name": "hang"}</tool_call>' if request.rng.random() < 0.3 else "hm"
-        )
-    )
-    started = time.monotonic()
-    trajectories = Rollout(make_env, policy).collect(specs(20))
-    assert time.monotonic() - started < 3
-    codes = [t.transitions[0].info["action"]["error"] for t in trajectories]
-    assert set(codes) == {"tool_timeout", "no_action"}
-    assert all(t.stop_reason is StopReason.TURN_LIMIT for t in trajectories)
+    policy = say('<tool_call>{"name": "wait"}</tool_call>')
+    for trajectory in Rollout(make_env, policy).collect(specs(8)):
+        assert trajectory.transitions[0].info["tool_result"] == "waited"
 
 
 class LimitedPolicy(ScriptedPolicy):
@@ -196,11 +176,10 @@ class SlowEnv(FaultyEnv):
 
 def test_an_episode_does_not_wait_for_the_others():
     ended = []
-    rollout = Rollout(SlowEnv, say("x"))
-    started = time.monotonic()
-    rollout.collect(specs(8), lambda t: ended.append(time.monotonic() - started))
-    assert ended[0] < 0.4  # with a barrier all would end with the slowest, after 0.7 s
-    assert ended[-1] >= 0.7
+    Rollout(SlowEnv, say("x")).collect(
+        [*specs(1, task=10), *specs(1, task=0)], lambda trajectory: ended.append(trajectory.task)
+    )
+    assert ended == [0, 10]
 
 
 def test_an_episode_that_takes_too_long_is_left_out():
@@ -215,22 +194,14 @@ def test_stragglers_are_left_out_once_every_group_has_its_quorum():
         return [replace(spec, task=t, group_id=name)
                 for spec, t in zip(specs(4), tasks, strict=True)]  # fmt: skip
 
-    started = time.monotonic()
-    trajectories = Rollout(SlowEnv, say("x"), group_quorum=0.75).collect(
+    trajectories = Rollout(
+        SlowEnv, say("x"), group_quorum=0.6
+    ).collect(  # 0.6 * 4 is rounded up to 3
         [*group("a", (0, 0, 0, 30)), *group("b", (0, 0, 4, 30))]
     )
-    assert time.monotonic() - started < 2.0
     left_out = [t.stop_reason is StopReason.LEFT_OUT for t in trajectories]
     assert left_out == [False, False, False, True] * 2
     assert not trajectories[3].is_scorable
-
-
-def test_a_quorum_is_rounded_up():
-    # 0.5 * 5 = 2.5 episodes: three have to end
-    five = [replace(s, task=t) for s, t in zip(specs(5), (0, 0, 2, 30, 30), strict=True)]
-    trajectories = Rollout(SlowEnv, say("x"), group_quorum=0.5).collect(five)
-    left_out = [t.stop_reason is StopReason.LEFT_OUT for t in trajectories]
-    assert left_out == [False, False, False, True, True]
 
 
 STATE = {"messages": [{"role": "user", "content": "go"}], "task_id": "t"}
@@ -266,65 +237,44 @@ class Careless(FaultyEnv):
         return self._answer() if callable(self._answer) else (*right[:-1], self._answer)
 
 
+NUMBERS = "a dictionary from names to finite numbers"
+
+
 @pytest.mark.parametrize("method", ["reset", "step"])
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (
-            {"messages": []},
-            r"info\['messages'\] of {method}\(\) is \[\]; it must be a non-e",
-        ),
-        ({"messages": "text"}, r"info\['messages'\] of {method}\(\) is 'text'; it must be"),
-        ({"messages": None}, r"info\['messages'\] of {method}\(\) is None; it must be"),
-        (
-            {"messages": [{"role": "user"}]},
-            r"is \[{{'role': 'user'}}\]; it must be a non-e",
-        ),
-        ({}, r"info\['messages'\] of {method}\(\) is None"),
-        (None, r"info of {method}\(\) is None; it must be a dictionary"),
-        (STATE | {"messages": [{"role": "robot", "content": "x"}]}, r"a role .* is 'robot'; it"),
-        (
-            STATE | {"messages": [{"role": "user", "content": "x", "y": object}]},
-            r"it must be a non-empty lis",
-        ),
-        (STATE | {"metrics": None}, r"info\['metrics'\] of {method}\(\) is None; it must be a dic"),
-        (STATE | {"metrics": {"success": "yes"}}, r"from names to finite numbers"),
-        (
-            STATE | {"reward_terms": {"x": math.nan}},
-            r"info\['reward_terms'\] of {method}\(\) is {{",
-        ),
-        (STATE | {"tools": "search"}, r"info\['tools'\] of {method}\(\) is 'search'; it must be"),
-        (STATE | {"action": [1]}, r"info\['action'\] of {method}\(\) is \[1\]; it must be a dicti"),
-        (STATE | {"task_id": Unprintable()}, r"info\['task_id'\] .* is <?.*Unprintable.*a string"),
-        (lambda: None, r"{method}\(\) returned None; it must return \(observation, "),
-        (lambda: "ab", r"{method}\(\) returned 'ab'; it must return \(observation, "),
-        (hello, r"{method}\(\) returned 'hello'; it must return \(observation, "),
+        ({}, "info['messages'] of {}() is None; it must be a non-empty list of"),
+        ({"messages": []}, "info['messages'] of {}() is []; it must be"),
+        ({"messages": "text"}, "info['messages'] of {}() is 'text'; it must be"),
+        ({"messages": [{"role": "user"}]}, "is [{{'role': 'user'}}]; it must be a non-empty"),
+        ({"messages": [{"role": "user", "content": {}}]}, "it must be a non-empty list of"),
+        (STATE | {"messages": [{"role": "robot", "content": "x"}]}, "of {}() is 'robot'; it must"),
+        (STATE | {"messages": [{"role": "user", "content": "x", "y": object}]}, "non-empty list"),
+        (None, "info of {}() is None; it must be a dictionary"),
+        (STATE | {"metrics": {"success": "yes"}}, NUMBERS),
+        (STATE | {"reward_terms": {"x": math.nan}}, NUMBERS),
+        (STATE | {"tools": "search"}, "info['tools'] of {}() is 'search'; it must be a list"),
+        (STATE | {"action": [1]}, "info['action'] of {}() is [1]; it must be a dictionary"),
+        (STATE | {"task_id": Unprintable()}, "it must be a string"),
+        (lambda: None, "{}() returned None; it must return (observation, "),
+        (hello, "{}() returned 'hello'; it must return (observation, "),
     ],
 )
-def test_what_an_environment_answers_is_checked_where_it_is_read(method, answer, sentence):
+def test_the_answer_of_an_environment_is_checked(method, answer, sentence):
     good = replace(specs(1)[0], task=0)
     rollout = Rollout(lambda: Careless(method, answer), say("x"))
     wrong, right = rollout.collect([*specs(1, 1), good])
     assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert re.search(sentence.format(method=method), wrong.error)
+    assert sentence.format(method) in wrong.error
     if method == "reset":
         assert right.stop_reason is not StopReason.ENVIRONMENT_ERROR
-
-
-@pytest.mark.parametrize("messages", [[], "text", None, [{"role": "user", "content": {}}]])
-def test_a_model_goes_on_with_the_episodes_whose_state_can_be_rendered(messages, model, tokenizer):
-    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=4)
-    rollout = Rollout(lambda: Careless("reset", {"messages": messages}), policy)
-    wrong, right = rollout.collect([*specs(1, 1), replace(specs(1)[0], task=0)])
-    assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert right.stop_reason is not StopReason.ENVIRONMENT_ERROR
 
 
 @pytest.mark.parametrize(
     ("place", "value", "sentence"),
     [
         (0, None, "the observation of step() is None; it must be a string"),
-        (1, None, "the reward of step() is None; it must be a finite number"),
         (1, "1", "the reward of step() is '1'; it must be a finite number"),
         (1, 10**400, "the reward of step() is 1000"),
         (1, math.inf, "the reward of step() is inf; it must be a finite number"),
@@ -338,11 +288,9 @@ def test_each_part_of_a_step_is_checked_by_its_name(place, value, sentence):
         parts[place] = value
         return parts
 
-    good = replace(specs(1)[0], task=0)
-    wrong, right = Rollout(lambda: Careless("step", answer), say("x")).collect([*specs(1, 1), good])
+    (wrong,) = Rollout(lambda: Careless("step", answer), say("x")).collect(specs(1, 1))
     assert wrong.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert sentence in wrong.error
-    assert right.stop_reason is StopReason.ENVIRONMENT_ERROR  # its first step is wrong, too
 
 
 class AsyncEnv(gym.Env):
@@ -417,15 +365,6 @@ def test_foreign_code_in_an_environment_of_ours_cannot_hold_the_others_up():
     for kwargs in ({"rewards": term}, {"context": lambda h: h.messages}):
         assert not gym.make(ID, **kwargs).unwrapped.is_immediate
     assert gym.make(ID, context=["window", "budget"]).unwrapped.is_immediate
-
-
-def test_an_environment_that_leaves_python_costs_its_own_episode():
-    class Leaving(FaultyEnv):
-        def step(self, action):
-            raise SystemExit(1)
-
-    (trajectory,) = Rollout(lambda: Leaving({}), say("x")).collect(specs(1))
-    assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
 
 
 class Server(ScriptedPolicy):

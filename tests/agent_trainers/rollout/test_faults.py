@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from agent_envs.core.tool import Tool
-from agent_trainers.monitoring.faults import count_faults
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -155,15 +154,12 @@ class NotANumber(gym.RewardWrapper):
         return math.nan
 
 
-@pytest.mark.parametrize("wrapper", [Dead, NotANumber])
 @pytest.mark.parametrize(
-    ("kind", "estimator"),
+    ("wrapper", "kind", "estimator"),
     [
-        (StepGRPOTrainer, "grpo"),
-        (StepGRPOTrainer, "gigpo"),
-        (StepGRPOTrainer, "reinforce_pp"),
-        (StepPPOTrainer, "gae_token"),
-        (StepPPOTrainer, "gae_step"),
+        (Dead, StepGRPOTrainer, "gigpo"),
+        (NotANumber, StepGRPOTrainer, "reinforce_pp"),
+        (Dead, StepPPOTrainer, "gae_step"),
     ],
 )
 def test_a_batch_in_which_everything_fails_changes_no_weight(
@@ -181,9 +177,3 @@ def test_a_batch_in_which_everything_fails_changes_no_weight(
     assert [entry["loss"] for entry in entries] == [0.0, 0.0]
     for one, other in zip(before, trainer.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_no_fault_is_a_zero(make_trainer):
-    trainer = make_trainer(lambda: gym.make(ID), max_steps=1)
-    trainer.train()
-    assert set(count_faults(trainer.trajectories["train"]).values()) == {0}
