@@ -35,6 +35,8 @@ class Study(NamedTuple):
 
     title: str
     rows: Mapping[str, Mapping[str, Any]]
+    pairs: Sequence[tuple[str, str]] = ()
+    """Rows to compare; the papers found the first of each pair better."""
     is_long_horizon: bool = False
 
 
@@ -66,30 +68,37 @@ _LONG_HORIZON: Final = {
         for name in ("vine", "tree")
     },
 }
+_CREDIT: Final = (
+    ("grpo_step", "grpo"), ("gigpo", "grpo"), ("vine", "grpo_step"), ("vine", "gigpo"),
+    ("tree", "grpo_step"), ("tree", "gigpo"),
+)  # fmt: skip
+_TRAINED: Final = ("ppo", "reinforce++", "reinforce++-baseline", "rloo", "gigpo", "step_ppo")
+_TRL: Final = "TRL environment_factory"
 STUDIES: Final[Mapping[str, Study]] = {
     "rows": Study("Methods", {
         "base tool call": {"method": "base"},
         NAIVE_RAG: {"method": "grpo", "env_kwargs": {"hops": 1}, "is_naive_rag": True},
-        **_rows("ppo", "grpo", "reinforce++", "reinforce++-baseline", "rloo", "gigpo", "step_ppo"),
-        "TRL environment_factory": {"method": "trl"},
-    }),
+        **_rows("grpo", *_TRAINED),
+        _TRL: {"method": "trl"},
+    }, [("grpo", other) for other in (NAIVE_RAG, *_TRAINED, _TRL)]),
     "masks": Study("Masks", {
         "ppo, both masks": {"method": "ppo"},
         "ppo, no advantage mask": {"method": "ppo", "options": _NO_ADVANTAGE_MASK},
         "ppo, no mask": {"method": "ppo", "options": _NO_ADVANTAGE_MASK + _NO_LOSS_MASK},
         "grpo, loss mask": {"method": "grpo"},
         "grpo, no loss mask": {"method": "grpo", "options": _NO_LOSS_MASK},
-    }),
+    }, [("ppo, both masks", "ppo, no advantage mask"), ("ppo, both masks", "ppo, no mask"),
+        ("grpo, loss mask", "grpo, no loss mask")]),
     "context": Study("Context", {
         "grpo, full": dict(_SHOWN),
         "grpo, window of 1 turn": _SHOWN | _context("window", turns=1),
         "grpo, budget of 90 tokens": _SHOWN | _context("budget", tokens=90),
-    }),
-    "long_horizon": Study("Long horizon", _LONG_HORIZON, is_long_horizon=True),
+    }, [("grpo, window of 1 turn", "grpo, full"), ("grpo, budget of 90 tokens", "grpo, full")]),
+    "long_horizon": Study("Long horizon", _LONG_HORIZON, _CREDIT, is_long_horizon=True),
     "long_horizon_taught": Study("Long horizon, from a policy that solves some of it", {
         name: {**fields, "is_pretrained": True}
         for name, fields in {"before": {"method": "base"}, **_LONG_HORIZON}.items()
-    }, is_long_horizon=True),
+    }, _CREDIT, is_long_horizon=True),
 }  # fmt: skip
 TRAINED_ON: Final = {"outdated": 0.5}
 """Half of the worlds hold outdated facts, so the columns with and without them are in-domain."""
@@ -164,10 +173,10 @@ def _run(arguments: list[str]) -> None:
             for name, study in studies.items()
         },
         titles={name: study.title for name, study in studies.items()},
+        pairs={name: study.pairs for name, study in studies.items()},
         facts={
             "command": shlex.join([*PROGRAM.split(), *arguments]),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "wall_seconds": round(seconds / options.jobs),
             "run_seconds": round(seconds),
             "num_runs": num_runs,
             **{name: settings[name] for name in _FACTS},
