@@ -4,11 +4,12 @@ Tasks run in portions. Each portion is saved when it is done, and the same comma
 the last one.
 """
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
@@ -68,48 +69,64 @@ def run(arguments: Sequence[str]) -> None:
     check_output("--output", options.output, is_trajectories=True)
     output = Path(options.output)
     parts = output.with_name(f"{output.name}.parts")
-    with lock_folder(parts, "--output"):
-        if output.exists():
-            raise ConfigurationError(f"--output {output} exists. Choose another name.")
-        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-        settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
-        check_unchanged(parts, settings, "--output")
-        environment = open_environment(options, notify)
-        write_settings(parts, settings)
-        num_kept = _collect(options, environment, parts)
+    with open_portions(options, parts, "--output", output, notify) as environment:
+        with open_policy(options, environment) as policy:
+
+            def play(tasks: Sequence[int]) -> list[Trajectory]:
+                with contextlib.closing(Rollout(environment.make_env, policy)) as rollout:
+                    specs = plan_samples(tasks, options.samples_per_task, options.seed)
+                    episodes = rollout.collect(specs)
+                check_episodes(episodes)  # before saving, so that a failed portion runs again
+                return _best(episodes, options)
+
+            kept = [t for part in play_portions(options, environment, parts, play) for t in part]
+        save_trajectories(output, kept)
     shutil.rmtree(parts)
-    if num_kept:
+    num_solved = len({t.group_id for t in kept if t.success})
+    num_tasks = len(first_tasks(environment.facts.num_tasks, options.num_tasks))
+    notify(f"{len(kept)} episodes of {num_tasks} tasks, {num_solved} of them solved: {output}")
+    if kept:
         hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
         notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
 
 
-def _collect(options: CollectArguments, environment: FittedEnvironment, parts: Path) -> int:
-    """Run the missing portions, write the best episodes, and return how many there are."""
+@contextlib.contextmanager
+def open_portions(
+    options: Any, folder: Path, option: str, result: Path, notify: Callable[[str], None]
+) -> Iterator[FittedEnvironment]:
+    """Lock the folder of a command that plays in portions, and open its environment.
+
+    Raises:
+        ConfigurationError: If `result` exists, or the command was begun with other options; errors
+            name `option`.
+    """
+    with lock_folder(folder, option):
+        if result.exists():
+            raise ConfigurationError(f"{option}: {result} exists. Choose another name.")
+        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+        settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
+        check_unchanged(folder, settings, option)
+        environment = open_environment(options, notify)
+        write_settings(folder, settings)
+        yield environment
+
+
+def play_portions(
+    options: Any,
+    environment: FittedEnvironment,
+    parts: Path,
+    play: Callable[[Sequence[int]], list[Trajectory]],
+) -> Iterator[list[Trajectory]]:
+    """Yield what `play` returns for each portion of the tasks, from a file if it was played."""
     tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
-    num_solved = num_done = 0
-    kept: list[Trajectory] = []
-    with open_policy(options, environment) as policy, tqdm(total=len(tasks), unit="task") as bar:
+    with tqdm(total=len(tasks), unit="task") as bar:
         for first in range(0, len(tasks), options.tasks_at_once):
             portion = tasks[first : first + options.tasks_at_once]
             part = parts / f"{first // options.tasks_at_once:06d}.jsonl.gz"
             if not part.exists():
-                rollout = Rollout(environment.make_env, policy)
-                specs = plan_samples(portion, options.samples_per_task, options.seed)
-                episodes = rollout.collect(specs)
-                rollout.close()
-                check_episodes(episodes)  # before saving, so that a failed portion runs again
-                save_trajectories(part, _best(episodes, options))
-            best = load_trajectories(part)
-            kept += best
-            num_done += len(portion)
-            num_solved += len({t.group_id for t in best if t.success})
+                save_trajectories(part, play(portion))
+            yield load_trajectories(part)
             bar.update(len(portion))
-            bar.set_postfix(solved=f"{num_solved / num_done:.2f}")
-    save_trajectories(options.output, kept)
-    notify(
-        f"{len(kept)} episodes of {num_done} tasks, {num_solved} of them solved: {options.output}"
-    )
-    return len(kept)
 
 
 def _best(episodes: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:

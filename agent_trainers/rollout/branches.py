@@ -6,6 +6,7 @@ and saved like any other.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,19 +31,22 @@ class Branches:
 
     continuations: list[list[Trajectory]]
     """Branches of each state, in order, failed ones included; ``start`` is their first own step."""
-    environment_steps: int
-    """Steps of the branches themselves."""
-    replayed_steps: int
-    """Recorded steps that were replayed to reach the states."""
+    replays: list[list[int]]
+    """Recorded steps that each branch replayed to reach its state."""
     usage: Usage
     """Model calls and tokens of the branches."""
     unreachable: Mapping[str, SnapshotError]
     """Environments none of whose states could be reached, by name, with the reason."""
 
     @property
-    def num_steps(self) -> int:
-        """All environment steps, replayed ones included."""
-        return self.environment_steps + self.replayed_steps
+    def environment_steps(self) -> int:
+        """Steps of the branches themselves."""
+        return sum(len(b.transitions) - b.start for same in self.continuations for b in same)
+
+    @property
+    def replayed_steps(self) -> int:
+        """Recorded steps that were replayed to reach the states."""
+        return sum(map(sum, self.replays))
 
     def returns(self, gamma: float = 1.0) -> list[list[float]]:
         """Return the discounted return of each scorable branch from its state."""
@@ -64,8 +68,6 @@ class BranchEpisode(Episode):
     """The episode it branches off."""
     policy: Policy = field(kw_only=True)
     """Policy whose tokens the environment counts in."""
-    source: StateCache | None = field(kw_only=True, default=None)
-    """Snapshots to restore from."""
     replayed_steps: int = 0
     refusal: SnapshotError | None = None
     """Why the state cannot be reached."""
@@ -97,10 +99,10 @@ class BranchEpisode(Episode):
         return dataclasses.replace(own, step_seconds=seconds, task_id=self.recorded.task_id)
 
     def _restored_info(self) -> dict[str, Any] | None:
-        if self.source is None:
+        if self.states is None:
             return None
         try:
-            return self.source.restore(self.env, self.recorded, self.start)
+            return self.states.restore(self.env, self.recorded, self.start)
         except Exception:  # noqa: BLE001 - another kind of environment, or foreign code
             return None
 
@@ -126,16 +128,8 @@ class BranchEpisode(Episode):
                     f"over after {number} actions, the recorded one is not."
                 )
             self.replayed_steps = number
-            if self.source is not None:
-                self._save(actions[:number], step.info)
+            self.save_state(actions[:number], (step.observation, step.info))
         return step.info
-
-    def _save(self, actions: Sequence[str], info: dict[str, Any]) -> None:
-        try:
-            assert self.source is not None
-            self.source.save(self.env, self.spec, actions, info)
-        except Exception:  # noqa: BLE001 - foreign code; the next branch replays, too
-            self.source = None
 
 
 def plan_branches(
@@ -151,60 +145,38 @@ def plan_branches(
     Raises:
         ConfigurationError: If a state cannot be branched; names it and the reason.
     """
-    ks = [k] * len(states) if isinstance(k, int) else list(k)
-    rngs = rng.spawn(len(states)) if isinstance(rng, np.random.Generator) else list(rng)
-    if not len(ks) == len(rngs) == len(states) or min(ks, default=0) < 0:
-        raise ConfigurationError(
-            f"{len(states)} states need {len(states)} non-negative counts of branches and "
-            f"generators, or one of each; got {len(ks)} and {len(rngs)}."
-        )
-    planned: list[list[BranchEpisode]] = []
-    number = 0
+    ks = [k] * len(states) if isinstance(k, int) else k
+    rngs = rng.spawn(len(states)) if isinstance(rng, np.random.Generator) else rng
+    number = itertools.count()
+    planned = []
     for (trajectory, step), count, own in zip(states, ks, rngs, strict=True):
-        seed = _check_state(trajectory, step)
-        branches = []
-        for draws in own.spawn(count):
-            spec = EpisodeSpec(
-                task=trajectory.task,
-                seed=seed,
-                group_id=trajectory.group_id,
-                rng=draws,
-                env=trajectory.env,
+        name = f"The trajectory of task {trajectory.task_id!r} in group {trajectory.group_id!r}"
+        if not 0 <= step < len(trajectory.transitions):
+            raise ConfigurationError(
+                f"{name} has no state before step {step}: its steps are 0 to "
+                f"{len(trajectory.transitions) - 1}."
             )
-            branches.append(
-                BranchEpisode(
-                    number, spec, states=source, start=step, recorded=trajectory, policy=policy,
-                    source=source,
-                )
-            )  # fmt: skip
-            number += 1
-        planned.append(branches)
+        if trajectory.seed is None:
+            raise ConfigurationError(
+                f"{name} cannot be branched: it has no seed to replay it from. Trajectories of "
+                "Rollout have one; those of programs and demonstrations do not."
+            )
+        start = EpisodeSpec(
+            task=trajectory.task, seed=trajectory.seed, group_id=trajectory.group_id,
+            rng=own, env=trajectory.env,
+        )  # fmt: skip
+        planned.append(
+            [
+                BranchEpisode(next(number), dataclasses.replace(start, rng=draws), states=source,
+                              start=step, recorded=trajectory, policy=policy)
+                for draws in own.spawn(count)
+            ]
+        )  # fmt: skip
     return planned
 
 
 def find_unreachable(branches: Sequence[BranchEpisode]) -> dict[str, SnapshotError]:
     """Return the environments none of whose states could be reached, with the reason."""
-    refusals: dict[str, list[SnapshotError | None]] = {}
-    for branch in branches:
-        refusals.setdefault(branch.spec.env, []).append(branch.refusal)
-    return {
-        name: found[0]
-        for name, found in refusals.items()
-        if found[0] is not None and None not in found
-    }
-
-
-def _check_state(trajectory: Trajectory, step: int) -> int:
-    """Return the seed of an episode that can be branched before `step`."""
-    name = f"The trajectory of task {trajectory.task_id!r} in group {trajectory.group_id!r}"
-    if not 0 <= step < len(trajectory.transitions):
-        raise ConfigurationError(
-            f"{name} has no state before step {step}: its steps are 0 to "
-            f"{len(trajectory.transitions) - 1}."
-        )
-    if trajectory.seed is None:
-        raise ConfigurationError(
-            f"{name} cannot be branched: it has no seed to replay it from. Trajectories of Rollout "
-            "have one; those of programs, demonstrations and older files do not."
-        )
-    return trajectory.seed
+    reached = {branch.spec.env for branch in branches if branch.refusal is None}
+    return {b.spec.env: b.refusal for b in reversed(branches)
+            if b.refusal is not None and b.spec.env not in reached}  # fmt: skip

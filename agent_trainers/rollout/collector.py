@@ -150,8 +150,7 @@ class Rollout:
         self._run(branches, self._branch_envs, limits, MAX_BRANCHES_AT_ONCE)
         return Branches(
             continuations=[[branch.trajectory() for branch in same] for same in planned],
-            environment_steps=sum(len(b.transitions) - b.start for b in branches),
-            replayed_steps=sum(branch.replayed_steps for branch in branches),
+            replays=[[branch.replayed_steps for branch in same] for same in planned],
             usage=sum((branch.usage for branch in branches), Usage()),
             unreachable=find_unreachable(branches),
         )

@@ -80,7 +80,7 @@ class Episode:
         """Reset the environment; an async reset is cancelled after `timeout` seconds."""
         options = None if self.spec.task is None else {"task": self.spec.task}
         answer = resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
-        self._save_state([], answer, is_over=False)
+        self.save_state([], answer)
         return answer
 
     def step(self, timeout: float | None = None) -> Any:
@@ -88,14 +88,13 @@ class Episode:
         assert self.generation is not None
         answer = resolve(self.env.step(self.generation.text), timeout)
         actions = [*(t.action for t in self.transitions), self.generation.text]
-        self._save_state(actions, answer)
+        self.save_state(actions, answer)
         return answer
 
-    def _save_state(self, actions: list[str], answer: Any, *, is_over: bool | None = None) -> None:
-        if self.states is None:
-            return
+    def save_state(self, actions: list[str], answer: Any) -> None:
+        """Save the state that `actions` led to, by the answer of the reset or the last step."""
         try:
-            if not (answer[2] or answer[3] if is_over is None else is_over):
+            if self.states is not None and not any(answer[2:4]):
                 self.states.save(self.env, self.spec, actions, answer[-1])
         except Exception:  # noqa: BLE001 - foreign code; branches replay the actions instead
             self.states = None

@@ -29,14 +29,12 @@ Visit = tuple[int, int]
 def vine(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
     """Estimate ``r_t + gamma V(s_{t+1}) - V(s_t)`` per step, with values measured by branches.
 
-    VinePPO (Kazemnejad et al., 2024, arXiv 2410.01679, section 4) over environment steps. ``V`` is
-    the mean return from the state over branches, the episode and other episodes of the group. A
-    state with a single visit has no value: the return extends to the next state with one, and the
-    step has the advantage of the step before. ``V(s_t)`` leaves out the episode itself; without
-    branches and equal states this is `rloo`. Branches have advantage 0.
-
-    `scale` divides by the root mean square of the advantages of the ``group`` or the ``batch`` plus
-    1e-4, or not at all (``none``).
+    VinePPO (arXiv 2410.01679, section 4) over environment steps. ``V`` is the mean return from the
+    state over branches, the episode and others of the group. A state with a single visit has no
+    value: the return extends to the next state with one, and the step has the advantage of the step
+    before. ``V(s_t)`` leaves out the episode itself; without branches and equal states this is
+    `rloo`. Branches have advantage 0. `scale` divides by the root mean square of the advantages of
+    the ``group`` or the ``batch`` plus 1e-4, or not at all (``none``).
     """
     return _value_differences(episodes, gamma, scale, branches_learn=False)
 
@@ -44,9 +42,8 @@ def vine(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "gro
 def tree(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
     """Estimate the advantages of `vine` for branches, too.
 
-    Episodes share prefixes, as in Tree-GRPO (Ji et al., 2025, arXiv 2509.21240) and ARPO (Dong et
-    al., 2025, arXiv 2507.19849). The shared steps of a branch have advantage 0, because they count
-    in the episode it branched off.
+    As in Tree-GRPO (arXiv 2509.21240) and ARPO (arXiv 2507.19849). The shared steps of a branch
+    have advantage 0, because they count in the episode it branched off.
     """
     return _value_differences(episodes, gamma, scale, branches_learn=True)
 
@@ -118,12 +115,9 @@ class _Candidate(NamedTuple):
     visits: list[Visit]
     num_returns: int
     variance: float
-    """Variance of the returns from the state."""
     cost: float
-    """Expected environment steps of a branch."""
 
     def gain(self, num_new: int) -> float:
-        """Return the reduction of variance by one more branch, per step of its cost."""
         n = self.num_returns + num_new
         return len(self.visits) * self.variance / (n * (n + 1)) / self.cost
 
@@ -156,10 +150,7 @@ def _candidates(
 
 
 def _spreads(returns: Sequence[Floats]) -> list[float]:
-    """Return the variance of returns-to-go at each step index.
-
-    A step that a single episode reached has the variance of the step before.
-    """
+    """Return the variance of returns-to-go at each step, of the step before if there is but one."""
     spreads = [0.0]
     for t in range(max(map(len, returns), default=0)):
         ahead = [values[t] for values in returns if len(values) > t]
@@ -172,8 +163,8 @@ def _value_differences(
 ) -> list[Array]:
     returns = returns_to_go(episodes, gamma)
     advantages = [np.zeros(len(values)) for values in returns]
-    grouped = groups(episodes)
-    for members in grouped.values():
+    learners = []
+    for members in groups(episodes).values():
         visits = _visits(episodes, members)
         values = {
             state: float(np.mean([returns[i][t] for i, t in same]))
@@ -181,18 +172,27 @@ def _value_differences(
             if len({i for i, _ in same}) > 1
         }
         backed_up = {i: _back_up(episodes[i], values, gamma) for i in members}
-        for i in members:
-            if branches_learn or start_of(episodes[i]) == 0:
-                _compare(i, episodes[i], visits, backed_up, advantages[i])
-    learners = [
-        [i for i in members if branches_learn or start_of(episodes[i]) == 0]
-        for members in grouped.values()
-    ]
-    batch = [i for members in learners for i in members]
-    for members in learners if scale != "none" else ():
-        divisor = _root_mean_square(episodes, advantages, members if scale == "group" else batch)
-        for i in members:
-            advantages[i] /= divisor + STD_EPSILON
+        own = [i for i in members if branches_learn or start_of(episodes[i]) == 0]
+        for i in own:
+            start = start_of(episodes[i])
+            for t in range(start, len(returns[i])):
+                visited = visits[episodes[i].anchors[t]]
+                others = [backed_up[j][u] for j, u in visited if j != i]
+                if others:
+                    advantages[i][t] = above(backed_up[i][t], float(np.mean(others)))
+                elif t > start:
+                    advantages[i][t] = advantages[i][t - 1]
+        learners.append(own)
+    batch = [i for own in learners for i in own]
+    for own in learners if scale != "none" else ():
+        # root mean square over unshared steps, each episode with the same weight
+        unshared = [
+            advantages[i][start_of(episodes[i]) :] for i in (own if scale == "group" else batch)
+        ]
+        squares = [float(np.mean(values**2)) for values in unshared if len(values)]
+        divisor = float(np.sqrt(np.mean(squares or 0.0))) + STD_EPSILON
+        for i in own:
+            advantages[i] = advantages[i] / divisor
     return [values.astype(np.float32) for values in advantages]
 
 
@@ -213,29 +213,3 @@ def _back_up(episode: Episode, values: dict[Hashable, float], gamma: float) -> F
         totals[t] = episode.rewards[t] + gamma * ahead
         ahead = values.get(episode.anchors[t], totals[t])
     return totals
-
-
-def _compare(
-    i: int,
-    episode: Episode,
-    visits: dict[Hashable, list[Visit]],
-    backed_up: dict[int, Floats],
-    advantages: Floats,
-) -> None:
-    """Write the differences from the other visits of each state into `advantages`."""
-    for t in range(start_of(episode), len(episode.rewards)):
-        others = [backed_up[j][u] for j, u in visits[episode.anchors[t]] if j != i]
-        if others:
-            baseline = float(np.mean(others))
-            advantages[t] = above(backed_up[i][t], baseline)
-        elif t > start_of(episode):
-            advantages[t] = advantages[t - 1]
-
-
-def _root_mean_square(
-    episodes: Sequence[Episode], advantages: Sequence[Floats], members: Sequence[int]
-) -> float:
-    """Return the root mean square over unshared steps, each episode with the same weight."""
-    own = [advantages[i][start_of(episodes[i]) :] for i in members]
-    squares = [float(np.mean(values**2)) for values in own if len(values)]
-    return float(np.sqrt(np.mean(squares))) if squares else 0.0

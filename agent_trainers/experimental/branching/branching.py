@@ -1,6 +1,6 @@
 """`Branching`: training batches with branches from some states of their episodes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +10,7 @@ from agent_trainers.algorithms.advantages import find_estimator
 from agent_trainers.experimental.branching.branch_estimators import allocate_branches
 from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.monitoring.episode_statistics import summarise
-from agent_trainers.rollout.branches import Branches, RecordedState
+from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trajectory import Trajectory
@@ -39,32 +39,27 @@ class Branching(Extension):
     def attach(self, trainer: Any) -> None:
         """Take part in the run of `trainer`."""
         args, name = trainer.args, trainer.args.advantage_estimator
-        estimator = find_estimator(name)
-        self._trains_branches = bool(getattr(estimator, "trains_branches", False))
-        if not hasattr(trainer.rollouts.collectors["train"], "try_branches"):
-            raise ConfigurationError(
-                f"advantage_estimator={name!r} restores states of an environment, which programs "
-                "do not have. Train in an environment, or use another estimator, such as grpo_step."
+        self._trains_branches = bool(getattr(find_estimator(name), "trains_branches", False))
+        rollout = trainer.rollouts.collectors["train"]
+        problem = None
+        if not hasattr(rollout, "try_branches"):
+            problem = "Branching restores states of an environment, which programs do not have."
+        elif not getattr(find_estimator(name), "uses_branches", False):
+            problem = f"Branching does nothing with advantage_estimator={name!r}."
+        elif args.max_extra_groups:
+            problem = f"{name!r} compares states, not groups: leave out max_extra_groups."
+        elif args.kl_placement == "reward" and not self._trains_branches:
+            problem = (
+                f"kl_placement='reward' does not go with {name!r}: the rewards of its branches "
+                "would lack the KL penalty. Use kl_placement='loss'."
             )
-        if not getattr(estimator, "uses_branches", False):
+        if problem is not None:
             raise ConfigurationError(
-                f"Branching does nothing with advantage_estimator={name!r}. Use "
-                "agent_trainers.experimental.branching:vine or :tree, or leave it out."
-            )
-        if args.max_extra_groups:
-            raise ConfigurationError(
-                f"max_extra_groups={args.max_extra_groups} replaces groups without variance, but "
-                f"advantage_estimator={name!r} compares states, not groups. Leave it out, or use "
-                "an estimator such as 'grpo'."
-            )
-        if args.kl_placement == "reward" and not self._trains_branches:
-            raise ConfigurationError(
-                f"kl_placement='reward' does not go with advantage_estimator={name!r}: the rewards "
-                "of its branches would lack the KL penalty. Use kl_placement='loss', or "
-                "agent_trainers.experimental.branching:tree."
+                f"{problem} Or use another advantage_estimator: "
+                "agent_trainers.experimental.branching:tree, or grpo_step without Branching."
             )
         super().attach(trainer)
-        self._rollout = trainer.rollouts.collectors["train"]
+        self._rollout = rollout
         self._rollout.states = self._states = StateStore()
 
     def is_trained(self, trajectory: Trajectory) -> bool:
@@ -103,7 +98,7 @@ class Branching(Extension):
         """Run one round of branches and append them to the families of their episodes.
 
         Raises:
-            SnapshotError: If the states of an environment cannot be restored.
+            SnapshotError: In all processes, if no state of an environment was reached in this run.
         """
         processes, args = self.trainer.processes, self.trainer.args
         own = [trajectory for family in families for trajectory in family]
@@ -111,8 +106,7 @@ class Branching(Extension):
             [(summarise(each, reward_factors), self._states.replays(each)) for each in own]
         )
         everyone = [summary for summary, _ in gathered]
-        first = processes.num_before(len(own))
-        first_family = processes.num_before(len(families))
+        first, first_family = processes.num_before(len(own)), processes.num_before(len(families))
         spent = sum(episode.num_steps - episode.start for episode in everyone if episode.start)
         spent += self.replayed_steps
         num_steps = sum(episode.num_steps for episode in everyone if not episode.start)
@@ -132,23 +126,20 @@ class Branching(Extension):
                 states.append((trajectory, t))
                 rngs.append(np.random.default_rng(place))
                 ks.append(per_step[t])
-                owners.append(f)
-        branches: Branches = self._rollout.try_branches(states, ks, rng=rngs)
+                owners.append(families[f])
+        branches = self._rollout.try_branches(states, ks, rng=rngs)
         self.replayed_steps += sum(processes.all_gather(branches.replayed_steps))
-        self._refuse_unreachable({trajectory.env for trajectory, _ in states}, branches)
-        for f, continuations in zip(owners, branches.continuations, strict=True):
-            families[f] += continuations
-
-    def _refuse_unreachable(self, envs: Collection[str], branches: Branches) -> None:
-        """Raise in all processes if no state of an environment was ever reached in this run."""
-        refusals = branches.unreachable
-        gathered = self.trainer.processes.all_gather_objects(
-            [(name, str(refusals[name]) if name in refusals else "") for name in envs]
-        )
-        self._reachable |= {name for name, refusal in gathered if not refusal}
-        for name, refusal in gathered:
+        refusals = [
+            (name, str(branches.unreachable.get(name, "")))
+            for name in {trajectory.env for trajectory, _ in states}
+        ]
+        refusals = processes.all_gather_objects(refusals)
+        self._reachable |= {name for name, refusal in refusals if not refusal}
+        for name, refusal in refusals:
             if name not in self._reachable:
                 raise SnapshotError(
-                    f"advantage_estimator={self.trainer.args.advantage_estimator!r} restores "
-                    f"states, but: {refusal} Or use another estimator, such as grpo_step."
+                    f"advantage_estimator={args.advantage_estimator!r} restores states, but: "
+                    f"{refusal} Or use another estimator, such as grpo_step."
                 )
+        for family, continuations in zip(owners, branches.continuations, strict=True):
+            family += continuations

@@ -18,7 +18,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from agent_envs.core.messages import Message
 from agent_envs.wrappers.awaited import Awaited
 from agent_envs.wrappers.potential_shaping import PotentialShaping
-from agent_trainers.rollout.episode import Episode, EpisodeSpec
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
 MAX_STATE_BYTES: Final = 2**28
@@ -43,8 +43,8 @@ class StateStore:
     def __init__(self, max_bytes: int = MAX_STATE_BYTES) -> None:
         """Keep at most `max_bytes` of snapshots."""
         self._max_bytes = max_bytes
-        self._num_bytes = 0
         self._states: OrderedDict[str, tuple[bytes, dict[str, Any]]] = OrderedDict()
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def save(
@@ -55,17 +55,19 @@ class StateStore:
         info: dict[str, Any],
     ) -> None:
         """Save the state that `actions` led to, if a snapshot can hold it."""
-        if not can_be_saved(env):
+        methods = (getattr(env.unwrapped, name, None) for name in ("snapshot", "restore"))
+        wrappers = _wrappers(env)
+        if not (all(map(callable, methods)) and all(type(w) in _WRAPPER_STATE for w in wrappers)):
             return
-        key, saved = _key(spec, actions, info["messages"]), save_environment(env)
+        values = [{n: getattr(w, n) for n in _WRAPPER_STATE[type(w)]} for w in wrappers]
+        saved = pickle.dumps((env.unwrapped.snapshot(), values))  # type: ignore[attr-defined]
+        key = _key(spec, actions, info["messages"])
         with self._lock:
-            if (replaced := self._states.pop(key, None)) is not None:
-                self._num_bytes -= len(replaced[0])
+            self._num_bytes += len(saved) - len(self._states.pop(key, (b"",))[0])
             self._states[key] = saved, info
-            self._num_bytes += len(saved)
             while self._num_bytes > self._max_bytes:
-                _, dropped = self._states.popitem(last=False)
-                self._num_bytes -= len(dropped[0])
+                _, (dropped, _) = self._states.popitem(last=False)
+                self._num_bytes -= len(dropped)
 
     def restore(
         self, env: gym.Env[Any, Any], trajectory: Trajectory, step: int
@@ -77,7 +79,10 @@ class StateStore:
                 return None
             self._states.move_to_end(key)
             saved, info = self._states[key]
-        restore_environment(env, saved)
+        snapshot, values = pickle.loads(saved)  # noqa: S301 - saved by this process
+        env.unwrapped.restore(snapshot)  # type: ignore[attr-defined]
+        for wrapper, attributes in zip(_wrappers(env), values, strict=True):
+            vars(wrapper).update(attributes)
         return info
 
     def replays(self, trajectory: Trajectory) -> bool:
@@ -96,40 +101,6 @@ class StateStore:
             self._num_bytes = 0
 
 
-class LastState:
-    """Snapshot of the newest state of one episode; a `StateCache` that restores nothing itself."""
-
-    def __init__(self) -> None:
-        """Start without a snapshot."""
-        self.saved: bytes | None = None
-
-    def save(
-        self,
-        env: gym.Env[Any, Any],
-        spec: EpisodeSpec,
-        actions: Sequence[str],
-        info: dict[str, Any],
-    ) -> None:
-        """Save the state."""
-        self.saved = None
-        if can_be_saved(env):
-            self.saved = save_environment(env)
-
-    def restore(
-        self, env: gym.Env[Any, Any], trajectory: Trajectory, step: int
-    ) -> dict[str, Any] | None:
-        """Return None."""
-
-    def clear(self) -> None:
-        """Drop the snapshot."""
-        self.saved = None
-
-
-def saved_state(episode: Episode) -> bytes | None:
-    """Return the snapshot of an episode's `LastState`; None without one."""
-    return episode.states.saved if isinstance(episode.states, LastState) else None
-
-
 def key_before(trajectory: Trajectory, step: int) -> str:
     """Return the key of the state before a step."""
     actions = [transition.action for transition in trajectory.transitions[:step]]
@@ -140,30 +111,6 @@ def _key(start: Any, actions: Sequence[str], messages: Sequence[Message]) -> str
     """Return the key of a state: its start, the actions that led there and its messages."""
     parts = [start.env, start.task, start.seed, list(actions), list(messages)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
-
-
-def can_be_saved(env: gym.Env[Any, Any]) -> bool:
-    """Return whether a snapshot of an environment is all of it."""
-    methods = (getattr(env.unwrapped, name, None) for name in ("snapshot", "restore"))
-    return all(map(callable, methods)) and all(type(w) in _WRAPPER_STATE for w in _wrappers(env))
-
-
-def save_environment(env: gym.Env[Any, Any]) -> bytes:
-    """Save where an environment is; one for which `can_be_saved`."""
-    counts = [
-        {name: getattr(wrapper, name) for name in _WRAPPER_STATE[type(wrapper)]}
-        for wrapper in _wrappers(env)
-    ]
-    return pickle.dumps((env.unwrapped.snapshot(), counts))  # type: ignore[attr-defined]
-
-
-def restore_environment(env: gym.Env[Any, Any], saved: bytes) -> None:
-    """Go on from where `save_environment` was called, in an environment made in the same way."""
-    snapshot, counts = pickle.loads(saved)  # noqa: S301 - saved by this process
-    env.unwrapped.restore(snapshot)  # type: ignore[attr-defined]
-    for wrapper, values in zip(_wrappers(env), counts, strict=True):
-        for name, value in values.items():
-            setattr(wrapper, name, value)
 
 
 def _wrappers(env: gym.Env[Any, Any]) -> list[gym.Wrapper[Any, Any, Any, Any]]:

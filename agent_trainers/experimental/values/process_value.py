@@ -4,16 +4,13 @@ The folder has the format of PPO's critic, so it can initialise ``--critic_model
 of a run with a critic is a process value.
 """
 
-import functools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import gymnasium as gym
 import torch
 
-from agent_envs.core.messages import Message
 from agent_envs.core.rewards import StepEvent
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.collate import pad_rows
@@ -22,19 +19,11 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import template_tools
 from agent_trainers.trainers.ppo import CRITIC_FILE, CriticModel
 
-T = TypeVar("T")
-
+RESULTS_FILE: Final = "value.json"
+"""Figures of a trained value, in its folder."""
 MAX_TOKENS: Final = 16_384
 """Largest batch in tokens, padding included."""
-_CACHE_SIZE: Final = 4096
-
-
-class Reading(NamedTuple):
-    """Input of a value: a state, or an action proposed in a state."""
-
-    messages: Sequence[Message]
-    tools: Sequence[dict[str, Any]] | None
-    action: str | None = None
+T = TypeVar("T")
 
 
 class ProcessValue:
@@ -42,10 +31,8 @@ class ProcessValue:
 
     def __init__(self, critic: CriticModel, renderer: ChatRenderer) -> None:
         """Evaluate `critic` on messages rendered by `renderer`."""
-        self.critic, self._renderer = critic.eval(), renderer
-        self._cached_value = functools.lru_cache(_CACHE_SIZE)(
-            lambda key: self.read([Reading(*json.loads(key))])[0][0]
-        )
+        self.critic, self.tokenizer = critic.eval(), renderer.tokenizer
+        self._renderer = renderer
 
     @classmethod
     def load(cls, folder: str | Path) -> "ProcessValue":
@@ -65,15 +52,6 @@ class ProcessValue:
             critic.to(torch.accelerator.current_accelerator())
         return cls(critic, ChatRenderer(load_tokenizer(str(folder))))
 
-    def read(self, readings: Sequence[Reading]) -> tuple[list[float], list[int]]:
-        """Return the value and the number of tokens of each reading."""
-        sequences = []
-        for messages, tools, action in readings:
-            state = self._renderer.prompt_ids(messages, tools, None)
-            turn = [] if action is None else self._renderer.turn_ids(action)
-            sequences.append((*state, *turn))
-        return self.values(sequences), [len(sequence) for sequence in sequences]
-
     @torch.no_grad()
     def values(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return the value after the last token of each sequence; duplicates are evaluated once."""
@@ -87,7 +65,7 @@ class ProcessValue:
 
     def potential(self, env: gym.Env[str, str]) -> float:
         """Return the value of the environment's current state, a potential for shaping."""
-        return self._state_value(_state_of(env))
+        return self.values([self._state_ids(env)])[0]
 
     def advantage(self, env: gym.Env[str, str], event: StepEvent) -> float:
         """Return by how much the action raised the value: a reward term (arXiv:2410.08146).
@@ -95,12 +73,13 @@ class ProcessValue:
         Both values are of the state before the step, without the environment's reply. Unlike a
         potential, this term changes the optimal policy.
         """
-        state = _state_of(env)
-        (after,), _ = self.read([state._replace(action=event.text)])
-        return after - self._state_value(state)
+        state = self._state_ids(env)
+        before, after = self.values([state, [*state, *self._renderer.turn_ids(event.text)]])
+        return after - before
 
-    def _state_value(self, state: Reading) -> float:
-        return self._cached_value(json.dumps(state[:2]))
+    def _state_ids(self, env: gym.Env[str, str]) -> list[int]:
+        info: dict[str, Any] = env.unwrapped.state  # type: ignore[attr-defined]
+        return self._renderer.prompt_ids(info["messages"], template_tools(info), None)
 
 
 def hidden_states(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -122,8 +101,3 @@ def split_by_tokens(items: Sequence[T], lengths: Sequence[int]) -> Iterator[list
         batch.append(item)
     if batch:
         yield batch
-
-
-def _state_of(env: gym.Env[str, str]) -> Reading:
-    info: dict[str, Any] = env.unwrapped.state  # type: ignore[attr-defined]
-    return Reading(info["messages"], template_tools(info))

@@ -6,7 +6,6 @@ into three sets: training, choice of the epoch and calibration, and test.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,18 +15,13 @@ from transformers import get_linear_schedule_with_warmup
 
 from agent_envs.errors import DataError
 from agent_trainers.experimental.values.process_value import hidden_states, split_by_tokens
-from agent_trainers.experimental.values.reliability import (
-    Line,
-    Reliability,
-    fit_line,
-    reliability,
-)
 from agent_trainers.trainers.ppo import CriticModel
 from agent_trainers.trajectory import Trajectory
 
 KINDS: Final = ("states", "actions")
 ROWS_PER_STEP: Final = 16
 """Rows per optimiser step; larger batches take too few steps to learn more than the mean."""
+NUM_BINS: Final = 10
 _HELD_OUT: Final = 0.1
 _MAX_GRADIENT_NORM: Final = 1.0
 _WARMUP: Final = 0.1
@@ -40,37 +34,31 @@ class Example(NamedTuple):
     is_action: bool
     outcomes: list[float]
 
-    @property
-    def label(self) -> float:
-        """Mean outcome."""
-        return sum(self.outcomes) / len(self.outcomes)
 
-
-class ExampleRow(NamedTuple):
-    """A sequence and the examples that are prefixes of it, evaluated in one pass."""
-
-    ids: tuple[int, ...]
-    examples: list[Example]
+Row = list[Example]
+"""Examples evaluated in one pass: all are prefixes of the first."""
 
 
 class ExampleSets(NamedTuple):
     """Rows of disjoint sets of tasks."""
 
-    train: list[ExampleRow]
-    calibration: list[ExampleRow]
-    test: list[ExampleRow]
+    train: list[Row]
+    calibration: list[Row]
+    test: list[Row]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitSettings:
-    """Hyperparameters of `fit`."""
+class Reliability(NamedTuple):
+    """Agreement of predictions with observed outcomes, in the unit of the outcomes."""
 
-    epochs: int
-    """Passes over the examples."""
-    learning_rate: float
-    """Peak learning rate of AdamW."""
-    head_only: bool = False
-    """Whether the model below the value head is frozen."""
+    calibration_error: float
+    """Expected calibration error over bins of equal weight (Naeini et al., AAAI 2015;
+    arXiv:1909.10155)."""
+    mean_squared_error: float
+    """Includes the noise of the observations."""
+    mean_squared_error_of_mean: float
+    """Error of the constant prediction of the mean."""
+    correlation: float
+    """NaN if predictions or observations are constant."""
 
 
 def outcome(trajectory: Trajectory, step: int, target: str, gamma: float) -> float:
@@ -86,56 +74,53 @@ def make_sets(
     """Make examples of episodes and branches; equal token sequences share one example.
 
     Raises:
-        DataError: If there are too few tasks for three sets, or the episodes have no tokens.
+        DataError: If there are too few tasks for three sets.
     """
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if trajectory.is_scorable:
             by_task.setdefault(trajectory.task_id, []).append(trajectory)
-    if not any(t.prompt_ids for same in by_task.values() for e in same for t in e.transitions):
-        raise DataError(
-            "The episodes contain no tokens (a served model returns none). Collect them with a "
-            "local --model."
-        )
     order = [list(by_task)[i] for i in rng.permutation(len(by_task))]
     held_out = max(1, round(_HELD_OUT * len(order)))
-    ends = [max(0, len(order) - 2 * held_out), max(0, len(order) - held_out)]
-    splits = [order[: ends[0]], order[ends[0] : ends[1]], order[ends[1] :]]
-    if not all(splits):
+    if len(order) <= 2 * held_out:
         raise DataError(
             f"{len(order)} tasks with scorable episodes are too few for training, calibration and "
             "test sets. Collect more tasks."
         )
+    splits = order[: -2 * held_out], order[-2 * held_out : -held_out], order[-held_out:]
     return ExampleSets(
-        *(
-            _merge(_examples([t for name in names for t in by_task[name]], target, gamma))
-            for names in splits
-        )
+        *(_rows([t for name in names for t in by_task[name]], target, gamma) for names in splits)
     )
 
 
 def fit(
-    critic: CriticModel, sets: ExampleSets, settings: FitSettings, rng: np.random.Generator
+    critic: CriticModel,
+    sets: ExampleSets,
+    *,
+    epochs: int,
+    learning_rate: float,
+    rng: np.random.Generator,
 ) -> Iterator[tuple[float, float]]:
     """Train a critic and restore the weights of its best epoch on the calibration set.
 
     Yields the mean squared errors of each epoch on the training and calibration sets.
     """
     critic.eval()  # without dropout
-    critic.body.requires_grad_(not settings.head_only)
-    weights = [p for p in critic.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, weight_decay=0.0)
-    _initialise_bias(critic, sets.train)
-    num_steps = settings.epochs * -(-len(sets.train) // ROWS_PER_STEP)
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
+    head = critic.head.linear
+    if not (bool(head.weight.any()) or bool(head.bias.any())):  # it predicts the mean at first
+        outcomes = [o for row in sets.train for example in row for o in example.outcomes]
+        nn.init.constant_(head.bias, float(np.mean(outcomes)))
+    num_steps = epochs * -(-len(sets.train) // ROWS_PER_STEP)
     schedule = get_linear_schedule_with_warmup(optimizer, round(_WARMUP * num_steps), num_steps)
     best, best_state = float("inf"), _copy(critic)
-    for _ in range(settings.epochs):
+    for _ in range(epochs):
         rows = [sets.train[i] for i in rng.permutation(len(sets.train))]
         errors = []
         for start in range(0, len(rows), ROWS_PER_STEP):
             optimizer.zero_grad()
             errors.append(_squared_error(critic, rows[start : start + ROWS_PER_STEP], train=True))
-            nn.utils.clip_grad_norm_(weights, _MAX_GRADIENT_NORM)
+            nn.utils.clip_grad_norm_(critic.parameters(), _MAX_GRADIENT_NORM)
             optimizer.step()
             schedule.step()
         total, count = np.sum(errors, axis=0)
@@ -145,55 +130,64 @@ def fit(
             best, best_state = error / weight, _copy(critic)
         yield float(total / count), error / weight
     critic.load_state_dict(best_state)
-    critic.body.requires_grad_(True)
 
 
-def calibrate(critic: CriticModel, rows: Sequence[ExampleRow]) -> Line:
-    """Fit a calibration line and merge it into the value head."""
-    predicted, examples = _predict(critic, rows)
-    line = fit_line(predicted, [e.label for e in examples], [len(e.outcomes) for e in examples])
+def calibrate(critic: CriticModel, rows: Sequence[Row]) -> tuple[float, float]:
+    """Fit a line to the outcomes and merge it into the value head; return slope and intercept."""
+    slope, intercept = fit_line(*_predict(critic, rows))
     with torch.no_grad():
-        critic.head.linear.weight.mul_(line.slope)
-        critic.head.linear.bias.mul_(line.slope).add_(line.intercept)
-    return line
+        critic.head.linear.weight.mul_(slope)
+        critic.head.linear.bias.mul_(slope).add_(intercept)
+    return slope, intercept
 
 
-def measure(critic: CriticModel, rows: Sequence[ExampleRow]) -> dict[str, Reliability]:
+def measure(critic: CriticModel, rows: Sequence[Row]) -> dict[str, Reliability]:
     """Return the reliability of the values of states and of actions."""
-    predicted, examples = _predict(critic, rows)
-    measured = {}
-    for kind in KINDS:
-        chosen = [i for i, e in enumerate(examples) if KINDS[e.is_action] == kind]
-        measured[kind] = reliability(
-            [predicted[i] for i in chosen],
-            [examples[i].label for i in chosen],
-            [len(examples[i].outcomes) for i in chosen],
-            noise=label_noise([examples[i] for i in chosen]),
-        )
-    return measured
+    examples = [[e for row in rows for e in row if KINDS[e.is_action] == kind] for kind in KINDS]
+    predicted = [_predict(critic, [[e] for e in of_kind]) for of_kind in examples]
+    return {kind: reliability(*each) for kind, each in zip(KINDS, predicted, strict=True)}
 
 
-def label_noise(examples: Sequence[Example]) -> float:
-    """Return the mean squared error of labels, weighted by observations.
+def reliability(
+    predicted: Sequence[float], observed: Sequence[float], weights: Sequence[float]
+) -> Reliability:
+    """Compare predictions with observed outcomes.
 
-    It is estimated from the spread of outcomes within examples; NaN if no example has two.
+    Args:
+        predicted: Predictions, shape (N,), at least one.
+        observed: Mean outcomes, shape (N,), each over as many observations as its weight.
+        weights: Positive weights, shape (N,).
     """
-    squares = sum(float(np.var(e.outcomes)) * len(e.outcomes) for e in examples)
-    count = sum(len(e.outcomes) for e in examples)
-    degrees = count - len(examples)
-    return squares / degrees * len(examples) / count if degrees else float("nan")
+    p, y, w = (np.asarray(x, np.float64) for x in (predicted, observed, weights))
+    order = np.argsort(p, kind="stable")
+    quantile = (np.cumsum(w[order]) - w[order] / 2) / w.sum()  # middle of each weight, in (0, 1)
+    number = np.minimum((quantile * NUM_BINS).astype(int), NUM_BINS - 1)
+    bins = [order[number == i] for i in np.unique(number)]
+    apart = sum(abs(float(w[bin_] @ (p[bin_] - y[bin_]))) for bin_ in bins)
+    (variance_p, covariance), (_, variance_y) = np.cov(p, y, aweights=w, ddof=0)
+    varies = min(variance_p, variance_y) > 1e-18
+    return Reliability(
+        calibration_error=apart / float(w.sum()),
+        mean_squared_error=float(np.average((p - y) ** 2, weights=w)),
+        mean_squared_error_of_mean=float(variance_y),
+        correlation=float(covariance / (variance_p * variance_y) ** 0.5) if varies else np.nan,
+    )
 
 
-def _initialise_bias(critic: CriticModel, rows: Sequence[ExampleRow]) -> None:
-    """Let an untrained head (all zeros) predict the mean outcome."""
-    head = critic.head.linear
-    if not (bool(head.weight.any()) or bool(head.bias.any())):
-        nn.init.constant_(
-            head.bias, float(np.mean([o for row in rows for e in row.examples for o in e.outcomes]))
-        )
+def fit_line(
+    predicted: Sequence[float], observed: Sequence[float], weights: Sequence[float]
+) -> tuple[float, float]:
+    """Fit outcomes to predictions by weighted least squares; return slope and intercept.
+
+    A slope that is not positive is replaced by 1. Arguments as in `reliability`.
+    """
+    (variance, covariance), _ = np.cov(predicted, observed, aweights=weights, ddof=0)
+    slope = covariance / variance if variance > 1e-12 and covariance > 0 else 1.0
+    mean_p, mean_y = (np.average(x, weights=weights) for x in (predicted, observed))
+    return float(slope), float(mean_y - slope * mean_p)
 
 
-def _examples(trajectories: Sequence[Trajectory], target: str, gamma: float) -> list[Example]:
+def _rows(trajectories: Sequence[Trajectory], target: str, gamma: float) -> list[Row]:
     pooled: dict[tuple[tuple[int, ...], bool], list[float]] = {}
     for trajectory in trajectories:
         # a branch shares the steps before `start` with its episode, which counts them
@@ -202,44 +196,37 @@ def _examples(trajectories: Sequence[Trajectory], target: str, gamma: float) -> 
             state = tuple(transition.prompt_ids)
             for ids, is_action in ((state, False), ((*state, *transition.completion_ids), True)):
                 pooled.setdefault((ids, is_action), []).append(value)
-    return [Example(ids, is_action, found) for (ids, is_action), found in pooled.items()]
-
-
-def _merge(examples: Sequence[Example]) -> list[ExampleRow]:
-    """Merge each example into a row that it is a prefix of."""
-    rows: list[ExampleRow] = []
+    examples = [Example(ids, is_action, found) for (ids, is_action), found in pooled.items()]
+    rows: list[Row] = []
     for example in sorted(examples, key=lambda e: e.ids, reverse=True):
         # in descending order, sequences with this prefix come directly before it
-        if not (rows and rows[-1].ids[: len(example.ids)] == example.ids):
-            rows.append(ExampleRow(example.ids, []))
-        rows[-1].examples.append(example)
+        if not (rows and rows[-1][0].ids[: len(example.ids)] == example.ids):
+            rows.append([])
+        rows[-1].append(example)
     return rows
 
 
-def _batches(rows: Sequence[ExampleRow]) -> Iterator[list[ExampleRow]]:
-    return split_by_tokens(rows, [len(row.ids) for row in rows])
-
-
-def _values(critic: CriticModel, batch: Sequence[ExampleRow]) -> torch.Tensor:
-    """Return the values (N,) of the examples of a batch of rows, in order."""
-    hidden = hidden_states(critic, [row.ids for row in batch])
-    ends = [(i, len(e.ids) - 1) for i, row in enumerate(batch) for e in row.examples]
-    rows, positions = torch.tensor(ends, device=hidden.device).T
-    values: torch.Tensor = critic.head(hidden[rows, positions])
-    return values
+def _values(
+    critic: CriticModel, rows: Sequence[Row]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield values, labels and weights of the examples of each batch of rows, each (N,)."""
+    for batch in split_by_tokens(rows, [len(row[0].ids) for row in rows]):
+        hidden = hidden_states(critic, [row[0].ids for row in batch])
+        examples = [(i, example) for i, row in enumerate(batch) for example in row]
+        ends = [(i, len(example.ids) - 1) for i, example in examples]
+        numbers, positions = torch.tensor(ends, device=hidden.device).T
+        values: torch.Tensor = critic.head(hidden[numbers, positions])
+        labels = values.new_tensor([np.mean(example.outcomes) for _, example in examples])
+        yield values, labels, values.new_tensor([len(example.outcomes) for _, example in examples])
 
 
 def _squared_error(
-    critic: CriticModel, rows: Sequence[ExampleRow], *, train: bool = False
+    critic: CriticModel, rows: Sequence[Row], *, train: bool = False
 ) -> tuple[float, float]:
     """Return the weighted squared error and the weight; `train` adds the gradient of the mean."""
-    weight = float(sum(len(e.outcomes) for row in rows for e in row.examples))
+    weight = float(sum(len(example.outcomes) for row in rows for example in row))
     total = 0.0
-    for batch in _batches(rows):
-        examples = [e for row in batch for e in row.examples]
-        values = _values(critic, batch)
-        labels = values.new_tensor([e.label for e in examples])
-        weights = values.new_tensor([float(len(e.outcomes)) for e in examples])
+    for values, labels, weights in _values(critic, rows):
         error = (weights * (values - labels) ** 2).sum()
         if train:
             torch.autograd.backward(error / weight)
@@ -248,9 +235,12 @@ def _squared_error(
 
 
 @torch.no_grad()
-def _predict(critic: CriticModel, rows: Sequence[ExampleRow]) -> tuple[list[float], list[Example]]:
-    predicted = [v for batch in _batches(rows) for v in _values(critic, batch).tolist()]
-    return predicted, [e for row in rows for e in row.examples]
+def _predict(
+    critic: CriticModel, rows: Sequence[Row]
+) -> tuple[list[float], list[float], list[float]]:
+    batches = [torch.stack(batch).cpu() for batch in _values(critic, rows)]
+    values, labels, weights = torch.cat(batches, dim=1).tolist()
+    return values, labels, weights
 
 
 def _copy(critic: CriticModel) -> dict[str, torch.Tensor]:

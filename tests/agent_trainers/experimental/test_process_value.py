@@ -1,4 +1,6 @@
-"""Process values: from branches to a critic that says what it means, and back into a run."""
+"""Process values: from branches to a critic, and from a value to a run and a search."""
+
+import json
 
 import gymnasium as gym
 import numpy as np
@@ -6,31 +8,32 @@ import pytest
 import torch
 
 import agent_envs  # noqa: F401 - registers the environments
-from agent_envs import ConfigurationError
+from agent_envs import ConfigurationError, UnknownNameError
 from agent_envs.errors import DataError
 from agent_envs.wrappers.potential_shaping import PotentialShaping
+from agent_trainers.experimental.search import __main__ as search
+from agent_trainers.experimental.search.search import STRATEGIES
+from agent_trainers.experimental.values import __main__ as value_command
 from agent_trainers.experimental.values import process_value
-from agent_trainers.experimental.values.process_value import ProcessValue, Reading
+from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.experimental.values.training import (
     Example,
-    ExampleRow,
     ExampleSets,
-    FitSettings,
     calibrate,
     fit,
-    label_noise,
+    fit_line,
     make_sets,
     measure,
     outcome,
+    reliability,
 )
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-OUTCOMES = [[1.0, 0.0], [1.0, 1.0]]
-"""Of two states."""
+SHORT = ["--num_tasks", "5", "--tasks_at_once", "3", "--epochs", "1"]
 
 
 def transition(prompt, completion, reward=0.0):
@@ -87,10 +90,9 @@ def test_a_state_is_worth_the_mean_outcome_of_what_branched_off_it():
         )
     ]
     sets = make_sets(played, "success", 1.0, np.random.default_rng(0))
-    assert [sum(len(e.outcomes) for row in rows for e in row.examples) // 8 for rows in sets] == [
-        3, 1, 1
-    ]  # fmt: skip
-    labels = {e.ids: (e.label, len(e.outcomes)) for row in sets.test for e in row.examples}
+    sizes = [sum(len(e.outcomes) for row in rows for e in row) // 8 for rows in sets]
+    assert sizes == [3, 1, 1]
+    labels = {e.ids: (np.mean(e.outcomes), len(e.outcomes)) for row in sets.test for e in row}
     assert labels == {
         (1,): (1.0, 1),  # the steps before a branch are the recorded episode's
         (1, 2): (1.0, 1),
@@ -99,16 +101,9 @@ def test_a_state_is_worth_the_mean_outcome_of_what_branched_off_it():
         (1, 2, 5, 4): (0.0, 2),
     }
     # what begins another sequence is read with it
-    assert [row.ids for row in sets.test] == [(1, 2, 5, 4), (1, 2, 5, 3)]
-
-
-def test_too_few_tasks_and_episodes_without_tokens_are_refused():
-    two = [trajectory(task, transition([1], [2])) for task in "ab"]
+    assert [row[0].ids for row in sets.test] == [(1, 2, 5, 4), (1, 2, 5, 3)]
     with pytest.raises(DataError, match="2 tasks"):
-        make_sets(two, "success", 1.0, np.random.default_rng(0))
-    served = [trajectory(task, transition([], [])) for task in "abcdef"]
-    with pytest.raises(DataError, match="no tokens"):
-        make_sets(served, "success", 1.0, np.random.default_rng(0))
+        make_sets(played[:10], "success", 1.0, np.random.default_rng(0))
 
 
 def test_a_value_does_not_depend_on_what_is_read_beside_it(critic, tokenizer, monkeypatch):
@@ -124,49 +119,37 @@ def test_a_value_does_not_depend_on_what_is_read_beside_it(critic, tokenizer, mo
 def rows(labels, count=2):
     """Return rows of a state and an action each; what the action is decides its label."""
     return [
-        ExampleRow((5, token), [Example((5, token), True, [label] * count),
-                                Example((5,), False, [0.0, 1.0])])
+        [Example((5, token), True, [label] * count), Example((5,), False, [0.0, 1.0])]
         for token, label in labels.items()
-    ]  # fmt: skip
+    ]
 
 
-@pytest.mark.parametrize("head_only", [False, True])
-def test_a_critic_learns_what_actions_come_to(critic, head_only):
-    sets = ExampleSets(*[rows({20: 0.0, 21: 1.0, 22: 0.2})] * 3)
-    body = [p.clone() for p in critic.body.parameters()]
-    settings = FitSettings(epochs=15, learning_rate=1e-2, head_only=head_only)
-    losses = list(fit(critic, sets, settings, np.random.default_rng(0)))
+def fitted(critic, sets, epochs, learning_rate=1e-2):
+    rng = np.random.default_rng(0)
+    return list(fit(critic, sets, epochs=epochs, learning_rate=learning_rate, rng=rng))
+
+
+def test_a_critic_learns_what_actions_come_to(critic):
+    losses = fitted(critic, ExampleSets(*[rows({20: 0.0, 21: 1.0, 22: 0.2})] * 3), 15)
     # half of all outcomes are of the state, whose variance of 0.25 nothing explains, but its label
     # is the mean: so everything can be learned
     assert min(measured for _, measured in losses) < 0.3 * losses[0][0]
-    same = all(torch.equal(a, b) for a, b in zip(body, critic.body.parameters(), strict=True))
-    assert same == head_only
 
 
 def test_a_critic_that_knows_nothing_begins_at_the_mean_outcome(tiny_policy):
-    rows = [ExampleRow((i,), [Example((i,), False, found)]) for i, found in enumerate(OUTCOMES)]
+    outcomes = [[1.0, 0.0], [1.0, 1.0]]
+    examples = [[Example((i,), False, found)] for i, found in enumerate(outcomes)]
     fresh = CriticModel(tiny_policy)
-    settings = FitSettings(epochs=1, learning_rate=1e-12)
-    list(fit(fresh, ExampleSets(rows, rows, rows), settings, np.random.default_rng(0)))
+    fitted(fresh, ExampleSets(examples, examples, examples), 1, 1e-12)
     with torch.no_grad():
         assert fresh.head.linear.bias.item() == pytest.approx(0.75)  # three of four
-
-
-def test_the_noise_of_labels_is_that_of_means_of_few():
-    # the outcomes of a state vary by (0.5 + 0) / (1 + 1); a mean of two by half of that
-    examples = [Example((i,), False, found) for i, found in enumerate(OUTCOMES)]
-    assert label_noise(examples) == pytest.approx(0.125)
-    assert np.isnan(label_noise([Example((1,), False, [1.0])]))
 
 
 def test_the_weights_of_the_best_epoch_are_kept(critic):
     # what is measured on is the opposite of what is trained on: every epoch makes it worse
     sets = ExampleSets(rows({20: 0.0, 21: 9.0}), rows({20: 9.0, 21: 0.0}), [])
-    settings = FitSettings(epochs=6, learning_rate=1e-2)
-    losses = [measured for _, measured in fit(critic, sets, settings, np.random.default_rng(0))]
-    again = ExampleSets(sets.train, sets.calibration, [])
-    (_, kept), *_ = fit(critic, again, FitSettings(epochs=1, learning_rate=0.0),
-                            np.random.default_rng(0))  # fmt: skip
+    losses = [measured for _, measured in fitted(critic, sets, 6)]
+    ((_, kept),) = fitted(critic, sets, 1, 0.0)
     assert kept == pytest.approx(min(losses), rel=1e-4)
 
 
@@ -179,18 +162,41 @@ def test_calibrated_values_are_right_on_average(critic):
     assert set(measured) == {"states", "actions"}
 
 
-def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer):
-    readings = [
-        Reading([{"role": "user", "content": "who directed it ?"}], None),
-        Reading([{"role": "user", "content": "who directed it ?"}], None, "<answer>a</answer>"),
-    ]
-    expected, counts = ProcessValue(critic, ChatRenderer(tokenizer)).read(readings)
-    assert ProcessValue.load(folder).read(readings) == (pytest.approx(expected, abs=1e-6), counts)
+def test_the_calibration_error_is_the_distance_of_bins_from_what_came_true():
+    # ten bins of equal weight: what is given 0.2 comes true in 0.5 of the cases, 0.8 in 0.9
+    found = reliability([0.2] * 5 + [0.8] * 5, [0.5] * 5 + [0.9] * 5, [3.0] * 10)
+    assert found.calibration_error == pytest.approx((0.3 + 0.1) / 2)
+    assert found.mean_squared_error == pytest.approx((0.09 + 0.01) / 2)
+    assert found.mean_squared_error_of_mean == pytest.approx(0.04)
+    assert found.correlation == pytest.approx(1.0)
+    found = reliability([0.5, 0.5], [0.0, 1.0], [1.0, 3.0])  # weights count
+    assert found.mean_squared_error_of_mean == pytest.approx(0.75 * 0.25)
+    assert np.isnan(found.correlation)
+    # errors of both signs within a bin cancel
+    chances = np.random.default_rng(0).random(20_000)
+    came_true = np.random.default_rng(1).random(20_000) < chances
+    found = reliability(chances, came_true, np.ones(20_000))
+    assert found.calibration_error < 0.02
+    assert found.mean_squared_error == pytest.approx(1 / 6, abs=0.01)  # E[p * (1 - p)]
+
+
+@pytest.mark.parametrize(
+    ("observed", "line"),
+    [
+        ([1.0, 3.0, 5.0], (2.0, 1.0)),
+        ([4.0, 4.0, 4.0], (1.0, 3.0)),  # nothing to learn a slope from: the mean alone
+        ([5.0, 3.0, 1.0], (1.0, 2.0)),  # it would turn the order round
+    ],
+)
+def test_a_line_sets_slope_and_mean_right(observed, line):
+    assert fit_line([0.0, 1.0, 2.0], observed, [1.0] * 3) == pytest.approx(line)
+
+
+def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, tiny_policy):
+    sequences = [[5, 6], [5, 6, 7]]
+    expected = ProcessValue(critic, ChatRenderer(tokenizer)).values(sequences)
+    assert ProcessValue.load(folder).values(sequences) == pytest.approx(expected, abs=1e-6)
     assert expected[0] != expected[1]
-    assert counts[1] > counts[0] > 0
-
-
-def test_a_folder_without_a_critic_says_how_to_get_one(tiny_policy):
     with pytest.raises(ConfigurationError, match=r"experimental\.values"):
         ProcessValue.load(tiny_policy)
 
@@ -248,12 +254,89 @@ def test_as_a_potential_it_adds_up_to_the_value_of_the_first_state(folder):
     assert len({round(term, 5) for term in terms}) == len(terms)
 
 
-def test_as_a_reward_term_it_is_what_the_action_adds_before_anybody_knows_what_it_does(folder):
+def test_as_a_reward_term_it_is_what_the_action_adds_before_anybody_knows_what_it_does(
+    folder, tokenizer
+):
     value = ProcessValue.load(folder)
     env = gym.make(ID, rewards={"exact_match": 1.0, "gain": (value.advantage, 0.5)})
     _, info = env.reset(seed=0)
-    state = Reading(info["messages"], info["tools"])
+    renderer = ChatRenderer(tokenizer)
+    state = renderer.prompt_ids(info["messages"], info["tools"], None)
     action = env.unwrapped.reference_actions()[0]
-    (before, after), _ = value.read([state, state._replace(action=action)])
+    before, after = value.values([state, [*state, *renderer.turn_ids(action)]])
     *_, info = env.step(action)
     assert info["reward_terms"]["gain"] == pytest.approx(0.5 * (after - before), abs=1e-6)
+
+
+def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    command = [*SHORT, "--output_dir", str(folder)]
+    with monkeypatch.context() as patch:
+        patch.setattr(value_command, "_train", stop)
+        with pytest.raises(KeyboardInterrupt):
+            value_command.run(command)
+    first, second = sorted((folder / "branches").iterdir())
+    second.unlink()
+    written = first.stat().st_mtime_ns
+    with pytest.raises(ConfigurationError, match="seed"):
+        value_command.run([*command, "--seed", "1"])
+    value_command.run(command)
+    assert first.stat().st_mtime_ns == written
+    measured = json.loads((folder / "value.json").read_text(encoding="utf-8"))
+    assert set(measured["reliability"]) == {"states", "actions"}
+    assert 0 <= measured["reliability"]["states"]["calibration_error"] <= 1
+    assert measured["num_episodes"] == len([*load_trajectories(first), *load_trajectories(second)])
+    assert measured["num_episodes"] == 10
+    with pytest.raises(ConfigurationError, match=r"value\.json exists"):
+        value_command.run(command)
+
+    output = tmp_path / "search.json"
+    search.run(["--num_tasks", "2", "--budget_steps", "9", "--strategies", "all", "--value",
+                str(folder), "--output", str(output)])  # fmt: skip
+    searches = json.loads(output.read_text(encoding="utf-8"))["searches"]
+    assert list(searches) == list(STRATEGIES)
+    for name, found in searches.items():
+        assert found["num_episodes"] == 2
+        assert 1 <= found["metrics"]["search_steps"] <= 9
+        assert ("true rewards" in found["needs"]) == name.startswith("oracle")
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in STRATEGIES)
+
+
+def test_a_value_by_which_nothing_can_be_found_is_said_to_be_one(tmp_path):
+    def doubts(env="a", **errors):
+        found = {"mean_squared_error": 0.2, "mean_squared_error_of_mean": 0.21} | errors
+        record = {"env": env, "reliability": {"states": found}}
+        (tmp_path / "value.json").write_text(json.dumps(record))
+        return search.value_warnings(str(tmp_path), "a")
+
+    assert search.value_warnings(str(tmp_path), "a") == doubts() == []
+    assert "trained in b, not in a" in doubts("b")[0]
+    assert "predicts states no better" in doubts(mean_squared_error=0.22)[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "error", "words"),
+    [
+        (search, ["--strategies", "best_ov"], UnknownNameError, "best_of"),
+        (search, ["--strategies", "best_of"], ConfigurationError, r"experimental\.values"),
+        (search, ["--budget_steps", "0"], ConfigurationError, "budget_steps"),
+        (search, ["--value", "nowhere"], ConfigurationError, "critic.safetensors"),
+        (
+            value_command,
+            ["--base_url", "http://localhost:1/v1", "--model", "m"],
+            ConfigurationError,
+            "server",
+        ),
+        (value_command, ["--num_tasks", "2"], ConfigurationError, "at least 3"),
+        (value_command, ["--gamma", "2"], ConfigurationError, "gamma"),
+        (value_command, ["--target", "sucess"], UnknownNameError, "success"),
+    ],
+)
+def test_wrong_options_are_refused(command, arguments, error, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        command.run(arguments)

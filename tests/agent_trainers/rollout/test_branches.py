@@ -7,7 +7,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from agent_envs.errors import ConfigurationError, SnapshotError
-from agent_trainers.experimental.branching.saved_states import StateStore, save_environment
+from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout import collector
@@ -369,7 +369,9 @@ def test_saved_states_stay_within_their_bound():
     env, spec = CounterEnv(), specs(1)[0]
     env.reset(seed=0)
     info = env._info()
-    size = len(save_environment(env))
+    store = StateStore()
+    store.save(env, spec, [], info)
+    size = store._num_bytes
     recorded = [
         Trajectory(task_id="t", group_id="g", transitions=[transition(str(i))] * 2, metrics={},
                    timings={}, stop_reason=StopReason.ANSWERED, task=0, seed=0)
