@@ -8,12 +8,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox.folder import Folder
 from agent_envs.sandbox.launching import Launcher
-from agent_envs.sandbox.results import Limits, Result, Status
+from agent_envs.sandbox.results import Limits, Result
 
 _GRACE_SECONDS: Final = 15.0
 """How much longer than its limit a program may take before its supervisor counts as broken."""
@@ -27,44 +27,38 @@ _CRASH_TEXT: Final = "[the program ended together with its supervisor]\n"
 Files: TypeAlias = Mapping[str, str | bytes] | Folder
 
 
-def make_request(
-    mode: str, source: str, files: Files | None = None, stdin: str = "", **options: bool
-) -> dict[str, Any]:
-    """Return a request to run a program; see `program.run` for the modes.
-
-    Raises:
-        ConfigurationError: If a path leads out of the scratch directory.
-    """
-    folder = files if isinstance(files, Folder) else Folder.of(files) if files else None
-    archive = folder.archive if folder else b""
-    request = {"mode": mode, "source": source, "stdin": stdin, "archive": archive}
-    return {**request, "collect_files": False, **options}
-
-
 class Execution:
     """A program from its start to its end; a context manager that ends it."""
 
     def __init__(
-        self, launcher: Launcher, request: dict[str, Any], limits: Limits,
-        channels: Sequence[int] = (),
+        self, launcher: Launcher, mode: str, source: str, limits: Limits,
+        channels: Sequence[int] = (), *, files: Files | None = None, collect_files: bool = False,
     ) -> None:  # fmt: skip
         """Start a program.
 
         Args:
             launcher: Starts the supervisor.
-            request: See `make_request`.
-            limits: Limits of the program.
+            mode: See `program.run`.
+            source: The program.
+            limits: Its limits.
             channels: Its descriptors after standard error; owned and closed here.
+            files: Content of its directory at the beginning.
+            collect_files: Whether the content at the end is part of the result.
+
+        Raises:
+            ConfigurationError: If a path of `files` leads out of the directory.
         """
         self._launcher = launcher  # keep it alive as long as its program
         self._limits = limits
         self._bytes_left = (limits.scratch_mb << 20) + _REPORT_BYTES
         self._has_started = self._has_ended = self._is_late = False
-        self._received, self._archive = bytearray(), bytearray()
+        self._received = bytearray()
+        self._folder: Folder | None = None
         self._report: dict[str, Any] | None = None
-        self._call_output: dict[str, str] | None = None
+        self._call_output: dict[str, Any] | None = None
         self._control, control = socket.socketpair()
         try:
+            folder = files if isinstance(files, Folder) else Folder.of(files) if files else None
             self._clean_up = launcher.start(channels, control, limits)
         except BaseException:
             self._control.close()
@@ -74,27 +68,29 @@ class Execution:
             for descriptor in channels:
                 os.close(descriptor)
         self._control.settimeout(_GRACE_SECONDS)
-        archive = request.pop("archive")
-        request["limits"] = asdict(limits) | {"longest_seconds": limits.longest_seconds}
-        data = json.dumps({**request, "archive_bytes": len(archive)}).encode()
-        self._send(len(data).to_bytes(4, "big") + data + archive)
+        archive = folder.archive if folder else b""
+        request = {
+            "mode": mode, "source": source, "collect_files": collect_files,
+            "limits": asdict(limits) | {"longest_seconds": limits.longest_seconds},
+            "archive_bytes": len(archive),
+        }  # fmt: skip
+        data = json.dumps(request).encode()
+        self.send(len(data).to_bytes(4, "big") + data + archive)
 
-    def begin_call(self) -> None:
-        """Start the clock of one call of a session."""
-        self._send(b"c")
+    def send(self, data: bytes) -> None:
+        """Send to the supervisor: ``c`` starts the clock of a call of a session."""
+        with contextlib.suppress(OSError):  # it has ended; `wait` notices
+            self._control.sendall(data)
 
-    def end_call(self, *, is_ok: bool) -> Result | None:
-        """Stop the clock, and all processes until the next call; return the result of this one.
+    def end_call(self) -> dict[str, Any] | None:
+        """Stop the clock, and all processes until the next call; return the output of this one.
 
         None if the program exceeded a limit after its reply.
         """
         self._call_output = None
-        self._send(b"d")
+        self.send(b"d")
         self.wait()
-        if self._call_output is None:
-            return None
-        status: Status = "ok" if is_ok else "error"
-        return Result(status=status, exit_code=int(not is_ok), **self._call_output)
+        return self._call_output
 
     def stop(self) -> None:
         """Request the end of every process; `wait` then returns soon."""
@@ -133,25 +129,21 @@ class Execution:
         return False
 
     def finish(self) -> Result:
-        """Wait for the end, and return the result."""
-        self.wait()
-        return self.result()
-
-    def result(self) -> Result:
-        """Return the result of a program that has ended.
+        """Wait for the end, and return the result.
 
         Raises:
             SandboxError: If it could not be started. After its start, every failure is a result:
                 a program must not be able to pass as a failure of the sandbox.
         """
-        report = self._report
+        self.wait()
+        report = self._report or {}
         if self._is_late:
             return Result(status="timeout", exit_code=None, stdout="", stderr="")
-        if report is None or "failure" in report:
+        if "exit_code" not in report:
             if self._has_started:
                 return Result(status="error", exit_code=-9, stdout="", stderr=_CRASH_TEXT)
-            failure = (report or {}).get("failure", "its process ended before the program began")
-            raise SandboxError(f"A sandbox could not run its program: {failure}.")
+            reason = report.get("failure", "its supervisor ended at once")
+            raise SandboxError(f"The program could not be started: {reason}.")
         status, stderr = report["ended_by"], report["stderr"]
         if status in ("exit", "stopped"):
             # A refused allocation is Python's own error: the limit on the address space.
@@ -163,11 +155,11 @@ class Execution:
             exit_code=report["exit_code"] if status in ("ok", "error") else None,
             stdout=report["stdout"],
             stderr=stderr,
-            folder=Folder(bytes(self._archive)) if self._archive else None,
+            folder=self._folder,
             left_out=tuple(report.get("left_out", ())),
         )
 
-    def __enter__(self) -> "Execution":
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 
@@ -190,20 +182,15 @@ class Execution:
                 return True  # our supervisor never sends that much
             if len(self._received) < end:
                 return False
-            kind, content = self._received[:1], self._received[_FRAME_HEAD:end]
+            kind, content = self._received[:1], bytes(self._received[_FRAME_HEAD:end])
             del self._received[:end]
             if kind == b"s":
                 self._has_started = True
             elif kind == b"f":
-                self._archive += content
-                self._bytes_left -= len(content)
+                self._folder = Folder(content)
             elif kind == b"o":
                 self._call_output = json.loads(content)
             else:
                 self._report = json.loads(content)
                 return True
         return False
-
-    def _send(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended; `wait` notices
-            self._control.sendall(data)

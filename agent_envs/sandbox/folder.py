@@ -47,16 +47,12 @@ class Folder:
             raise ConfigurationError(
                 f"files: {min(both)!r} is both a file and a folder. Rename one."
             )
-        folders |= {path[:-1] for path in contents if path.endswith("/")}
         file = io.BytesIO()
         with open_archive("w", file) as archive:
-            for path in sorted(folders | contents.keys()):
-                if path.endswith("/"):
-                    continue
-                member = archive.tarinfo(path)
-                member.mtime, content = FIRST_DATE, contents.get(path, b"")
+            for path in sorted(folders | {path for path in contents if path[-1] != "/"}):
+                member, content = archive.tarinfo(path), contents.get(path, b"")
                 data = content.encode(errors="replace") if isinstance(content, str) else content
-                member.size, member.mode = len(data), 0o644
+                member.mtime, member.size, member.mode = FIRST_DATE, len(data), 0o644
                 if path in folders:
                     member.type, member.mode = b"5", 0o755
                 archive.addfile(member, io.BytesIO(data))
@@ -91,14 +87,10 @@ def _checked(path: str) -> str:
     Raises:
         ConfigurationError: If it leads out of the folder.
     """
-    try:
-        encoded = path.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        encoded = b"\0"
     names = [name for name in path.split("/") if name not in ("", ".")]
-    is_outside = path.startswith("/") or ".." in names or b"\0" in encoded
-    too_long = len(encoded) > MAX_PATH_BYTES or max(map(len, encoded.split(b"/"))) > 255
-    if is_outside or too_long or not names:
+    sizes = [len(name.encode(errors="surrogateescape")) for name in names]
+    is_outside = path.startswith("/") or ".." in names or "\0" in path
+    if is_outside or not names or max(sizes) > 255 or sum(sizes) + len(sizes) > MAX_PATH_BYTES:
         raise ConfigurationError(
             f"files: {path!r} leads out of the scratch directory or is no path. Use a relative "
             "path, such as 'data/input.txt'."

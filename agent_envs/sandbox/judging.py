@@ -14,16 +14,18 @@ import json
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TextIO
 
 from agent_envs.sandbox.values import (
     HOSTILE_TAGS,
     PLAIN_TAGS,
-    Channel,
     NotANumberError,
+    Tags,
     decode,
     encode,
+    receive,
+    send,
 )
 
 _TEST_MODULES: Final = ("collections", "itertools", "math", "random", "re", "string", "sys")
@@ -42,7 +44,7 @@ class RemoteError(Exception):
 class Program:
     """The program under test, as its tests see it."""
 
-    def __init__(self, channel: Channel, helper_classes: frozenset[type]) -> None:
+    def __init__(self, channel: TextIO, helper_classes: frozenset[type]) -> None:
         """Connect to `serve`; objects of `helper_classes` may be passed to the program."""
         self._channel, self._helper_classes = channel, helper_classes
         self.is_gone = False
@@ -66,15 +68,14 @@ class Program:
         return function
 
     def _request(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the program's answer, with its ``value`` decoded.
+        """Return the program's answer, with its ``value`` decoded; raise what the program raised.
 
         Raises:
-            Exception: What the program raised.
             ProgramGoneError: If there is no valid answer.
         """
         try:
-            self._channel.send(request)
-            answer = dict(self._channel.receive())
+            send(self._channel, request)
+            answer = dict(receive(self._channel))
             error = _as_exception(*answer["error"]) if "error" in answer else None
             answer["value"] = decode(answer.get("value"), HOSTILE_TAGS)
         except NotANumberError:
@@ -101,14 +102,13 @@ def _as_exception(name: str, message: str) -> Exception:
     Not `StopIteration`, which would end the loop of the tests that contains the call.
     """
     kind = getattr(builtins, name, None)
-    steers = isinstance(kind, type) and issubclass(kind, StopIteration | StopAsyncIteration)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not steers:
+    if isinstance(kind, type) and issubclass(kind, Exception) and "Stop" not in name:
         with contextlib.suppress(TypeError):  # UnicodeError and its kind need more arguments
             return kind(str(message))
     return RemoteError(f"{name}: {message}")
 
 
-def serve(channel: Channel, namespace: dict[str, Any]) -> None:
+def serve(channel: TextIO, namespace: dict[str, Any]) -> None:
     """Be the program's side: look up and call its globals until the tests are over.
 
     Nothing here guards anything: the program may change all of it.
@@ -121,17 +121,12 @@ def serve(channel: Channel, namespace: dict[str, Any]) -> None:
         return value
 
     tags = {**PLAIN_TAGS, "object": make}
-    while True:
-        try:
-            request = channel.receive()
-        except EOFError:
-            return
-        channel.send(_answer(request, namespace, tags))
+    with contextlib.suppress(EOFError):
+        while True:
+            send(channel, _answer(receive(channel), namespace, tags))
 
 
-def _answer(
-    request: dict[str, Any], namespace: dict[str, Any], tags: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Any]:
+def _answer(request: dict[str, Any], namespace: dict[str, Any], tags: Tags) -> dict[str, Any]:
     try:
         if request["name"] not in namespace:
             return {"missing": True}
@@ -150,30 +145,29 @@ def _describe(value: Any) -> dict[str, Any]:
     return {"opaque": [type(value).__name__, bool(value)]}
 
 
-def run_tests(source: str, channel: Channel, namespace: dict[str, Any]) -> dict[str, Any]:
-    """Run tests against the program at the other end.
+def run_tests(source: str, channel: TextIO, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Run tests against the program at the other end; return the fields of a `Verdict`.
 
     Args:
         source: JSON: ``tests``; ``names``, what the program provides (None: all that the tests use
             and do not define); ``helpers``, trusted Python that defines what else they use.
         channel: The connection to the program.
         namespace: Where to run the tests.
-
-    Returns:
-        ``{"passed": bool, "reason": str, "message": str}``.
     """
-    request = json.loads(source)
-    tests, names, helpers = request["tests"], request["names"], request["helpers"]
+    tests, names, helpers = json.loads(source)
     linecache.cache["tests.py"] = (len(tests), None, tests.splitlines(keepends=True), "tests.py")
     program: Program | None = None
     reason, message = "passed", ""
     try:
         # The program's "module" could be anything, so the tests get the real ones.
         namespace.update((name, importlib.import_module(name)) for name in _TEST_MODULES)
-        free = free_names(ast.parse(tests, "tests.py"))
+        free = _free_names(ast.parse(tests, "tests.py"))
         names = free if names is None else names
         trusted = set(free).difference(names)
-        defined = _run_helpers(helpers, trusted)
+        code, defined = compile(helpers, "helpers.py", "exec"), dict[str, Any]()
+        if trusted.intersection(code.co_names):
+            defined["__name__"] = "helpers"
+            exec(code, defined)  # noqa: S102 - trusted
         namespace.update((name, defined[name]) for name in trusted if name in defined)
         kinds = (v for v in defined.values() if isinstance(v, type) and v.__module__ == "helpers")
         program = Program(channel, frozenset(kinds))
@@ -185,22 +179,11 @@ def run_tests(source: str, channel: Channel, namespace: dict[str, Any]) -> dict[
         reason, message = "failed", _explain(error)
     if program is not None and program.is_gone and reason != "exited":
         reason, message = "exited", _GONE_TEXT
-    return {
-        "passed": reason == "passed", "reason": reason, "message": message[:_MAX_MESSAGE_CHARS],
-    }  # fmt: skip
+    message = message[:_MAX_MESSAGE_CHARS]
+    return {"passed": reason == "passed", "reason": reason, "message": message}
 
 
-def _run_helpers(helpers: str, wanted: set[str]) -> dict[str, Any]:
-    """Return the globals of the helpers; empty if they define nothing `wanted`."""
-    code = compile(helpers, "helpers.py", "exec")
-    defined: dict[str, Any] = {}
-    if wanted.intersection(code.co_names):
-        defined["__name__"] = "helpers"
-        exec(code, defined)  # noqa: S102 - trusted
-    return defined
-
-
-def free_names(tree: ast.Module) -> list[str]:
+def _free_names(tree: ast.Module) -> list[str]:
     """Return the names that tests use and neither define nor have from Python."""
     nodes = list(ast.walk(tree))
     used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -213,9 +196,7 @@ def free_names(tree: ast.Module) -> list[str]:
 
 
 def _explain(error: BaseException) -> str:
-    lines = traceback.format_exception_only(type(error), error)
-    at = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    at = [frame for frame in frames if frame.filename == "tests.py"]
     where = f"line {at[-1].lineno}, {at[-1].line}: " if at else ""
-    return where + lines[-1].strip()
+    return where + traceback.format_exception_only(error)[-1].strip()

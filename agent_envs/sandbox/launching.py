@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from agent_envs.sandbox.results import Level, Limits
 
@@ -21,10 +21,7 @@ import json, os, sys
 def read(length):
     data = b""
     while len(data) < length:
-        part = os.read(0, length - len(data))
-        if not part:
-            sys.exit(70)
-        data += part
+        data += os.read(0, length - len(data)) or sys.exit(70)
     return data
 payload = json.loads(read(int(read(10))))
 for name, source in payload["modules"]:
@@ -35,8 +32,6 @@ for name, source in payload["modules"]:
     exec(compile(source, f"<{name}>", "exec"), module.__dict__)
 sys.modules[payload["main"]].main(payload["config"])
 """
-PYTHON_FLAGS: Final = ("-P", "-s", "-S", "-B", "-X", "utf8")
-"""As ``-I -S``, but with our environment variables: they fix the order of sets for every run."""
 ENVIRONMENT: Final = {
     "HOME": "/scratch",
     "LANG": "C.UTF-8",
@@ -46,6 +41,8 @@ ENVIRONMENT: Final = {
     "TMPDIR": "/scratch",
 }
 """All the variables that a program sees."""
+PYTHON_FLAGS: Final = ("-P", "-s", "-S", "-B", "-X", "utf8")
+"""As ``-I -S``, but with our environment variables: they fix the order of sets for every run."""
 _PACKAGE: Final = "agent_envs.sandbox"
 _MODULES: Final = ("values", "judging", "program", "archive", "usage", "supervisor")
 
@@ -57,7 +54,7 @@ class Launcher(Protocol):
 
     def start(
         self, channels: Sequence[int], control: socket.socket, limits: Limits
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Start a supervisor that takes its request from `control`.
 
         Args:
@@ -73,7 +70,7 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """End everything that still runs."""
+        """End everything that still runs, or at least start nothing more."""
 
 
 def python_command() -> list[str]:
@@ -82,26 +79,15 @@ def python_command() -> list[str]:
 
 
 def start_module(
-    command: Sequence[str],
-    module: str,
-    config: dict[str, Any],
-    *,
-    stdout: int = subprocess.DEVNULL,
-    stderr: int = subprocess.DEVNULL,
-    **options: Any,
-) -> tuple["subprocess.Popen[bytes]", IO[bytes]]:
+    command: Sequence[str], module: str, config: dict[str, Any], **options: Any
+) -> "subprocess.Popen[bytes]":
     """Start `command`, which runs `BOOTSTRAP`, and send it our modules.
 
     Args:
         command: The command.
         module: The module of this package whose ``main(config)`` runs.
         config: Its argument, JSON-able.
-        stdout: As for `subprocess.Popen`.
-        stderr: Likewise.
-        options: Further ones for it.
-
-    Returns:
-        The process, and its standard input.
+        options: Further ones of `subprocess.Popen`; output is dropped by default.
 
     Raises:
         OSError: If it cannot be started.
@@ -110,19 +96,16 @@ def start_module(
     modules = [["agent_envs", ""], [_PACKAGE, ""]]
     modules += [[f"{_PACKAGE}.{n}", (folder / f"{n}.py").read_text("utf-8")] for n in names]
     text = json.dumps({"main": f"{_PACKAGE}.{module}", "config": config, "modules": modules})
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # In a session of its own: an interrupt at the terminal is for the host alone.
     process = subprocess.Popen(  # noqa: S603
-        command,
-        stdin=subprocess.PIPE,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,  # an interrupt at the terminal is for the host alone
-        **options,
+        command, stdin=subprocess.PIPE, start_new_session=True, **{**quiet, **options}
     )
-    stdin = cast("IO[bytes]", process.stdin)
+    assert process.stdin is not None  # noqa: S101 - it is a pipe
     with contextlib.suppress(BrokenPipeError):  # it ended; the caller notices
-        stdin.write(f"{len(text):010d}{text}".encode())
-        stdin.flush()
-    return process, stdin
+        process.stdin.write(f"{len(text):010d}{text}".encode())
+        process.stdin.flush()
+    return process
 
 
 def end_process(process: "subprocess.Popen[bytes]", seconds: float) -> bool:

@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable
 from typing import Any, Final
 
 from agent_envs.sandbox import judging, values
@@ -31,95 +30,25 @@ def run(mode: str, source: str) -> int:
             elsewhere then call it), or ``check`` (those tests).
         source: The program.
     """
-    _open_standard_streams()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8")
+    sys.stdout, sys.stderr = _writer(1, "strict"), _writer(2, "backslashreplace")
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
     if mode == "shell":
-        return _run_shell(source)
+        try:
+            os.execv("/bin/sh", ["sh", "-c", source])  # noqa: S606 - the point of this mode
+        except (OSError, ValueError) as error:
+            print(f"sh: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            return 126
     main = types.ModuleType("__main__")
     for name in [name for name in sys.modules if name.startswith("agent_envs")]:
         del sys.modules[name]
     sys.modules["__main__"] = main
     sys.argv = ["main.py"]
     sys.path.insert(0, "")
-    return _finish(lambda: _MODES[mode](source, main.__dict__))
-
-
-def _run_python(source: str, namespace: dict[str, Any]) -> None:
-    _execute(source, "main.py", namespace)
-
-
-def _run_session(source: str, namespace: dict[str, Any]) -> None:
-    """Run each call, and reply whether it ended without an exception."""
-    channel = values.Channel(_CHANNEL)
-    number = 0
-    while True:
-        try:
-            source = channel.receive()
-        except EOFError:
-            return
-        number += 1
-        try:
-            _execute(source, f"call {number}", namespace, show_value=True)
-            is_ok = True
-        except SystemExit:
-            raise
-        except BaseException as error:  # noqa: BLE001 - untrusted code; shown to the caller
-            _show(error)
-            is_ok = False
-        sys.stdout.flush()
-        sys.stderr.flush()
-        channel.send(is_ok)
-
-
-def _serve(source: str, namespace: dict[str, Any]) -> None:
-    channel = values.Channel(_CHANNEL)
-    _execute(source, "main.py", namespace)
-    judging.serve(channel, namespace)
-
-
-def _check(source: str, namespace: dict[str, Any]) -> None:
-    verdict = values.Channel(_VERDICT)
-    verdict.send(judging.run_tests(source, values.Channel(_CHANNEL), namespace))
-
-
-_MODES: Final[dict[str, Callable[[str, dict[str, Any]], None]]] = {
-    "python": _run_python,
-    "session": _run_session,
-    "serve": _serve,
-    "check": _check,
-}
-
-
-def _run_shell(script: str) -> int:
-    try:
-        os.execv("/bin/sh", ["sh", "-c", script])  # noqa: S606 - the point of this mode
-    except (OSError, ValueError) as error:
-        print(f"sh: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        return 126
-
-
-def _execute(
-    source: str, filename: str, namespace: dict[str, Any], *, show_value: bool = False
-) -> None:
-    """Run `source`; with `show_value`, print the value of a last expression."""
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    tree = ast.parse(source, filename)
-    last = tree.body.pop() if show_value and tree.body else None
-    if last is not None and not isinstance(last, ast.Expr):
-        tree.body.append(last)
-        last = None
-    exec(compile(tree, filename, "exec"), namespace)  # noqa: S102 - the point of it all
-    if isinstance(last, ast.Expr):
-        code = compile(ast.Expression(last.value), filename, "eval")
-        value = eval(code, namespace)  # noqa: S307
-        if value is not None:
-            print(repr(value))  # noqa: T201
-
-
-def _finish(body: Callable[[], None]) -> int:
-    """Run `body` and Python's own shutdown; return the exit code."""
     code = 0
     try:
-        body()
+        _run_python(mode, source, main.__dict__)
     except SystemExit as error:
         code = _exit_code(error)
     except BaseException as error:  # noqa: BLE001 - untrusted code; shown to the caller
@@ -134,6 +63,58 @@ def _finish(body: Callable[[], None]) -> int:
         _show(error)
         code = code or 120
     return code
+
+
+def _run_python(mode: str, source: str, namespace: dict[str, Any]) -> None:
+    if mode == "check":
+        verdict = values.connect(_VERDICT)
+        values.send(verdict, judging.run_tests(source, values.connect(_CHANNEL), namespace))
+    elif mode == "session":
+        _run_session(namespace)
+    else:
+        channel = values.connect(_CHANNEL) if mode == "serve" else None
+        _execute(source, "main.py", namespace)
+        if channel is not None:
+            judging.serve(channel, namespace)
+
+
+def _run_session(namespace: dict[str, Any]) -> None:
+    """Run each call, and reply whether it ended without an exception."""
+    channel = values.connect(_CHANNEL)
+    number = 0
+    while True:
+        try:
+            source = values.receive(channel)
+        except EOFError:
+            return
+        number += 1
+        try:
+            _execute(source, f"call {number}", namespace, show_value=True)
+            is_ok = True
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - untrusted code; shown to the caller
+            _show(error)
+            is_ok = False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        values.send(channel, is_ok)
+
+
+def _execute(
+    source: str, filename: str, namespace: dict[str, Any], *, show_value: bool = False
+) -> None:
+    """Run `source`; with `show_value`, print the value of a last expression."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    tree = ast.parse(source, filename)
+    last: ast.stmt | None = tree.body[-1] if show_value and tree.body else None
+    if isinstance(last, ast.Expr):
+        del tree.body[-1]
+    exec(compile(tree, filename, "exec"), namespace)  # noqa: S102 - the point of it all
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), filename, "eval"), namespace)  # noqa: S307
+        if value is not None:
+            print(repr(value))  # noqa: T201
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -154,14 +135,6 @@ def _show(error: BaseException) -> None:
         sys.stderr.flush()
     except BaseException as second:  # noqa: BLE001 - its streams or its exception are broken
         os.write(2, f"{type(error).__name__} (and {type(second).__name__})\n".encode())
-
-
-def _open_standard_streams() -> None:
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8")
-    sys.stdout = _writer(1, "strict")
-    sys.stderr = _writer(2, "backslashreplace")
-    for name in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{name}__", getattr(sys, name))
 
 
 def _writer(descriptor: int, errors: str) -> io.TextIOWrapper:

@@ -16,16 +16,17 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-_CONTROL: Final = 0
-"""The supervisor's own socket. The others are channels of the program."""
 _HEAD: Final = struct.Struct(">BI")
 _READ_BYTES: Final = 65_536
 _SET_DUMPABLE: Final = 4
 _FLUSH_SECONDS: Final = 5.0
 
 
-def start(sockets: Sequence[int], link_out: int, link_in: int) -> list[threading.Thread]:
-    """Start to relay data both ways; return the threads, the one that sends first."""
+def start(sockets: Sequence[socket.socket], link_out: int, link_in: int) -> list[threading.Thread]:
+    """Start to relay data both ways; return the threads, the one that sends first.
+
+    The first socket is the supervisor's own, the others are channels of the program.
+    """
     threads = [
         threading.Thread(target=_forward, args=(sockets, link_out), daemon=True),
         threading.Thread(target=_receive, args=(sockets, link_in), daemon=True),
@@ -35,29 +36,28 @@ def start(sockets: Sequence[int], link_out: int, link_in: int) -> list[threading
     return threads
 
 
-def _forward(sockets: Sequence[int], link: int) -> None:
-    """Send the data of sockets over the link until the control socket ends."""
+def _forward(sockets: Sequence[socket.socket], link: int) -> None:
+    """Send the data of sockets over the link until the first socket ends."""
     poll = select.poll()
-    for descriptor in sockets:
+    numbers = {each.fileno(): number for number, each in enumerate(sockets)}
+    for descriptor in numbers:
         poll.register(descriptor, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            number = sockets.index(descriptor)
-            try:
-                data = os.read(descriptor, _READ_BYTES)
-            except OSError:
-                data = b""  # it was reset
-            try:
-                _write(link, _HEAD.pack(number, len(data)) + data)
-            except OSError:
-                return  # the other side is gone
-            if not data:
-                poll.unregister(descriptor)
-                if number == _CONTROL:
-                    return
+    with open(link, "wb", buffering=0, closefd=False) as file, contextlib.suppress(OSError):
+        while True:  # until the other side is gone
+            for descriptor, _ in poll.poll():
+                number, data = numbers[descriptor], b""
+                with contextlib.suppress(OSError):  # it was reset
+                    data = os.read(descriptor, _READ_BYTES)
+                view = memoryview(_HEAD.pack(number, len(data)) + data)
+                while view:
+                    view = view[file.write(view) :]
+                if not data:
+                    poll.unregister(descriptor)
+                    if number == 0:
+                        return
 
 
-def _receive(sockets: Sequence[int], link: int) -> None:
+def _receive(sockets: Sequence[socket.socket], link: int) -> None:
     """Write the data from the link to sockets until the link ends; then end them all."""
     with open(link, "rb", closefd=False) as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -65,50 +65,33 @@ def _receive(sockets: Sequence[int], link: int) -> None:
             data = file.read(length)
             with contextlib.suppress(OSError):  # no one reads it any more
                 if data:
-                    _write(sockets[number], data)
+                    sockets[number].sendall(data)
                 else:
-                    _shut_down(sockets[number], socket.SHUT_WR)
-    for descriptor in sockets:
-        _shut_down(descriptor, socket.SHUT_RDWR)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _shut_down(descriptor: int, how: int) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
-        end.shutdown(how)
+                    sockets[number].shutdown(socket.SHUT_WR)
+    for each in sockets:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 def main(config: dict[str, Any]) -> None:
     """Supervise one program, as the first process of a container or a plain one.
 
     Args:
-        config: ``channels``: their number; ``packages`` to import from; ``scratch``: a directory to
-            remove at the end.
+        config: ``channels``: their number; ``scratch``: a directory to remove at the end.
     """
     from agent_envs.sandbox import archive, supervisor  # Linux only; the host may be another system
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the program, of the same user, cannot reach into us
-    sys.path += config["packages"]
     pairs = [socket.socketpair() for _ in range(1 + config["channels"])]
     control, *channels = [end for end, _ in pairs]
-    link_in, link_out = os.dup(0), os.dup(1)
-    quiet = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(quiet, descriptor)
-    forwarding, _ = start([ours.detach() for _, ours in pairs], link_out, link_in)
-    processes = supervisor.Namespace(3) if os.getpid() == 1 else supervisor.Descendants()
+    forwarding, _ = start([ours for _, ours in pairs], sys.stdout.fileno(), sys.stdin.fileno())
     supervisor.supervise(
         supervisor.receive_request(control),
         [channel.detach() for channel in channels],
         control,
-        processes,
+        3,  # processes and threads: this one and the relays
         lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0),
     )
     forwarding.join(_FLUSH_SECONDS)

@@ -43,13 +43,9 @@ class Limits:
     def __post_init__(self) -> None:
         """Check the values."""
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if not value > 0:
-                raise ConfigurationError(f"Limits: {name} must be positive (got {value}).")
-        if self.memory_mb < 32:
-            raise ConfigurationError(
-                f"Limits: memory_mb={self.memory_mb} is less than Python needs to start (32)."
-            )
+            value, least = getattr(self, name), 32 if name == "memory_mb" else 0
+            if not value > least:
+                raise ConfigurationError(f"Limits: {name} must be above {least} (got {value}).")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,7 @@ class Result:
     @property
     def files(self) -> dict[str, bytes]:
         """The plain files of `folder`: path -> content."""
-        contents = self.folder.contents() if self.folder is not None else {}
+        contents = self.folder.contents() if self.folder else {}
         return {path: content for path, content in contents.items() if content is not None}
 
 

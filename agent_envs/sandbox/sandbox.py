@@ -1,23 +1,19 @@
 """`Sandbox`: run programs, keep sessions, and judge programs by tests."""
 
-import contextlib
 import json
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, Self
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_envs.sandbox.container import ContainerLauncher
-from agent_envs.sandbox.execution import Execution, Files, make_request
+from agent_envs.sandbox.container import ContainerLauncher, PlainLauncher
+from agent_envs.sandbox.execution import Execution, Files
 from agent_envs.sandbox.launching import Launcher
-from agent_envs.sandbox.plain import PlainLauncher
-from agent_envs.sandbox.results import Level, Limits, Result, Verdict
+from agent_envs.sandbox.results import Level, Limits, Result, Status, Verdict
 from agent_envs.sandbox.strong import StrongLauncher
-from agent_envs.sandbox.values import Channel
 
 LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
     "strong": StrongLauncher,
@@ -28,50 +24,25 @@ LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
 _CLOSED_TEXT: Final = "The session has ended, and its variables are gone."
 
 
-class RunOptions(TypedDict, total=False):
-    """Options of `Sandbox.run_python` and `Sandbox.run_shell`."""
-
-    stdin: str
-    """Standard input."""
-    files: Files
-    """Content of the scratch directory: relative path -> content, or the `Folder` of a result."""
-    limits: Limits
-    """Limits of the program."""
-    collect_files: bool
-    """Whether `Result.folder` holds the scratch directory at the end."""
-
-
-def open_sandbox(
-    level: Level = "strong", *, packages: Sequence[str | Path] = (), image: str | None = None
-) -> "Sandbox":
+def open_sandbox(level: Level = "strong", *, image: str | None = None) -> "Sandbox":
     """Open a sandbox; close it after use, or use it in a ``with`` statement.
 
     Args:
         level: ``"strong"``: namespaces and a system-call filter. ``"container"``: one docker or
             podman container per program. ``"limits"``: only limits on time and memory; the
             program sees the network and every file that this user sees.
-        packages: Folders of Python packages that programs may import, read-only.
         image: Only for ``"container"``: another image than ``python:3.x-slim``.
 
     Raises:
-        ConfigurationError: If `image` is given with another level, or a folder is missing.
+        ConfigurationError: If `image` is given with another level.
         SandboxUnavailableError: If this machine does not offer the level. No level is ever
             replaced by a weaker one without being asked for.
         UnknownNameError: If there is no such level.
     """
-    folders = [Path(folder).resolve() for folder in packages]
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigurationError(f"open_sandbox: packages folder {folder} does not exist.")
     make_launcher = lookup(LAUNCHERS, level, kind="sandbox level")
-    if image is None:
-        return Sandbox(make_launcher(folders))
-    if level != "container":
-        raise ConfigurationError(
-            f"open_sandbox: image={image!r} is for level='container', but level={level!r} uses "
-            "no image. Drop one of the two."
-        )
-    return Sandbox(make_launcher(folders, image))
+    if image is not None and level != "container":
+        raise ConfigurationError(f"open_sandbox: level={level!r} uses no image={image!r}.")
+    return Sandbox(make_launcher(*([] if image is None else [image])))
 
 
 class Sandbox:
@@ -86,31 +57,47 @@ class Sandbox:
         """The level of isolation in force."""
         return self._launcher.level
 
-    def run_python(self, source: str, **options: Unpack[RunOptions]) -> Result:
-        """Run a Python program to its end.
+    def run_python(
+        self,
+        source: str,
+        *,
+        files: Files | None = None,
+        limits: Limits | None = None,
+        collect_files: bool = False,
+    ) -> Result:
+        """Run a Python program to its end; its standard input is empty.
 
         Args:
             source: The program.
-            options: See `RunOptions`.
+            files: Content of the scratch directory: relative path -> content, or the `Folder` of
+                a result.
+            limits: Limits of the program.
+            collect_files: Whether `Result.folder` holds the scratch directory at the end.
 
         Raises:
             ConfigurationError: If a path leads out of the scratch directory.
             SandboxError: If the sandbox itself failed.
         """
-        return self._run("python", source, options)
+        return self._run("python", source, limits, files=files, collect_files=collect_files)
 
-    def run_shell(self, script: str, **options: Unpack[RunOptions]) -> Result:
-        """Run a script with /bin/sh; options and errors as for `run_python`."""
-        return self._run("shell", script, options)
+    def run_shell(
+        self,
+        script: str,
+        *,
+        files: Files | None = None,
+        limits: Limits | None = None,
+        collect_files: bool = False,
+    ) -> Result:
+        """Run a script with /bin/sh; arguments and errors as for `run_python`."""
+        return self._run("shell", script, limits, files=files, collect_files=collect_files)
 
-    def session(self, limits: Limits | None = None, *, files: Files | None = None) -> "Session":
+    def session(self, limits: Limits | None = None) -> "Session":
         """Start a Python process whose state is kept from call to call.
 
         Args:
             limits: Limits of each call; a call that exceeds one ends the session.
-            files: Content of its scratch directory.
         """
-        return Session(self._launcher, limits or Limits(), files)
+        return Session(self._launcher, limits or Limits())
 
     def check_python(
         self,
@@ -119,7 +106,6 @@ class Sandbox:
         *,
         names: Sequence[str] | None = None,
         helpers: str = "",
-        files: Files | None = None,
         limits: Limits | None = None,
     ) -> Verdict:
         """Judge an untrusted program by trusted tests, such that it cannot fake the verdict.
@@ -147,24 +133,19 @@ class Sandbox:
             helpers: Trusted Python, such as a reference solution, which defines what the tests use
                 besides `names`. Objects of its classes become, for the program, objects of the
                 class of that name which the program defines, with the same attributes.
-            files: Content of the program's scratch directory.
             limits: Limits of the program, tests included.
         """
         limits = limits or Limits()
         to_program, to_tests = socket.socketpair()
         ours, verdict = socket.socketpair()
-        given = {"tests": tests, "names": names and list(names), "helpers": helpers}
-        serve, check = (
-            make_request("serve", program, files),
-            make_request("check", json.dumps(given)),
-        )
+        given = json.dumps([tests, names and list(names), helpers])
         # Tests wait for the program most of the time, and must outlive it to report its end.
         longer = Limits(
             wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
         )
         ends, test_ends = [to_program.detach()], [to_tests.detach(), verdict.detach()]
-        with ours, Execution(self._launcher, serve, limits, ends) as tested:
-            with Execution(self._launcher, check, longer, test_ends) as testing:
+        with ours, Execution(self._launcher, "serve", program, limits, ends) as tested:
+            with Execution(self._launcher, "check", given, longer, test_ends) as testing:
                 testing.finish()
             tested.stop()
             return _judge(tested.finish(), _read_verdict(ours))
@@ -172,10 +153,6 @@ class Sandbox:
     def close(self) -> None:
         """End every program and session."""
         self._launcher.close()
-
-    def __repr__(self) -> str:
-        """Show the level."""
-        return f"Sandbox(level={self.level!r})"
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -185,33 +162,26 @@ class Sandbox:
         """Close it."""
         self.close()
 
-    def _run(self, mode: str, source: str, options: RunOptions) -> Result:
-        limits: Any = options.pop("limits", None) or Limits()
-        given: dict[str, Any] = {**options}
-        with Execution(self._launcher, make_request(mode, source, **given), limits) as execution:
+    def _run(self, mode: str, source: str, limits: Limits | None, **options: Any) -> Result:
+        given = limits or Limits()
+        with Execution(self._launcher, mode, source, given, **options) as execution:
             return execution.finish()
 
 
 class Session:
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
-    def __init__(self, launcher: Launcher, limits: Limits, files: Files | None = None) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits) -> None:
         """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        self._channel = Channel(self._socket.fileno(), owns=False)
-        self._is_closed = False
+        self.is_closed = False
+        """Whether it has ended: by `close`, by a limit, or because the program ended it."""
         try:
-            request = make_request("session", "", files)
-            self._execution = Execution(launcher, request, limits, [theirs.detach()])
+            self._execution = Execution(launcher, "session", "", limits, [theirs.detach()])
         except BaseException:
             self._socket.close()
             raise
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has ended: by `close`, by a limit, or because the program ended it."""
-        return self._is_closed
 
     def run(self, source: str) -> Result:
         """Run a piece of Python; the value of a last expression is printed, as at a prompt.
@@ -223,16 +193,22 @@ class Session:
             SandboxError: If the sandbox itself failed.
         """
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 return Result(status="closed", exit_code=None, stdout="", stderr=_CLOSED_TEXT)
-            self._execution.begin_call()
-            with contextlib.suppress(OSError):  # it has ended; `wait` notices
-                self._channel.send(source)
-            reply = self._execution.wait(self._socket.fileno()) and self._receive()
-            if reply in (b"true", b"false"):
-                result = self._execution.end_call(is_ok=reply == b"true")
-                if result is not None:
-                    return result
+            self._execution.send(b"c")
+            reply = b""
+            try:  # the program may have ended, and may have written anything there
+                self._socket.sendall(json.dumps(source).encode() + b"\n")
+                if self._execution.wait(self._socket.fileno()):
+                    reply = self._socket.recv(64)
+            except OSError:
+                pass
+            if reply in (b"true\n", b"false\n"):
+                output = self._execution.end_call()
+                if output is not None:
+                    is_ok = reply == b"true\n"
+                    status: Status = "ok" if is_ok else "error"
+                    return Result(status=status, exit_code=int(not is_ok), **output)
             try:
                 self._execution.stop()
                 return self._execution.finish()
@@ -242,7 +218,7 @@ class Session:
     def close(self) -> None:
         """End it, with every process that it started."""
         with self._lock:
-            if not self._is_closed:
+            if not self.is_closed:
                 self._close()
 
     def __enter__(self) -> Self:
@@ -253,27 +229,17 @@ class Session:
         """Close it."""
         self.close()
 
-    def _receive(self) -> bytes:
-        """Return the reply to a call; the program may have written anything there."""
-        try:
-            return self._socket.recv(64)[4:]
-        except OSError:
-            return b""
-
     def _close(self) -> None:
-        self._is_closed = True
-        try:
+        self.is_closed = True
+        with self._socket:
             self._execution.__exit__()
-        finally:
-            self._socket.close()
 
 
 def _read_verdict(ours: socket.socket) -> Verdict | None:
     """Return the verdict of the tests; None if they could not finish."""
     ours.settimeout(0)
     try:
-        message = ours.recv(1 << 16)[4:]
-        return Verdict(**json.loads(message))
+        return Verdict(**json.loads(ours.recv(1 << 16)))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -284,7 +250,7 @@ def _judge(program: Result, verdict: Verdict | None) -> Verdict:
         return verdict
     if program.status == "timeout":
         return Verdict(passed=False, reason="timeout", message="the program took too long")
-    if program.status in ("cpu_limit", "memory_limit", "process_limit", "output_limit"):
+    if program.status.endswith("limit"):
         return Verdict(passed=False, reason="limit", message=f"the program hit {program.status}")
     if verdict is None:
         return Verdict(passed=False, reason="timeout", message="the tests did not finish")

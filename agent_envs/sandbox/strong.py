@@ -4,7 +4,6 @@ A zygote (`agent_envs.sandbox.zygote`) is started once and forks per program. No
 installed; the Linux kernel must let this user create namespaces.
 """
 
-import array
 import contextlib
 import json
 import os
@@ -15,10 +14,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any, Final
 
-from agent_envs.errors import ConfigurationError, SandboxError, SandboxUnavailableError
-from agent_envs.sandbox.execution import Execution, make_request
+from agent_envs.errors import SandboxError, SandboxUnavailableError
+from agent_envs.sandbox.execution import Execution
 from agent_envs.sandbox.launching import ENVIRONMENT, end_process, python_command, start_module
 from agent_envs.sandbox.results import Level, Limits
 from agent_envs.sandbox.seccomp import build_filter
@@ -39,9 +38,9 @@ _PACKAGE_FOLDERS: Final = (
 _LINKS: Final = {
     **dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), "/scratch"),  # noqa: S108
     "/dev/fd": "/proc/self/fd",
-    **{
-        f"/dev/{name}": f"/proc/self/fd/{n}" for n, name in enumerate(("stdin", "stdout", "stderr"))
-    },
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
 }
 _FILES: Final = {
     "/etc/passwd": "nobody:x:65534:65534:nobody:/scratch:/bin/sh\n",
@@ -54,43 +53,34 @@ _WARM_MODULES: Final = (
 """Imported once, before the forks."""
 
 UNAVAILABLE_TEXT: Final = (
-    "This machine offers no strong isolation for untrusted code ({reason}). It needs Linux "
-    "{oldest} or newer and user namespaces for this user; nothing has to be installed. To allow "
-    "them: on Ubuntu 24.04 and later `sudo sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0`; on older Debian `sudo sysctl -w "
-    "kernel.unprivileged_userns_clone=1`; in Docker `--security-opt seccomp=unconfined "
+    "This machine offers no strong isolation for untrusted code ({reason}). It needs Linux 5.14 "
+    "or newer and user namespaces for this user; nothing has to be installed. To allow them: on "
+    "Ubuntu `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, on older Debian `sudo "
+    "sysctl -w kernel.unprivileged_userns_clone=1`, in Docker `--security-opt seccomp=unconfined "
     "--security-opt systempaths=unconfined --cap-add SYS_ADMIN`. Or accept another level: "
-    "level='container' runs each program with docker or podman (`apt install podman`), and "
-    "level='limits' only limits time and memory and hides nothing: for code you trust."
+    "level='container' runs each program with docker or podman, and level='limits' only limits "
+    "time and memory and hides nothing: for code you trust."
 )
 
 PROBE: Final = """
 import json, os, socket, sys
 seen = []
-try:
-    open(sys.stdin.readline().rstrip("\\n")).read()
-    seen.append("a file of the host")
-except OSError:
-    pass
+def attempt(sight, function, *arguments):
+    try:
+        function(*arguments)
+        seen.append(sight)
+    except OSError:
+        pass
+attempt("a file of the host", open, CANARY)
 for family in (socket.AF_INET, socket.AF_UNIX):
-    try:
-        socket.socket(family)
-        seen.append("a socket")
-    except OSError:
-        pass
+    attempt("a socket", socket.socket, family)
 for path in ("/probe", "/usr/probe", "/etc/probe", "/dev/probe", "/proc/probe"):
-    try:
-        open(path, "w")
-        seen.append(f"write access to {path}")
-    except OSError:
-        pass
+    attempt(f"write access to {path}", open, path, "w")
 if os.getppid() != 1 or [n for n in os.listdir("/proc") if n.isdigit()] != [str(os.getpid())]:
     seen.append("other processes")
-if os.getuid() == 0:
-    seen.append("the rights of root")
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 rights = [status[name].strip().lstrip("0") for name in ("CapEff", "NoNewPrivs", "Seccomp")]
-if rights != ["", "1", "2"]:
+if os.getuid() == 0 or rights != ["", "1", "2"]:
     seen.append("more rights than it should")
 print(json.dumps(seen))
 """
@@ -102,21 +92,21 @@ class StrongLauncher:
 
     level: Level = "strong"
 
-    def __init__(self, packages: Sequence[Path] = ()) -> None:
+    def __init__(self) -> None:
         """Start the zygote and test it.
-
-        Args:
-            packages: Folders of Python packages that programs may import.
 
         Raises:
             SandboxUnavailableError: If this machine does not allow it.
         """
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        _require_kernel()
-        _require_readable(packages)
+        if sys.platform != "linux":
+            raise _unavailable(f"this is {sys.platform}, not Linux")
+        release = os.uname().release
+        if tuple(map(int, release.split("-")[0].split(".")[:2])) < _OLDEST_KERNEL:
+            raise _unavailable(f"its kernel is {release}")
         self._is_closed = False
-        self._config = _make_config(packages)
+        self._config = _make_config()
         self._process, self._socket = _start_zygote(self._config)
         try:
             self._test()
@@ -126,20 +116,19 @@ class StrongLauncher:
 
     def start(
         self, channels: Sequence[int], control: socket.socket, limits: Limits
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Let the zygote fork (see `Launcher`)."""
         del limits  # the supervisor sets them
-        passed = array.array("i", [control.fileno(), *channels])
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+        passed = [control.fileno(), *channels]
         with self._lock:
             if self._is_closed:
                 raise SandboxError("The sandbox is closed.")
             try:
-                self._socket.sendmsg([b"run"], rights)
+                socket.send_fds(self._socket, [b"run"], passed)
             except OSError:  # someone killed the zygote: the machine, out of memory, perhaps
                 self._end_zygote()
                 self._process, self._socket = _start_zygote(self._config)
-                self._socket.sendmsg([b"run"], rights)
+                socket.send_fds(self._socket, [b"run"], passed)
         return lambda: None  # the scratch directory disappears with its namespace
 
     def close(self) -> None:
@@ -156,12 +145,10 @@ class StrongLauncher:
 
     def _test(self) -> None:
         """Run `PROBE`: whether isolation holds is tested, not assumed."""
-        with tempfile.NamedTemporaryFile("w", prefix="agent-envs-canary-") as canary:
-            canary.write("canary")
-            canary.flush()
-            stdin, limits = f"{canary.name}\n", Limits(wall_seconds=20.0)
+        with tempfile.NamedTemporaryFile(prefix="agent-envs-canary-") as canary:
+            source, limits = f"CANARY = {canary.name!r}\n{PROBE}", Limits(wall_seconds=20.0)
             try:
-                with Execution(self, make_request("python", PROBE, stdin=stdin), limits) as probe:
+                with Execution(self, "python", source, limits) as probe:
                     result = probe.finish()
             except SandboxError as error:
                 raise _unavailable(str(error)) from None
@@ -169,42 +156,23 @@ class StrongLauncher:
             raise _unavailable(f"a probe found {result.stdout.strip()} {result.stderr[-300:]}")
 
 
-def _require_kernel() -> None:
-    if sys.platform != "linux":
-        raise _unavailable(f"this is {sys.platform}, not Linux")
-    release = os.uname().release
-    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
-    if version < _OLDEST_KERNEL:
-        raise _unavailable(f"its kernel is {release}")
-
-
-def _require_readable(packages: Sequence[Path]) -> None:
-    """Refuse folders that only root may read: programs run as the user "nobody"."""
-    for folder in packages:
-        if os.geteuid() == 0 and folder.stat().st_mode & 0o005 != 0o005:
-            raise ConfigurationError(
-                f"open_sandbox: packages folder {folder} can be read by root only, and programs "
-                f"do not run as root. Run `chmod -R a+rX {folder}`, or copy it."
-            )
-
-
 def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(_START_SECONDS)
     with theirs:
-        process, stdin = start_module(
+        process = start_module(
             python_command(), "zygote", {**config, "socket": theirs.fileno()},
             stderr=subprocess.PIPE, env=ENVIRONMENT, cwd="/", pass_fds=[theirs.fileno()],
         )  # fmt: skip
-    stderr = cast("IO[bytes]", process.stderr)
+    assert process.stdin is not None  # noqa: S101 - both are pipes
+    assert process.stderr is not None  # noqa: S101
     with contextlib.suppress(BrokenPipeError):
-        stdin.close()
-    with stderr:
-        try:
-            is_ready = ours.recv(16) == b"ready"
-        except OSError:
-            is_ready = False
-        if not is_ready:
+        process.stdin.close()
+    answer = b""
+    with process.stderr as stderr:
+        with contextlib.suppress(OSError):
+            answer = ours.recv(16)
+        if answer != b"ready":
             ours.close()
             end_process(process, _START_SECONDS)
             os.set_blocking(stderr.fileno(), False)  # a child of the zygote may keep it open
@@ -214,16 +182,15 @@ def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", so
     return process, ours
 
 
-def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
+def _make_config() -> dict[str, Any]:
     """Describe the file tree: Python and the system's programs, no files of the user."""
     binds = [(f"/dev/{host}", f"/dev/{name}") for name, host in _DEVICES.items()]
     links = dict(_LINKS)
-    for name in _SYSTEM:
-        path = Path(name)
+    for path in map(Path, _SYSTEM):
         if path.is_symlink():
-            links[name] = str(path.readlink())
+            links[str(path)] = str(path.readlink())
         elif path.is_dir():
-            binds.append((name, name))
+            binds.append((str(path), str(path)))
     binds += [(os.path.realpath(name), name) for name in _SETTINGS if Path(name).exists()]
     prefixes = dict.fromkeys((sys.base_prefix, sys.base_exec_prefix))
     for prefix in prefixes:
@@ -231,7 +198,6 @@ def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
             if Path.home().is_relative_to(prefix):
                 raise _unavailable(f"Python is installed in {prefix}, with the user's files")
             binds.append((prefix, prefix))
-    binds += [(str(path.resolve()), f"/packages/{i}") for i, path in enumerate(packages)]
     masks = {
         str(path)
         for prefix in ("/usr", *prefixes)
@@ -245,10 +211,8 @@ def _make_config(packages: Sequence[Path]) -> dict[str, Any]:
         "masks": sorted(masks.union(map(os.path.realpath, masks))),
         "seccomp": build_filter().hex(),
         "modules": _WARM_MODULES,
-        "packages": [f"/packages/{i}" for i in range(len(packages))],
     }
 
 
 def _unavailable(reason: str) -> SandboxUnavailableError:
-    oldest = ".".join(map(str, _OLDEST_KERNEL))
-    return SandboxUnavailableError(UNAVAILABLE_TEXT.format(reason=reason, oldest=oldest))
+    return SandboxUnavailableError(UNAVAILABLE_TEXT.format(reason=reason))

@@ -13,7 +13,6 @@ it is done. End of file: stop. Out: frames (`send_frame`).
 import codecs
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import resource
@@ -34,46 +33,30 @@ _PENDING_SIGNALS: Final = 128
 _SET_CHILD_SUBREAPER: Final = 36
 
 
-class Namespace:
-    """All other processes of this process namespace, whose first process we are."""
+class Processes:
+    """All other processes of this namespace, if we are its first; else our descendants."""
 
-    def __init__(self, own_processes: int = 1) -> None:
-        """Fail elsewhere: there, a signal to all would reach the user's processes.
+    def __init__(self, own_processes: int) -> None:
+        """Adopt orphans from now on.
 
         Args:
-            own_processes: Our processes and threads, which count against the program's limit.
+            own_processes: Our processes and threads, which count against the program's limit in a
+                namespace.
         """
-        if os.getpid() != 1:
-            raise RuntimeError("not the first process of a namespace")
-        self.own_processes = own_processes
-
-    def pids(self) -> Iterator[int]:
-        """Yield the processes."""
-        for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs more than the fork
-            if name.isdigit() and name != "1":
-                yield int(name)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to every process at once; none can escape it by forking."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, number)
-
-
-class Descendants:
-    """The processes below this one, where there is no namespace."""
-
-    own_processes = 0
-
-    def __init__(self) -> None:
-        """Adopt orphans from now on."""
+        self._is_first = os.getpid() == 1
+        self.num_own = own_processes if self._is_first else 0
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def pids(self) -> Iterator[int]:
-        """Yield the processes, parents first."""
+        """Yield the processes; descendants after their parents."""
+        pids = [int(n) for n in os.listdir("/proc") if n.isdigit() and n != "1"]  # noqa: PTH208
+        if self._is_first:
+            yield from pids
+            return
         children: dict[int, list[int]] = {}
-        for name in os.listdir("/proc"):  # noqa: PTH208
-            if name.isdigit() and (fields := usage.stat_fields(int(name))):
-                children.setdefault(int(fields[1]), []).append(int(name))
+        for pid in pids:
+            if fields := usage.stat_fields(pid):
+                children.setdefault(int(fields[1]), []).append(pid)
         pending = children.get(os.getpid(), [])
         while pending:
             pid = pending.pop()
@@ -81,28 +64,29 @@ class Descendants:
             pending += children.get(pid, [])
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process; stop them first, or they fork faster than we kill."""
-        for one in (signal.SIGSTOP, number) if number == signal.SIGKILL else (number,):
-            for pid in list(self.pids()):
+        """Send a signal to every process; in a namespace at once: none escapes it by forking.
+
+        Elsewhere they are stopped first, or they would fork faster than we kill.
+        """
+        stop = [signal.SIGSTOP] if number == signal.SIGKILL and not self._is_first else []
+        for one in [*stop, number]:
+            for pid in [-1] if self._is_first else list(self.pids()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, one)
 
 
-Processes = Namespace | Descendants
-
-
 def receive_request(control: socket.socket) -> dict[str, Any]:
     """Read the request from the host, with the ``archive`` that follows it."""
-    length = int.from_bytes(_read(control, 4), "big")
-    request: dict[str, Any] = json.loads(_read(control, length))
-    request["archive"] = _read(control, request["archive_bytes"])
+    with control.makefile("rb", buffering=0) as file:
+        request: dict[str, Any] = json.loads(_read(file, int.from_bytes(_read(file, 4), "big")))
+        request["archive"] = _read(file, request["archive_bytes"])
     return request
 
 
-def _read(control: socket.socket, length: int) -> bytes:
+def _read(file: Any, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
-        part = control.recv(min(length - len(data), _MB))
+        part = file.read(length - len(data))
         if not part:
             raise EOFError("the host is gone")
         data += part
@@ -115,8 +99,8 @@ def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
     Args:
         control: The connection to it.
         kind: ``s``: the program is about to start, so every later failure is the program's.
-            ``o``: the output of one call of a session. ``f``: a part of the folder it left.
-            ``r``: the report, the last frame.
+            ``o``: the output of one call of a session. ``f``: the folder it left. ``r``: the
+            report, the last frame.
         data: Content of the frame; JSON, but for ``f``.
     """
     with contextlib.suppress(OSError):  # the host is gone
@@ -124,28 +108,30 @@ def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
 
 
 def supervise(
-    request: dict[str, Any], channels: list[int], control: socket.socket, processes: Processes,
+    request: dict[str, Any], channels: list[int], control: socket.socket, own_processes: int,
     confine: Callable[[], None],
 ) -> None:  # fmt: skip
     """Run a program in the current directory, and report on `control`.
 
     Args:
-        request: See `execution.make_request`; also ``limits``.
+        request: See `execution.Execution`.
         channels: Its descriptors after standard error.
         control: The connection to the host.
-        processes: The processes that end with it.
+        own_processes: See `Processes`.
         confine: Called in the program's process, last of all: gives up rights for good.
     """
     packed, started = request.pop("archive"), time.time()
     date = (archive.unpack(packed) if packed else archive.FIRST_DATE) + 1
     del packed  # or the program would be forked with it
-    stdin = _make_stdin(request.pop("stdin").encode(errors="replace"))
-    outputs = [Output(request["limits"]["output_chars"]) for _ in range(2)]
+    processes = Processes(own_processes)
+    limits = request["limits"]
+    outputs = [Output(limits["output_chars"]) for _ in range(2)]
+    stdin = os.open("/dev/null", os.O_RDONLY)
     descriptors = [stdin, *(output.write_end for output in outputs), *channels]
     send_frame(control, b"s")
     main = os.fork()
     if main == 0:
-        _become_program(request, descriptors, processes, confine)
+        _become_program(request, descriptors, processes.num_own, confine)
     for descriptor in descriptors:
         os.close(descriptor)
     ending = _watch(main, control, processes, request, outputs)
@@ -157,9 +143,8 @@ def supervise(
         if output.is_over:
             report["ended_by"] = "output_limit"
     if request["collect_files"]:
-        packer = archive.Packer(lambda part: send_frame(control, b"f", part), date, started)
-        packer.pack(request["limits"]["scratch_mb"] * _MB)
-        report["left_out"] = packer.left_out
+        folder, report["left_out"] = archive.pack(date, started, limits["scratch_mb"] * _MB)
+        send_frame(control, b"f", folder)
     send_frame(control, b"r", json.dumps(report | _take(outputs)).encode())
     control.close()
 
@@ -171,7 +156,7 @@ class Output:
         """Open a pipe."""
         self.read_end, self.write_end = os.pipe()
         os.set_blocking(self.read_end, False)
-        self._max_chars = max_chars
+        self._max_chars, self._text = max_chars, ""
         self.take()
 
     def read(self) -> bool:
@@ -193,8 +178,7 @@ class Output:
 
     def take(self) -> str:
         """Return the text so far, and start again."""
-        text = getattr(self, "_text", "")[: self._max_chars]
-        self._text = ""
+        text, self._text = self._text[: self._max_chars], ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return text
 
@@ -203,22 +187,9 @@ def _take(outputs: list[Output]) -> dict[str, str]:
     return {"stdout": outputs[0].take(), "stderr": outputs[1].take()}
 
 
-def _make_stdin(data: bytes) -> int:
-    """Return a file in memory that the program can read but not change."""
-    file = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
-    os.lseek(file, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-    return file
-
-
 def _become_program(
-    request: dict[str, Any], descriptors: list[int], processes: Processes,
-    confine: Callable[[], None],
-) -> None:  # fmt: skip
+    request: dict[str, Any], descriptors: list[int], num_own: int, confine: Callable[[], None]
+) -> None:
     """Be the program; never return."""
     code = 70
     try:
@@ -226,37 +197,32 @@ def _become_program(
         os.setsid()
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
             file.write("1000")  # should the machine run out of memory, this goes first
-        _place_descriptors(descriptors)
-        _limit_resources(request, processes)
+        above = [os.dup2(d, 64 + i, inheritable=True) for i, d in enumerate(descriptors)]
+        for i, descriptor in enumerate(above):
+            os.dup2(descriptor, i, inheritable=i < 3)
+        os.closerange(len(above), 65_536)
+        _limit_resources(request, num_own)
         confine()
         code = program.run(request["mode"], request["source"])
     finally:
         os._exit(code)
 
 
-def _place_descriptors(descriptors: list[int]) -> None:
-    """Make them 0, 1, 2, 3, ...; close all others."""
-    above = [os.dup2(d, 64 + i, inheritable=True) for i, d in enumerate(descriptors)]
-    for i, descriptor in enumerate(above):
-        os.dup2(descriptor, i, inheritable=i < 3)
-    os.closerange(len(above), 65_536)
-
-
-def _limit_resources(request: dict[str, Any], processes: Processes) -> None:
+def _limit_resources(request: dict[str, Any], num_own: int) -> None:
     limits = request["limits"]
-    wanted = [
-        (resource.RLIMIT_AS, limits["memory_mb"] * _MB),
-        (resource.RLIMIT_FSIZE, limits["file_mb"] * _MB),
-        (resource.RLIMIT_NPROC, limits["processes"] + processes.own_processes),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),  # the user has one quota for all
-    ]
+    wanted = {
+        resource.RLIMIT_AS: limits["memory_mb"] * _MB,
+        resource.RLIMIT_FSIZE: limits["file_mb"] * _MB,
+        resource.RLIMIT_NPROC: limits["processes"] + num_own,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: _PENDING_SIGNALS,  # the user has one quota for all
+    }
     if request["mode"] != "session":  # its processor time is per call: only the watch can limit it
-        wanted.append((resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1))))
-    for which, value in wanted:
+        wanted[resource.RLIMIT_CPU] = max(1, -int(-limits["cpu_seconds"] // 1))
+    for which, value in wanted.items():
         _, hard = resource.getrlimit(which)
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
@@ -276,29 +242,26 @@ def _watch(
     poll, pidfd = select.poll(), os.pidfd_open(main)
     for descriptor in (pidfd, control.fileno(), *by_descriptor):
         poll.register(descriptor, select.POLLIN)
-    try:
-        while True:
-            # Between the calls of a session nothing runs, and nothing has to be watched.
-            ready = {number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)}
-            for descriptor in ready.intersection(by_descriptor):
-                if not by_descriptor[descriptor].read():
-                    poll.unregister(descriptor)
-            if pidfd in ready:
-                return "exit"
-            _reap_orphans(main)
-            if control.fileno() in ready:
-                order = control.recv(1)
-                if not order:
-                    return "stopped"
-                is_idle = order == b"d"
-                processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
-                ending = _end_call(control, watch, outputs) if is_idle else watch.begin()
-            else:
-                ending = "" if is_idle else watch.exceeded()
-            if ending or any(output.is_over for output in outputs):
-                return ending or "output_limit"
-    finally:
-        os.close(pidfd)
+    while True:
+        # Between the calls of a session nothing runs, and nothing has to be watched.
+        ready = {number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)}
+        for descriptor in ready.intersection(by_descriptor):
+            if not by_descriptor[descriptor].read():
+                poll.unregister(descriptor)
+        if pidfd in ready:
+            return "exit"
+        _reap_orphans(main)
+        if control.fileno() in ready:
+            order = control.recv(1)
+            if not order:
+                return "stopped"
+            is_idle = order == b"d"
+            processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
+            ending = _end_call(control, watch, outputs) if is_idle else watch.begin()
+        else:
+            ending = "" if is_idle else watch.exceeded()
+        if ending or any(output.is_over for output in outputs):
+            return ending or "output_limit"
 
 
 def _end_call(control: socket.socket, watch: usage.Watch, outputs: list[Output]) -> str:

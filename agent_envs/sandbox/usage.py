@@ -38,10 +38,9 @@ class Watch:
         """Watch the processes that `pids` lists."""
         self._pids, self._limits = pids, limits
         self._max_bytes: int = limits["memory_mb"] << 20
-        self._next_count = 0.0
+        self._next_count = self._cpu = 0.0
         self._living: dict[tuple[int, bytes], int] = {}
         self._ended_ticks = 0
-        self._cpu = 0.0
         self.begin()
 
     def begin(self) -> str:
@@ -78,7 +77,7 @@ class Watch:
 
     def holds_too_much(self) -> bool:
         """Return whether the processes hold more memory than they may."""
-        return count_memory(self._pids()) > self._max_bytes
+        return _count_memory(self._pids()) > self._max_bytes
 
     def _sample(self) -> tuple[int, int, bool]:
         """Read the processes; return threads, resident bytes and whether one of them is runnable.
@@ -106,18 +105,27 @@ class Watch:
         return num_threads, pages * _PAGE, is_runnable
 
 
-def count_memory(pids: Iterable[int]) -> int:
+def _count_memory(pids: Iterable[int]) -> int:
     """Return the bytes that processes hold in any way, each counted once."""
     total, seen = 0, list[int]()
     shared: dict[bytes, int] = {}
     buffers: dict[tuple[int, int], int] = {}
     for pid in pids:
-        thread = _living_thread(pid)
+        thread = pid
+        if stat_fields(pid)[:1] == [b"Z"]:  # one that has ended; others may live and have memory
+            threads = map(int, _list(f"/proc/{pid}/task"))
+            thread = next((t for t in threads if _read_proc(f"/proc/{pid}/task/{t}/maps")), pid)
         place = f"/proc/{pid}/task/{thread}"
-        _add_buffers(place, buffers)
+        for name in _list(f"{place}/fd"):
+            try:
+                about = os.stat(f"{place}/fd/{name}")  # noqa: PTH116 - pathlib is slow
+            except OSError:
+                continue
+            if size := _BUFFER_BYTES.get(stat.S_IFMT(about.st_mode)):
+                buffers[about.st_dev, about.st_ino] = size
         maps = _read_proc(f"{place}/maps")
-        if not maps or any(_share_memory(thread, other) for other in seen):
-            continue  # it ended, or is the child of a vfork
+        if not maps or any(_libc.syscall(_KCMP, thread, t, _KCMP_VM, 0, 0) == 0 for t in seen):
+            continue  # it ended, or is the child of a vfork and shares its memory
         seen.append(thread)
         _add_shared(maps, shared)
         total += maps.count(b"\n") * _MAPPING_BYTES
@@ -127,29 +135,8 @@ def count_memory(pids: Iterable[int]) -> int:
     return total + sum(shared.values()) + sum(buffers.values())
 
 
-def stat_fields(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
-    return _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-
-
-def _living_thread(pid: int) -> int:
-    """Return the first thread of a process, or if it has ended, one that lives and has memory."""
-    if stat_fields(pid)[:1] == [b"Z"]:
-        for name in _list(f"/proc/{pid}/task"):
-            if _read_proc(f"/proc/{pid}/task/{name}/maps"):
-                return int(name)
-    return pid
-
-
-def _share_memory(thread: int, other: int) -> bool:
-    """Return whether two living threads share their memory."""
-    return bool(_libc.syscall(_KCMP, thread, other, _KCMP_VM, 0, 0) == 0)
-
-
 def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:
     """Add the shared anonymous objects of a process; each has its own inode."""
-    if b"/dev/zero" not in maps:
-        return
     sizes: dict[bytes, int] = {}
     for line in maps.splitlines():
         if b"/dev/zero" in line:
@@ -160,15 +147,9 @@ def _add_shared(maps: bytes, shared: dict[bytes, int]) -> None:
         shared[inode] = max(shared.get(inode, SHARED_OBJECT_BYTES), size)
 
 
-def _add_buffers(place: str, buffers: dict[tuple[int, int], int]) -> None:
-    """Add the pipes and sockets of a process."""
-    for name in _list(f"{place}/fd"):
-        try:
-            about = os.stat(f"{place}/fd/{name}")  # noqa: PTH116 - pathlib is slow
-        except OSError:
-            continue
-        if size := _BUFFER_BYTES.get(stat.S_IFMT(about.st_mode)):
-            buffers[about.st_dev, about.st_ino] = size
+def stat_fields(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
+    return _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def _list(folder: str) -> list[str]:

@@ -7,66 +7,20 @@ hostile sender chooses the value and nothing else.
 import collections
 import json
 import math
+import socket
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
-_MAX_MESSAGE_BYTES: Final = 64 << 20
-_COLLECTIONS: Final[tuple[tuple[str, type, Callable[[list[Any]], Any]], ...]] = (
-    ("dict", dict, dict),
-    ("tuple", tuple, tuple),
-    ("set", set, set),
-    ("frozenset", frozenset, frozenset),
-    ("deque", collections.deque, collections.deque),
-    ("iterator", Iterator, iter),
-    ("keys", KeysView, lambda items: dict.fromkeys(items).keys()),
-    ("values", ValuesView, lambda items: dict(enumerate(items)).values()),
-    ("items", ItemsView, lambda items: dict(items).items()),
-)
-"""Tag, type, and how to build a value from its items."""
-_SCALARS: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
-    (int, lambda value: hex(int(value))),
-    (float, lambda value: float(value).hex()),
-    (complex, lambda value: [value.real.hex(), value.imag.hex()]),
-    (bytes, lambda value: bytes(value).hex()),
-    (bytearray, lambda value: bytes(value).hex()),
-    (range, lambda value: [hex(value.start), hex(value.stop), hex(value.step)]),
-)
-_RATIONALS: Final[dict[str, Callable[[Any], Any]]] = {  # of modules that few programs import
-    "decimal.Decimal": lambda value: {"Decimal": str(value)},
-    "fractions.Fraction": lambda value: {
-        "Fraction": [hex(value.numerator), hex(value.denominator)]
-    },
-}
-_TYPES: Final[dict[str, type]] = {
-    kind.__name__: kind
-    for kind in (bool, str, list, dict, tuple, set, frozenset, *(kind for kind, _ in _SCALARS))
-}
+_MAX_MESSAGE_CHARS: Final = 64 << 20
+Tags: TypeAlias = Mapping[str, Callable[[Any], Any]]
 
 
-def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Return `value` as JSON-able data.
+def _integers(parts: list[str]) -> list[int]:
+    return [int(part, 16) for part in parts]
 
-    Args:
-        value: Anything. Subclasses become the plain type they extend.
-        other: Encodes what is no plain data.
-    """
-    if value is None or value is True or value is False:
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, list):
-        return [encode(item, other) for item in value]
-    for kind, write in _SCALARS:
-        if isinstance(value, kind):
-            return {kind.__name__: write(value)}
-    for tag, kind, _ in _COLLECTIONS:
-        if isinstance(value, kind):
-            items: Any = value.items() if isinstance(value, dict) else value
-            return {tag: [encode(item, other) for item in items]}
-    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
-        return {"type": value.__name__}
-    name = f"{type(value).__module__}.{type(value).__name__}"
-    return _RATIONALS[name](value) if name in _RATIONALS else other(value)
+
+def _complex(parts: list[str]) -> complex:
+    return complex(*map(float.fromhex, parts))
 
 
 def _decimal(text: str) -> Any:
@@ -81,28 +35,58 @@ def _fraction(parts: list[str]) -> Any:
     return fractions.Fraction(*_integers(parts))
 
 
-def _complex(parts: list[str]) -> complex:
-    return complex(*map(float.fromhex, parts))
-
-
-def _integers(parts: list[str]) -> list[int]:
-    return [int(part, 16) for part in parts]
-
-
-Tags: TypeAlias = Mapping[str, Callable[[Any], Any]]
-PLAIN_TAGS: Final[Tags] = {
-    "int": lambda text: int(text, 16),
-    "float": float.fromhex,
-    "complex": _complex,
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "range": lambda parts: range(*_integers(parts)),
-    "Decimal": _decimal,
-    "Fraction": _fraction,
-    "type": _TYPES.__getitem__,
+_KINDS: Final[Mapping[str, tuple[type, Callable[[Any], Any] | None, Callable[[Any], Any]]]] = {
+    "int": (int, hex, lambda text: int(text, 16)),
+    "float": (float, float.hex, float.fromhex),
+    "complex": (complex, lambda value: [value.real.hex(), value.imag.hex()], _complex),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
+    "range": (
+        range,
+        lambda value: [hex(value.start), hex(value.stop), hex(value.step)],
+        lambda parts: range(*_integers(parts)),
+    ),
+    "dict": (dict, None, dict),
+    "tuple": (tuple, None, tuple),
+    "set": (set, None, set),
+    "frozenset": (frozenset, None, frozenset),
+    "deque": (collections.deque, None, collections.deque),
+    "iterator": (Iterator, None, iter),
+    "keys": (KeysView, None, lambda items: dict.fromkeys(items).keys()),
+    "values": (ValuesView, None, lambda items: dict(enumerate(items)).values()),
+    "items": (ItemsView, None, lambda items: dict(items).items()),
 }
-"""How to decode each scalar."""
-_BUILDERS: Final = {tag: build for tag, _, build in _COLLECTIONS}
+"""Tag -> type, how to write a value (None: its items, encoded), and how to read it."""
+_TYPES: Final = {
+    kind.__name__: kind for kind in (bool, str, list, *(k for k, *_ in _KINDS.values()))
+}
+
+
+def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Return `value` as JSON-able data; subclasses become the plain type they extend.
+
+    Args:
+        value: Anything.
+        other: Encodes what is no plain data.
+    """
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, list):
+        return [encode(item, other) for item in value]
+    for tag, (kind, write, _) in _KINDS.items():
+        if isinstance(value, kind):
+            items: Any = value.items() if isinstance(value, dict) else value
+            return {tag: write(value) if write else [encode(item, other) for item in items]}
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+        return {"type": value.__name__}
+    name = type(value).__name__  # of modules that few programs import
+    if name == "Decimal" and type(value).__module__ == "decimal":
+        return {name: str(value)}
+    if name == "Fraction" and type(value).__module__ == "fractions":
+        return {name: [hex(value.numerator), hex(value.denominator)]}
+    return other(value)
 
 
 def decode(data: Any, tags: Tags) -> Any:
@@ -121,9 +105,8 @@ def decode(data: Any, tags: Tags) -> Any:
         return [decode(item, tags) for item in data]
     try:
         [(tag, content)] = data.items()
-        if tag in _BUILDERS:
-            return _BUILDERS[tag](decode(content, tags))
-        return tags[tag](content)
+        is_collection = tag in _KINDS and _KINDS[tag][1] is None
+        return tags[tag](decode(content, tags) if is_collection else content)
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise ValueError("malformed value") from error
 
@@ -138,16 +121,14 @@ class Infinity(float):
     ``inf / inf`` is NaN, and ``not abs(nan) > 1e-6`` is true: a test written that way would pass.
     """
 
+    def _refuse(self, *_: Any) -> Any:
+        raise ArithmeticError("the program returned infinity, which cannot be calculated with")
 
-def _refuse(*_: Any) -> Any:
-    raise ArithmeticError("the program returned infinity, which cannot be calculated with")
-
-
-for _name in (
-    "abs add divmod float floordiv int mod mul neg pos pow radd rdivmod rfloordiv rmod rmul round "
-    "rpow rsub rtruediv sub truediv trunc"
-).split():
-    setattr(Infinity, f"__{_name}__", _refuse)
+    for _name in (
+        "abs add divmod float floordiv int mod mul neg pos pow radd rdivmod rfloordiv rmod rmul "
+        "round rpow rsub rtruediv sub truediv trunc"
+    ).split():
+        vars()[f"__{_name}__"] = _refuse
 
 
 class Opaque:
@@ -184,6 +165,13 @@ def _finite(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return check
 
 
+PLAIN_TAGS: Final[Tags] = {
+    **{tag: read for tag, (_, _, read) in _KINDS.items()},
+    "Decimal": _decimal,
+    "Fraction": _fraction,
+    "type": _TYPES.__getitem__,
+}
+"""How to read what has a tag."""
 HOSTILE_TAGS: Final[Tags] = {
     **PLAIN_TAGS,
     "float": _float,
@@ -191,40 +179,28 @@ HOSTILE_TAGS: Final[Tags] = {
     "Decimal": _finite(_decimal),
     "opaque": Opaque,
 }
-"""How to decode what a program under test returned."""
+"""The same for what a program under test returned."""
 
 
-class Channel:
-    """Messages over a socket: four bytes of length, then JSON."""
+def connect(descriptor: int) -> TextIO:
+    """Open a socket for `send` and `receive`."""
+    return socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
 
-    def __init__(self, descriptor: int, *, owns: bool = True) -> None:
-        """Use a socket, which is closed at the end if the channel `owns` it."""
-        self._file = open(descriptor, "r+b", buffering=0, closefd=owns)  # noqa: SIM115
 
-    def send(self, message: Any) -> None:
-        """Send one message."""
-        data = json.dumps(message).encode()
-        view = memoryview(len(data).to_bytes(4, "big") + data)
-        while view:
-            view = view[self._file.write(view) or 0 :]
+def send(channel: TextIO, message: Any) -> None:
+    """Send one message: a line of JSON."""
+    channel.write(json.dumps(message) + "\n")
+    channel.flush()
 
-    def receive(self) -> Any:
-        """Wait for one message.
 
-        Raises:
-            EOFError: If the other side is gone.
-            ValueError: If the data is not a message.
-        """
-        length = int.from_bytes(self._read(4), "big")
-        if length > _MAX_MESSAGE_BYTES:
-            raise ValueError("message too long")
-        return json.loads(self._read(length))
+def receive(channel: TextIO) -> Any:
+    """Wait for one message.
 
-    def _read(self, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            part = self._file.read(length - len(data))
-            if not part:
-                raise EOFError("the other side is gone")
-            data += part
-        return bytes(data)
+    Raises:
+        EOFError: If the other side is gone.
+        ValueError: If the data is not a message.
+    """
+    line = channel.readline(_MAX_MESSAGE_CHARS)
+    if not line.endswith("\n"):
+        raise EOFError("the other side is gone, or says too much")
+    return json.loads(line)

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -25,6 +24,7 @@ _BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
 _AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
 _OWN_NAMESPACES: Final = _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
 """Namespaces that each program has for itself."""
+_MACHINE: Final = os.uname().machine
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 _MOUNT_SETATTR: Final = 442  # the same number on every processor
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
@@ -43,8 +43,7 @@ def main(config: dict[str, Any]) -> None:
     """Enter the namespaces and serve requests until the host closes its end.
 
     Args:
-        config: ``socket``, ``binds``, ``links``, ``masks``, ``files``, ``seccomp``,
-            ``modules``, ``packages``.
+        config: ``socket``, ``binds``, ``links``, ``masks``, ``files``, ``seccomp``, ``modules``.
     """
     is_root = _leave_namespaces()
     first = os.fork()
@@ -57,10 +56,15 @@ def main(config: dict[str, Any]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _libc.sethostname(b"sandbox", 7)
         _build_root(config)
-        if is_root:
-            _become_nobody()
+        if is_root:  # who is exempt from the limit on processes, and owns the host's files
+            os.setgroups([])
+            os.setresgid(UID, UID, UID)
+            os.setresuid(UID, UID, UID)
+            _check(_libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0))  # or /proc/self would still be root's
         os.chdir("/")
-        Zygote(config).serve()
+        for name in config["modules"]:
+            __import__(name)
+        _serve(socket.socket(fileno=config["socket"]), bytes.fromhex(config["seccomp"]))
     except BaseException as error:  # noqa: BLE001 - the host reads it and raises
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
@@ -93,64 +97,55 @@ def _has_id(kind: str) -> bool:
     return False
 
 
-class Zygote:
-    """Forks a supervisor and its program for each request."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        """Serve on the socket of `config`."""
-        self._host = socket.socket(fileno=config["socket"])
-        self._uid, self._gid = os.geteuid(), os.getegid()
-        self._filter = bytes.fromhex(config["seccomp"])
-        sys.path += config["packages"]
-        for name in config["modules"]:
-            __import__(name)
-
-    def serve(self) -> NoReturn:
-        """Serve until the host closes its end."""
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
-        gc.collect()
-        gc.freeze()  # what is here already is shared with the forks, unless touched
-        self._host.send(b"ready")
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(self._host, 16, 16)
-            if not message:
-                os._exit(0)
-            if _fork_into(_OWN_NAMESPACES) == 0:
-                self._enter(descriptors)
-            for descriptor in descriptors:  # if the fork failed, the host sees their end
-                os.close(descriptor)
-
-    def _enter(self, descriptors: list[int]) -> NoReturn:
-        """Be the first process in the namespaces of one program."""
-        control = socket.socket(fileno=descriptors.pop(0))
-        try:
-            self._host.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _map_ids(self._uid, self._gid)
-            request = supervisor.receive_request(control)
-            hidden = "hidepid=ptraceable,subset=pid"
-            _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, hidden)
-            size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
-            _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
-            os.chdir("/scratch")
-            processes = supervisor.Namespace()
-            supervisor.supervise(request, descriptors, control, processes, self._confine)
-        except BaseException as error:  # noqa: BLE001 - reported to the host
-            failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
-            supervisor.send_frame(control, b"r", failure.encode())
-        finally:
+def _serve(host: socket.socket, code: bytes) -> NoReturn:
+    """Fork a supervisor and its program for each request, until the host closes its end."""
+    ids = os.geteuid(), os.getegid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+    gc.collect()
+    gc.freeze()  # what is here already is shared with the forks, unless touched
+    host.send(b"ready")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(host, 16, 16)
+        if not message:
             os._exit(0)
+        if _fork_into(_OWN_NAMESPACES) == 0:
+            host.close()
+            _enter(descriptors, ids, code)
+        for descriptor in descriptors:  # if the fork failed, the host sees their end
+            os.close(descriptor)
 
-    def _confine(self) -> None:
-        """Give up every right for good, also the right to lower ``oom_score_adj``."""
-        _set_attributes("/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC, 0)
-        header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-        _check(_libc.syscall(_CAPSET[os.uname().machine], header, bytes(24)))
-        _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        code = ctypes.create_string_buffer(self._filter, len(self._filter))
-        pointer = ctypes.addressof(code)
-        program = struct.pack("HxxxxxxQ", len(self._filter) // 8, pointer)
-        _check(_libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+
+def _enter(descriptors: list[int], ids: tuple[int, int], code: bytes) -> NoReturn:
+    """Be the first process in the namespaces of one program."""
+    control = socket.socket(fileno=descriptors.pop(0))
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _map_ids(*ids)
+        request = supervisor.receive_request(control)
+        hidden = "hidepid=ptraceable,subset=pid"
+        _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, hidden)
+        size = f"size={request['limits']['scratch_mb']}m,nr_inodes=4096,mode=700"
+        _mount("scratch", "/scratch", "tmpfs", _NOSUID | _NODEV, size)
+        os.chdir("/scratch")
+        if os.getpid() != 1:  # or a signal to all would reach the user's processes
+            raise RuntimeError("not the first process of a namespace")
+        supervisor.supervise(request, descriptors, control, 1, lambda: _confine(code))
+    except BaseException as error:  # noqa: BLE001 - reported to the host
+        failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
+        supervisor.send_frame(control, b"r", failure.encode())
+    finally:
+        os._exit(0)
+
+
+def _confine(code: bytes) -> None:
+    """Give up every right for good, also the right to lower ``oom_score_adj``."""
+    _set_attributes("/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC, 0)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.syscall(_CAPSET[_MACHINE], header, bytes(24)))
+    _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    instructions = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(instructions))
+    _check(_libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
 
 
 def _fork_into(flags: int) -> int:
@@ -160,7 +155,7 @@ def _fork_into(flags: int) -> int:
     own work after a fork is skipped, and not needed: there is one thread, and the child forks
     again, by `os.fork`, before a line of a program runs.
     """
-    number = ctypes.c_long(_CLONE[os.uname().machine])
+    number = ctypes.c_long(_CLONE[_MACHINE])
     arguments = [ctypes.c_ulong(flags | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4]
     return int(_libc_with_lock.syscall(number, *arguments))
 
@@ -172,17 +167,18 @@ def _build_root(config: dict[str, Any]) -> None:
     os.chdir("/tmp")  # noqa: S108
     for name in ("new", "old"):
         Path(name).mkdir()
-    _pivot_root(".", "old")
+    _check(_libc.syscall(_PIVOT_ROOT[_MACHINE], b".", b"old"), "pivot_root")
     os.chdir("/")
     _mount("root", "/new", "tmpfs", _NOSUID | _NODEV, "mode=755")
     for source, target in config["binds"]:
         _bind(f"/old{source}", f"/new{target}")
-    for target, content in config["links"]:
-        place = _make_parent(f"/new{target}")
-        if not place.exists():  # Python may be installed below /tmp
+    for target, content in [*config["links"], *config["files"]]:
+        place = Path(f"/new{target}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if [target, content] in config["files"]:
+            place.write_text(content)
+        elif not place.exists():  # Python may be installed below /tmp
             place.symlink_to(content)
-    for target, content in config["files"]:
-        _make_parent(f"/new{target}").write_text(content)
     for target in config["masks"]:
         if Path(f"/new{target}").is_dir():
             _mount("empty", f"/new{target}", "tmpfs", _NOSUID | _NODEV | _RDONLY, "mode=755")
@@ -191,14 +187,15 @@ def _build_root(config: dict[str, Any]) -> None:
     _mount("proc", "/new/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
     _check(_libc.umount2(b"/old", _DETACH))
     os.chdir("/new")
-    _pivot_root(".", ".")
+    _check(_libc.syscall(_PIVOT_ROOT[_MACHINE], b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _DETACH))
     os.chdir("/")
     _set_attributes("/", _RDONLY | _NOSUID | _NODEV, 0)
 
 
 def _bind(source: str, target: str) -> None:
-    place = _make_parent(target)
+    place = Path(target)
+    place.parent.mkdir(parents=True, exist_ok=True)
     if Path(source).is_dir():
         place.mkdir(exist_ok=True)
     else:
@@ -207,20 +204,6 @@ def _bind(source: str, target: str) -> None:
     is_device = target.startswith("/new/dev/")
     flags = _NOSUID | _NOEXEC if is_device else _RDONLY | _NOSUID | _NODEV
     _set_attributes(target, flags, _AT_RECURSIVE)
-
-
-def _make_parent(path: str) -> Path:
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return place
-
-
-def _become_nobody() -> None:
-    """Stop being root, who is exempt from the limit on processes and owns the host's files."""
-    os.setgroups([])
-    os.setresgid(UID, UID, UID)
-    os.setresuid(UID, UID, UID)
-    _check(_libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0))  # or /proc/self would still be root's
 
 
 def _map_ids(uid: int, gid: int) -> None:
@@ -241,10 +224,6 @@ def _set_attributes(target: str, flags: int, at_flags: int) -> None:
     number, path = ctypes.c_long(_MOUNT_SETATTR), target.encode()
     result = _libc.syscall(number, _AT_FDCWD, path, at_flags, attributes, size)
     _check(result, f"mount_setattr {target}")
-
-
-def _pivot_root(new: str, old: str) -> None:
-    _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], new.encode(), old.encode()), "pivot_root")
 
 
 def _check(result: int, what: str = "system call") -> None:

@@ -168,13 +168,6 @@ for n in range(1000):
     except OSError: continue
     print(n)
 """, "0\n1\n2\n"),
-    "its own input": ("""
-attempt(lambda: os.write(0, b"x"))
-attempt(lambda: os.ftruncate(0, 1 << 20))
-attempt(lambda: os.truncate("/dev/stdin", 5))
-attempt(lambda: os.write(os.open("/proc/self/fd/0", os.O_RDWR), bytes(1 << 20)))
-print(len(sys.stdin.read()))
-""", "0\n"),
     "memory in files without a name": ("""
 import mmap
 attempt(lambda: os.memfd_create("hidden"))

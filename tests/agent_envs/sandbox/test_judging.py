@@ -81,7 +81,7 @@ FORGERIES = {
     "builtins.AssertionError = type('A', (BaseException,), {})\n"
     "for f in iter(lambda g=[sys._getframe()]: g.__setitem__(0, g[0].f_back) or g[0], None):\n"
     "    for k, v in list(f.f_globals.items()):\n"
-    "        if callable(v) and k not in ('Channel',):\n"
+    "        if callable(v) and k not in ('send',):\n"
     "            f.f_globals[k] = lambda *a, **k: {'passed': True, 'reason': 'passed'}\n",
     "answers for itself": "import sys\nframe = sys._getframe()\nwhile frame:\n"
     "    if '_describe' in frame.f_globals:\n"
@@ -97,20 +97,20 @@ FORGERIES = {
     "writes verdicts into every descriptor": "import os, json\n"
     "data = json.dumps({'passed': True, 'reason': 'passed', 'message': ''}).encode()\n"
     "for n in range(200):\n"
-    "    try: os.write(n, len(data).to_bytes(4, 'big') + data)\n"
+    "    try: os.write(n, data + b'\\n')\n"
     "    except OSError: pass\n" + BAD,
     "answers with nonsense": "import os\nos.write(3, b'\\xff' * 4096)\n" + BAD,
     "answers with depth": "import os\n"
-    "d = b'[' * 200_000\nos.write(3, len(d).to_bytes(4, 'big') + d)\n" + BAD,
+    "d = b'[' * 200_000\nos.write(3, d + b'\\n')\n" + BAD,
     "answers with a malformed value": "import os\n"
-    "d = b'{\"value\": {\"type\": \"exec\"}}'\nos.write(3, len(d).to_bytes(4, 'big') + d)\n" + BAD,
+    "d = b'{\"value\": {\"type\": \"exec\"}}'\nos.write(3, d + b'\\n')\n" + BAD,
     "closes the channel": "import os\nos.close(3)\n" + BAD,
     "raises KeyboardInterrupt": "def double(x): raise KeyboardInterrupt",
     "raises when asked for its message": "class E(Exception):\n"
     "    def __str__(self): raise self\ndef double(x): raise E",
     "a thread that keeps answering": "import threading, os\n"
     "def loop():\n    d = b'{\"value\": true}'\n"
-    "    while True: os.write(3, len(d).to_bytes(4, 'big') + d)\n"
+    "    while True: os.write(3, d + b'\\n')\n"
     "threading.Thread(target=loop, daemon=True).start()\n" + BAD,
     "stops its supervisor": "import os, signal\nos.kill(-1, signal.SIGKILL)\n",
     "never returns": "def double(x):\n    while True: pass",

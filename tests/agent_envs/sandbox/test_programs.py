@@ -19,14 +19,11 @@ from tests.agent_envs.sandbox.conftest import processes_below
 
 def test_a_program_reads_input_and_files_and_leaves_files(sandbox):
     result = sandbox.run_python(
-        "data = open('in/a.txt').read()\n"
-        "open('b.bin', 'wb').write(b'\\xff')\n"
-        "print(input() + data)",
-        stdin="typed ",
+        "data = open('in/a.txt').read()\nopen('b.bin', 'wb').write(b'\\xff')\nprint(data)",
         files={"in/a.txt": "given"},
         collect_files=True,
     )
-    assert (result.status, result.exit_code, result.stdout) == ("ok", 0, "typed given\n")
+    assert (result.status, result.exit_code, result.stdout) == ("ok", 0, "given\n")
     assert result.files == {"in/a.txt": b"given", "b.bin": b"\xff"}
 
 
@@ -83,26 +80,6 @@ if __name__ == "__main__":
     assert result.stdout.split() == ["10", "[1,", "2]", "hi", "/scratch", "slept"]
 
 
-@pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
-def test_packages_can_be_imported_and_sets_print_alike_in_every_run(tmp_path):
-    tmp_path.chmod(0o755)
-    (tmp_path / "given_package.py").write_text("value = 5")
-    source = "import given_package as g\nprint(g.value, {chr(97 + i) * 3 for i in range(20)})"
-    printed = set()
-    for _ in range(2):
-        with open_sandbox("strong", packages=[tmp_path]) as sandbox:
-            printed.add(sandbox.run_python(source).stdout)
-    (text,) = printed
-    assert text.startswith("5 ")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's own files are closed to programs")
-def test_a_package_that_programs_could_not_read_is_refused(tmp_path):
-    tmp_path.chmod(0o700)
-    with pytest.raises(ConfigurationError, match="chmod"):
-        open_sandbox("strong", packages=[tmp_path])
-
-
 @pytest.mark.parametrize("wrong", [{"wall_seconds": 0}, {"processes": -1}, {"memory_mb": 8}])
 def test_limits_that_nothing_can_run_under_are_refused(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
@@ -112,9 +89,6 @@ def test_limits_that_nothing_can_run_under_are_refused(wrong):
 @settings(max_examples=30, deadline=None)
 @given(text=st.text(max_size=200))
 def test_any_text_comes_back_as_it_was_printed(sandbox, text):
-    result = sandbox.run_python("import sys\nsys.stdout.write(sys.stdin.read())", stdin=text)
-    typed = text.replace("\r\n", "\n").replace("\r", "\n")  # Python's universal newlines
-    assert result.stdout == typed
     assert sandbox.run_python(f"print({text!r}, end='')").stdout == text
 
 
