@@ -9,7 +9,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from agent_envs.core.lookup import require_extra
@@ -24,22 +24,18 @@ PROGRAM: Final = "python -m agent_envs.retrieval"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = _COMMANDS.get(words[0]) if words else None
+    commands = {"embed": _embed, "serve": _serve}
+    name = words[0] if words and words[0] in commands else ""
+    others = " and ".join(f"`{PROGRAM} {command} --help`" for command in commands)
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", epilog=f"See also {others}.")
     try:
-        if command is None:
-            _index(words)
-        else:
-            command(words[1:])
+        commands.get(name, _index)(parser, words[bool(name) :])
     except AgentEnvsError as error:
         sys.exit(f"retrieval: {error}")
 
 
-def _index(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description="Index passages into a folder.",
-        epilog=f"See also `{PROGRAM} embed --help` and `{PROGRAM} serve --help`.",
-    )
+def _index(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    parser.description = "Index passages into a folder."
     parser.add_argument("corpus", nargs="+", help="files with rows of 'title' and 'text'")
     parser.add_argument("folder", help="where to write the index; must be new")
     options = parser.parse_args(arguments)
@@ -48,12 +44,10 @@ def _index(arguments: Sequence[str]) -> None:
     print(f"{len(corpus):,} passages: {options.folder}")  # noqa: T201
 
 
-def _embed(arguments: Sequence[str]) -> None:
+def _embed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from agent_envs.retrieval.dense import embed_index
 
-    parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} embed", description="Embed the passages of an index, for dense retrieval."
-    )
+    parser.description = "Embed the passages of an index, for dense retrieval."
     parser.add_argument("index", help="folder of the index")
     parser.add_argument("folder", help="where to write the embeddings; must be new")
     parser.add_argument("--model", required=True, help="for sentence-transformers: folder or name")
@@ -66,38 +60,28 @@ def _embed(arguments: Sequence[str]) -> None:
     print(f"{len(index.passages):,} passages: {folder}")  # noqa: T201
 
 
-def _serve(arguments: Sequence[str]) -> None:
+def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     require_extra("serve", "A retrieval server", "starlette", "uvicorn")
-    from agent_envs.retrieval.service import Service, serve
+    from agent_envs.retrieval.service import make_app, serve
 
-    parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} serve", description="Serve an index by Search-R1's protocol."
-    )
+    parser.description = "Serve an index by Search-R1's protocol."
     parser.add_argument("index", help="folder of the index")
     parser.add_argument("--dense", help="folder of its embeddings")
-    parser.add_argument(
-        "--engine",
-        choices=("bm25", "dense", "fused"),
-        help="default: fused with --dense, else bm25",
-    )
+    parser.add_argument("--engine", choices=("dense", "fused"), help="with --dense; default: fused")
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; no authentication")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 for a free one")
     options = parser.parse_args(arguments)
-    engine = options.engine or ("fused" if options.dense else "bm25")
-    if (engine == "bm25") == bool(options.dense):
-        parser.error("--engine dense and fused need --dense, and bm25 does not take it")
-    index = SavedIndex(options.index)
+    if options.engine and not options.dense:
+        parser.error(f"--engine {options.engine} needs --dense")
+    index, engine = SavedIndex(options.index), "bm25"
     retriever: Retriever = index
     if options.dense:
         from agent_envs.retrieval.dense import DenseIndex
 
-        dense = DenseIndex(index, options.dense)
+        engine, dense = options.engine or "fused", DenseIndex(index, options.dense)
         retriever = dense if engine == "dense" else FusedRetriever(index, dense)
-    service = Service(retriever, engine=engine, num_passages=len(index.passages))
-    serve(service, host=options.host, port=options.port)
-
-
-_COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"embed": _embed, "serve": _serve}
+    app = make_app(retriever, engine=engine, num_passages=len(index.passages))
+    serve(app, host=options.host, port=options.port)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import re
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +44,6 @@ def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
         corpus: Passages to search.
         backend: ``"bm25"`` (the default, also ``"auto"``) for the inverted index of this module,
             or ``"rank_bm25"`` for the library of that name, which finds the same passages.
-
-    Raises:
-        UnknownNameError: If there is no such backend.
     """
     index = lookup(RETRIEVERS, "bm25" if backend == "auto" else backend, kind="retriever")
     documents = list(map(words_of, corpus.passages))
@@ -99,22 +96,14 @@ def _best(scores: npt.NDArray[np.float64], top_k: int) -> list[tuple[int, float]
     return list(zip(found[order].tolist(), values[order].tolist(), strict=True))
 
 
-class Numbering(Protocol):
-    """The distinct words in order of their code points, with their numbers from 0."""
-
-    def get(self, word: str, /) -> int | None:
-        """Return the number of `word`; None if no passage contains it."""
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the words."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postings:
     """An inverted index, read only; the arrays may be memory-mapped."""
 
-    words: Numbering
-    """The number of each word."""
+    words: Iterable[str]
+    """The distinct words in order of their code points; left out of a saved index."""
+    number: Callable[[str], int | None]
+    """Returns the place of a word in this order; None if no passage contains it."""
     starts: npt.NDArray[np.int64]
     """Start of the postings of each word, and the end; shape (number of words + 1,)."""
     passages: npt.NDArray[np.int32]
@@ -128,7 +117,7 @@ class Postings:
         """Return the score of each passage for the words of a query; repetitions count."""
         scores = np.zeros(self.num_passages)
         for word, count in Counter(words).items():  # 100 kB of one word cost no more than one
-            if (number := self.words.get(word)) is not None:
+            if (number := self.number(word)) is not None:
                 postings = slice(self.starts[number], self.starts[number + 1])
                 scores[self.passages[postings]] += count * self.weights[postings]
         return scores
@@ -146,9 +135,7 @@ def build_postings(documents: Iterable[list[str]]) -> Postings:
         lengths.append(len(document))
         sizes.append(len(counts))
     ordered = sorted(numbers)
-    renumber = np.empty(len(ordered), np.int32)
-    first_seen = np.array([numbers[word] for word in ordered], np.int64)
-    renumber[first_seen] = np.arange(len(ordered), dtype=np.int32)
+    renumber = np.argsort([numbers[word] for word in ordered])  # the inverse of the order
     columns = renumber[np.asarray(words)]
     by_word = np.argsort(columns, kind="stable")
     rows = np.repeat(np.arange(len(lengths), dtype=np.int32), np.asarray(sizes))
@@ -162,7 +149,7 @@ def build_postings(documents: Iterable[list[str]]) -> Postings:
         saturated = frequency * (K1 + 1) / (frequency + dampened[passages])
         weights = np.asarray(np.repeat(idf, num_containing) * saturated)
     return Postings(
-        words=dict(zip(ordered, range(len(ordered)), strict=True)),
+        words=ordered, number=dict(zip(ordered, range(len(ordered)), strict=True)).get,
         starts=np.concatenate([[0], np.cumsum(num_containing)]).astype(np.int64),
         passages=passages, weights=weights, num_passages=len(lengths),
     )  # fmt: skip
@@ -171,16 +158,13 @@ def build_postings(documents: Iterable[list[str]]) -> Postings:
 def _rank_bm25(documents: list[list[str]]) -> Scores:
     from rank_bm25 import BM25Okapi
 
-    class Engine(BM25Okapi):  # type: ignore[misc] # rank-bm25 is untyped
-        # Okapi's weight of a word in half of the passages is 0, so a small corpus would find
-        # nothing: Lucene's replaces it.
-        def _calc_idf(self, counts: Mapping[str, int]) -> None:
-            self.idf = {
-                word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
-                for word, count in counts.items()
-            }
-
-    engine = Engine(documents, k1=K1, b=B)
+    engine = BM25Okapi(documents, k1=K1, b=B)
+    # Okapi's weight of a word in half of the passages is 0, so a small corpus would find nothing.
+    counts = Counter(word for document in documents for word in set(document))
+    engine.idf = {
+        word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
+        for word, count in counts.items()
+    }
     return lambda words: np.asarray(engine.get_scores(words), np.float64)
 
 

@@ -1,22 +1,20 @@
 """Passages, corpora, and the interface of search engines over them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from agent_envs.data.records import read_records
+from agent_envs.data.sources import DatasetSpec, FileStamp, field
 from agent_envs.errors import ConfigurationError, DataError
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of text with a title."""
+    """A piece of text with a title, which is not unique."""
 
     title: str
-    """Title; not unique."""
     text: str
-    """Content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,6 @@ class Page:
     """A passage as separate sentences."""
 
     title: str
-    """Title; not unique."""
     sentences: tuple[str, ...]
     """Sentences in order; supporting facts refer to their numbers, from 0."""
     separator: str = " "
@@ -53,7 +50,6 @@ class Hit:
     """A search result."""
 
     passage: Passage
-    """The passage."""
     index: int
     """Its number in the corpus."""
     score: float
@@ -91,14 +87,14 @@ def load_passages(path: str | Path) -> list[Passage]:
     Raises:
         DataError: If the file cannot be read, or a row lacks a field; names file, row and field.
     """
-    passages = []
-    for number, record in enumerate(read_records(path), start=1):
-        for field in ("title", "text"):
-            if not isinstance(record.get(field), str):
-                found = ", ".join(record) or "nothing"
-                raise DataError(
-                    f"{path}, row {number}: field {field!r} is missing or no string (found: "
-                    f"{found}). A passage needs 'title' and 'text'."
-                )
-        passages.append(Passage(record["title"], record["text"]))
-    return passages
+    return _ROWS.read_all(FileStamp.of(path))
+
+
+def _read(row: Mapping[str, Any], _: int) -> Passage:
+    for name in ("title", "text"):
+        if not isinstance(field(row, name), str):
+            raise DataError(f"field {name!r} must be a string, not {row[name]!r}.")
+    return Passage(row["title"], row["text"])
+
+
+_ROWS: Final = DatasetSpec(read=_read, form="A passage needs 'title' and 'text'.")

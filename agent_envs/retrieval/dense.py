@@ -6,7 +6,7 @@ the commands ``embed`` and ``serve``; environments use the server.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agent_envs.core.lookup import require_extra
 from agent_envs.data.files import atomic_path, fsync_file, write_json
 from agent_envs.errors import ConfigurationError, DataError
-from agent_envs.retrieval.corpus import Hit, Passage, check_top_k
+from agent_envs.retrieval.corpus import Hit, check_top_k
 from agent_envs.retrieval.index import SavedIndex
 
 SHARD: Final = 16_384
@@ -50,7 +50,6 @@ def embed_index(
         kind: For ``faiss.index_factory``: ``"Flat"`` is exact, ``"HNSW64"`` fast and approximate.
 
     Raises:
-        MissingExtraError: Without the extra ``dense``.
         ConfigurationError: If `folder` exists, or faiss has no such kind.
     """
     folder = Path(folder)
@@ -63,27 +62,28 @@ def embed_index(
     digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
     partial = folder.with_name(f".{folder.name}.{digest}")
     partial.mkdir(parents=True, exist_ok=True)
-    encoder, faiss = _Encoder(description), _faiss()
-    total = len(index.passages)
-    shards = {partial / f"{start}.npy": start for start in range(0, total, SHARD)}
-    for path, start in shards.items():
+    faiss, encode = _libraries(model)
+    vectors = None
+    for start in range(0, len(index.passages), SHARD):
+        path = partial / f"{start}.npy"
         if not path.exists():
-            part = [index.passages[i] for i in range(start, min(start + SHARD, total))]
+            part = [
+                index.passages[i] for i in range(start, min(start + SHARD, len(index.passages)))
+            ]
             with atomic_path(path) as temporary:
-                np.save(temporary, encoder.encode_passages(part))
-    try:
-        vectors = faiss.index_factory(encoder.size, kind, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise ConfigurationError(f"faiss has no index of the kind {kind!r}: {error}") from error
-    for path in shards:
+                np.save(temporary, encode([f"{passage_prefix}{p.title}\n{p.text}" for p in part]))
         shard = np.load(path)
-        if not vectors.is_trained:
+        if vectors is None:
+            try:
+                vectors = faiss.index_factory(shard.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
+            except RuntimeError as error:
+                raise ConfigurationError(f"faiss has no index kind {kind!r}: {error}") from error
             vectors.train(shard)
         vectors.add(shard)
     faiss.write_index(vectors, str(partial / _VECTORS))
     fsync_file(partial / _VECTORS)
     write_json(partial / _DESCRIPTION, description)
-    for path in shards:
+    for path in partial.glob("*.npy"):
         path.unlink()
     partial.replace(folder)
 
@@ -95,25 +95,24 @@ class DenseIndex:
         """Open the embeddings of `index`.
 
         Raises:
-            MissingExtraError: Without the extra ``dense``.
             DataError: If the folder is missing, damaged, or made from other passages; names the
                 file.
         """
-        faiss, path = _faiss(), Path(folder) / _DESCRIPTION
+        path = Path(folder) / _DESCRIPTION
         try:
             description = json.loads(path.read_text(encoding="utf-8"))
             is_known = {name: description.get(name) for name in _KIND} == _KIND
+            faiss, self._encode = _libraries(description["model"])
             # Memory-mapped like the passages.
-            vectors = faiss.read_index(str(path.parent / _VECTORS), faiss.IO_FLAG_MMAP_IFC)
-        except (OSError, ValueError, AttributeError, RuntimeError) as error:
+            self._vectors = faiss.read_index(str(path.parent / _VECTORS), faiss.IO_FLAG_MMAP_IFC)
+        except (OSError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             raise DataError(f"{folder} is not a dense index: {error}") from error
         if not is_known or description.get("corpus") != index.fingerprint:
             raise DataError(
                 f"{path} has embeddings of other passages than those of the index. Make them with "
                 "`python -m agent_envs.retrieval embed INDEX FOLDER`."
             )
-        self._passages, self._vectors = index.passages, vectors
-        self._encoder = _Encoder(description)
+        self._passages, self._query_prefix = index.passages, description["query_prefix"]
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """Return at most `top_k` passages, best first; see `Retriever.search`."""
@@ -125,7 +124,7 @@ class DenseIndex:
         num_candidates = min(top_k + _NUM_SPARE, len(self._passages))
         if not queries or not num_candidates:
             return [[] for _ in queries]
-        vectors = self._encoder.encode_queries(queries)
+        vectors = self._encode([self._query_prefix + query for query in queries])
         scores, numbers = self._vectors.search(vectors, num_candidates)
         # Rounded as in BM25: the last bits depend on the other queries of a batch.
         rounded = np.round(scores.astype(float), 4).tolist()
@@ -141,33 +140,17 @@ class DenseIndex:
         return [Hit(self._passages[i], i, -value) for value, i in best]
 
 
-class _Encoder:
-    """A model of sentence-transformers with its prefixes."""
+def _libraries(model: str) -> tuple[Any, Callable[[Sequence[str]], npt.NDArray[np.float32]]]:
+    """Return faiss, and a function from texts to vectors of length 1, shape (texts, size)."""
+    require_extra("dense", "Dense retrieval", "faiss", "sentence_transformers")
+    import faiss
+    from sentence_transformers import SentenceTransformer
 
-    def __init__(self, description: dict[str, Any]) -> None:
-        require_extra("dense", "Dense retrieval", "sentence_transformers")
-        from sentence_transformers import SentenceTransformer
+    encoder = SentenceTransformer(model)
 
-        self._model = SentenceTransformer(description["model"])
-        self._query_prefix: str = description["query_prefix"]
-        self._passage_prefix: str = description["passage_prefix"]
-        self.size: int = self._model.encode("").shape[-1]
-
-    def encode_queries(self, queries: Sequence[str]) -> npt.NDArray[np.float32]:
-        return self._encode([self._query_prefix + text for text in queries])
-
-    def encode_passages(self, passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
-        return self._encode([f"{self._passage_prefix}{p.title}\n{p.text}" for p in passages])
-
-    def _encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return vectors of length 1, shape (len(texts), size)."""
+    def encode(texts: Sequence[str]) -> npt.NDArray[np.float32]:
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
-        vectors = self._model.encode(clean, normalize_embeddings=True, show_progress_bar=False)
+        vectors = encoder.encode(clean, normalize_embeddings=True, show_progress_bar=False)
         return np.asarray(vectors, np.float32)
 
-
-def _faiss() -> Any:
-    require_extra("dense", "Dense retrieval", "faiss")
-    import faiss
-
-    return faiss
+    return faiss, encode

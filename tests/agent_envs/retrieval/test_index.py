@@ -28,7 +28,7 @@ def folder(tmp_path):
 TEXTS = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["a b", "red", "red sea"])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=12), TEXTS, st.integers(1, 5))
 def test_a_saved_index_finds_the_same_as_one_in_memory(tmp_path_factory, pairs, query, top_k):
     corpus = Corpus(Passage(title, text) for title, text in pairs)
@@ -40,59 +40,40 @@ def test_a_saved_index_finds_the_same_as_one_in_memory(tmp_path_factory, pairs, 
         assert saved.search(words, top_k) == build_retriever(corpus).search(words, top_k)
 
 
-def test_a_pickle_opens_the_same_folder(folder, monkeypatch, tmp_path):
+def test_an_index_is_pickled_by_its_path_and_overwrites_nothing(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     index = SavedIndex("index")
     monkeypatch.chdir("/")
     data = pickle.dumps(index)
     assert len(data) < 500
     assert pickle.loads(data).search("norway", 5) == index.search("norway", 5) != []
-
-
-def test_an_index_overwrites_nothing(folder):
-    before = sorted(path.name for path in folder.parent.iterdir())
     with pytest.raises(ConfigurationError, match="exists already"):
         save_index(Corpus([]), folder)
-    assert SavedIndex(folder).search("oslo", 1)
-    assert sorted(path.name for path in folder.parent.iterdir()) == before
-
-
-def test_a_failed_write_leaves_nothing(tmp_path):
-    def passages():
-        yield Passage("Oslo", "Oslo")
-        yield Passage(None, "a title that cannot be written")
-
     with pytest.raises(AttributeError):
-        save_index(Corpus(passages()), tmp_path / "index")
-    assert list(tmp_path.iterdir()) == []
+        save_index(Corpus([Passage(None, "cannot be written")]), tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
 def test_every_damaged_file_is_named(folder):
     whole = {path: path.read_bytes() for path in folder.iterdir()}
     assert len(whole) == 8
     for path, data in whole.items():
-        for damaged in (None, b"", data[:-1], data + b"x", b"[]"):
+        for damaged in (None, b"", data[:-1], b"[]"):
             shutil.rmtree(folder)
             folder.mkdir()
-            for other, content in whole.items():
-                other.write_bytes(content)
-            if damaged is None:
-                path.unlink()
-            else:
-                path.write_bytes(damaged)
+            for other, content in (whole | {path: damaged}).items():
+                if content is not None:
+                    other.write_bytes(content)
             with pytest.raises(DataError, match=f"{path.name}.*python -m agent_envs.retrieval"):
                 SavedIndex(folder)
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"k1": 0.9}, {"format": "a picture"}])
-def test_another_folder_or_version_is_an_error(folder, change):
+def test_an_index_of_another_version_is_an_error(folder, change):
     description = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(description | change))
-    with pytest.raises(DataError, match="of another kind"):
+    with pytest.raises(DataError, match="another kind"):
         SavedIndex(folder)
-    for path in (folder.parent, folder / "missing"):
-        with pytest.raises(DataError, match="is not an index"):
-            SavedIndex(path)
 
 
 def test_an_environment_opens_an_index_of_the_command(tmp_path, capsys, monkeypatch):

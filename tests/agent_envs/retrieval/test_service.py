@@ -22,12 +22,11 @@ from agent_envs.retrieval import (
     Passage,
     RetrievalClient,
     build_retriever,
-    save_index,
 )
 from agent_envs.retrieval import service as service_module
 from agent_envs.retrieval.__main__ import main
 from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
-from agent_envs.retrieval.service import Service
+from agent_envs.retrieval.service import make_app
 from agent_envs.tools.search import MAX_QUERY_CHARS
 
 PASSAGES = [
@@ -55,35 +54,18 @@ def serving(app, **options):
         listening.close()
 
 
-@contextlib.contextmanager
-def running(retriever=LOCAL):
-    """Serve a retriever; yield the URL."""
-    with serving(service(retriever).app) as (url, _):
-        yield url
-
-
-def service(retriever):
-    return Service(retriever, engine="bm25", num_passages=len(PASSAGES))
+def app_of(retriever):
+    return make_app(retriever, engine="bm25", num_passages=len(PASSAGES))
 
 
 @pytest.fixture(scope="module")
 def url():
-    with running() as url:
+    with serving(app_of(LOCAL)) as (url, _):
         yield url
 
 
 def ask(url, **body):
     return httpx.post(f"{url}/retrieve", json=body)
-
-
-def metric(url, name):
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
-def wait_for_pending(url, number):
-    while metric(url, "retrieval_pending_queries") < number:
-        time.sleep(0.005)
 
 
 class Gate:
@@ -110,113 +92,55 @@ def test_the_protocol_is_that_of_search_r1(url):
     assert httpx.get(f"{url}/health").json() == {"status": "ok", "engine": "bm25", "passages": 3}
 
 
-@pytest.mark.parametrize(
-    "query", ["norway", "capital of Norway", "", "???", "東京 \ud800", "x" * 8000]
-)
+@pytest.mark.parametrize("query", ["capital of Norway", "", "東京 \ud800", "x" * MAX_QUERY_CHARS])
 def test_a_client_finds_the_same_as_the_index(url, query):
     assert RetrievalClient(f"{url}/retrieve").search(query, 2) == LOCAL.search(query, 2)
-
-
-def test_the_longest_query_of_the_search_tool_is_accepted(url):
-    assert ask(url, queries=["x" * MAX_QUERY_CHARS]).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("body", "field"),
     [
         ({}, ["queries"]),
-        ({"queries": "oslo"}, ["queries"]),
         ({"queries": ["oslo", 3]}, ["queries", 1]),
         ({"queries": ["oslo", "x" * 8_001]}, ["queries", 1]),
         ({"queries": ["oslo"] * 4_097}, ["queries"]),
-        ({"queries": ["oslo"], "topk": 0}, ["topk"]),
         ({"queries": ["oslo"], "topk": 1_001}, ["topk"]),
         ({"queries": ["oslo"], "topk": True}, ["topk"]),
-        ({"queries": ["oslo"] * 51, "topk": 1_000}, ["topk"]),
-        ({"queries": ["oslo"], "return_scores": "yes"}, ["return_scores"]),
+        ({"queries": ["oslo"] * 51, "topk": 1_000}, []),
     ],
 )
 def test_a_request_beyond_a_limit_is_refused_by_field(url, body, field):
     answer = ask(url, **body)
     assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"] == ["body", *field]
+    assert answer.json()["detail"][0]["loc"] == field
 
 
-@pytest.mark.parametrize("body", [b"", b"no json", b"[" * 100_000, b'{"queries": ["\\ud800"]}'])
-def test_an_invalid_body_is_refused(url, body):
-    assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
-
-
-def test_a_body_that_is_too_long_is_refused(url, monkeypatch):
+def test_an_invalid_or_long_body_is_refused(url, monkeypatch):
+    for body in (b"", b"no json", b"[" * 100_000, b'{"queries": ["\\ud800"]}'):
+        assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
     monkeypatch.setattr(service_module, "MAX_BODY_BYTES", 1_000)
     assert ask(url, queries=["x" * 2_000]).status_code == 413
 
 
-def test_a_body_that_does_not_arrive_completely_is_refused(url, monkeypatch):
-    monkeypatch.setattr(service_module, "MAX_BODY_SECONDS", 1)
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as asking:
-        asking.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-        answer = b"".join(iter(lambda: asking.recv(4096), b""))  # it closes the connection
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert b"did not arrive within 1 seconds" in answer
-
-
-def test_concurrent_requests_get_their_own_number_of_passages():
+def test_accepted_requests_are_answered_one_after_the_other_before_the_server_ends():
     engine = Gate()
-    with running(engine) as url, ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(3) as pool, serving(app_of(engine)) as (url, server):
         answers = {k: pool.submit(ask, url, queries=["a", "b"], topk=k) for k in (1, 2, 3)}
-        wait_for_pending(url, 6)
+        while len(server.server_state.tasks) < 3:
+            time.sleep(0.005)
+        server.should_exit = True
         engine.go.set()
         for top_k, answer in answers.items():
             assert [len(found) for found in answer.result().json()["result"]] == [top_k] * 2
-        assert metric(url, "retrieval_queries_total") == 6
-        assert metric(url, "retrieval_pending_queries") == 0
-        assert metric(url, 'retrieval_requests_total{status="200"}') == 3
 
 
-def test_requests_beyond_the_pending_limit_are_refused_and_retried(monkeypatch):
-    monkeypatch.setattr(service_module, "MAX_PENDING", 3)
-    engine = Gate()
-    with running(engine) as url, ThreadPoolExecutor(3) as pool:
-        accepted = [pool.submit(ask, url, queries=queries) for queries in (["a"], ["b", "c"])]
-        wait_for_pending(url, 3)
-        refused = ask(url, queries=["d"])
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        retried = pool.submit(RetrievalClient(url).search, "d", 1)
-        while metric(url, 'retrieval_requests_total{status="503"}') < 2:
-            time.sleep(0.005)
-        engine.go.set()
-        assert [hit.passage.title for hit in retried.result()] == ["d"]
-        assert {answer.result().status_code for answer in accepted} == {200}
-
-
-def test_a_failed_search_fails_alone_and_reveals_nothing(caplog):
+def test_a_failed_search_fails_alone_and_reveals_nothing():
     engine = Gate()
     engine.go.set()
-    with running(engine) as url:
+    with serving(app_of(engine)) as (url, _):
         bad, good = ask(url, queries=["bad"]), ask(url, queries=["good"])
     assert (bad.status_code, good.status_code) == (500, 200)
     assert "secret" not in bad.text
-    assert "a secret path" in caplog.text
-
-
-def test_accepted_requests_are_answered_before_the_server_ends():
-    engine = Gate()
-    with ThreadPoolExecutor(1) as pool, serving(service(engine).app) as (url, server):
-        answer = pool.submit(ask, url, queries=["a"])
-        wait_for_pending(url, 1)
-        server.should_exit = True
-        while takes_connections(url):
-            time.sleep(0.005)
-        engine.go.set()
-        assert answer.result().status_code == 200
-
-
-def takes_connections(url):
-    with contextlib.suppress(httpx.ConnectError):
-        return httpx.get(f"{url}/health").status_code == 200
-    return False
 
 
 def test_a_missing_server_is_an_error_that_names_it(data_files):
@@ -255,30 +179,10 @@ def test_an_environment_searches_a_server_by_its_url(url, questions):
     assert twin.unwrapped.is_immediate
 
 
-def test_searches_of_one_turn_run_concurrently(questions):
-    class Both:
-        """Answers when two ask at once."""
-
-        def __init__(self):
-            self.both = threading.Barrier(2, timeout=5)
-
-        def search(self, query, top_k):
-            self.both.wait()
-            return []
-
-    env = make(questions, Both())
-    env.reset(seed=0)
-    write = env.unwrapped.write_call
-    *_, info = env.step(write("search", query="a") + write("search", query="b"))
-    assert info["tool_results"] == ["No passage matches this query."] * 2
-
-
 GARBAGE = [
-    b"", b"<html>", b"{}", b"[" * 100_000, b'{"result": []}', b'{"result": ["x"]}',
-    b'{"result": [[{"document": {}}]]}',
-    b'{"result": [[{"document": {"contents": 3}, "score": 1}]]}',
-    b'{"result": [[{"document": {"contents": "a"}, "score": NaN}]]}', b'{"result": [{"a": 1}]}',
-    b"\xff\xfe", b'{"result": [[]], [[]]}',
+    b"", b"[" * 100_000, b'{"result": []}', b'{"result": ["x"]}', b'{"result": [{"a": 1}]}',
+    b'{"result": [[{"document": {"contents": 3}, "score": 1}]]}', b"\xff\xfe",
+    b'{"result": [[{"document": {"contents": "a"}, "score": NaN}]]}',
     b'{"result": [[{"document": {"contents": "a"}, "score": 1' + b"0" * 400 + b"}]]}",
 ]  # fmt: skip
 
@@ -303,12 +207,13 @@ def answering(*answers, **more):
 REFUSAL = (422, b"")
 
 
-@pytest.mark.parametrize("answer", [*((200, body) for body in GARBAGE), (500, b""), (404, b"[]")])
-def test_an_invalid_answer_is_retried(answer):
-    with answering(answer, answer, REFUSAL) as (url, asked):
+def test_an_invalid_answer_is_retried(monkeypatch):
+    monkeypatch.setattr("agent_envs.retrieval.client._PAUSE_SECONDS", 0.001)
+    answers = [*((200, body) for body in GARBAGE), (500, b""), (404, b"[]")]
+    with answering(*answers, REFUSAL) as (url, asked):
         with pytest.raises(ToolError, match="does not take this query"):
             RetrievalClient(url).search("oslo", 1)
-        assert asked == ["/retrieve"] * 3
+        assert asked == ["/retrieve"] * (len(answers) + 1)
 
 
 @pytest.mark.parametrize(
@@ -381,9 +286,8 @@ def test_fusion_ranks_by_reciprocal_ranks():
 
 
 def test_the_command_checks_its_options(tmp_path, capsys):
-    save_index(Corpus(PASSAGES[:2]), tmp_path / "index")
     with pytest.raises(SystemExit):
-        main(["serve", str(tmp_path / "index"), "--engine", "dense"])
-    assert "need --dense" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="is not an index"):
-        main(["serve", str(tmp_path / "none")])
+        main(["serve", str(tmp_path), "--engine", "dense"])
+    assert "--engine dense needs --dense" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="is not of an index"):
+        main(["serve", str(tmp_path)])
