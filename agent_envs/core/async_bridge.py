@@ -7,7 +7,6 @@ abandoned, and delays neither its caller nor the end of the process.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import inspect
 import logging
@@ -18,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,18 +31,10 @@ _loops_lock = threading.Lock()
 
 
 def resolve(value: Any, timeout: float | None = None) -> Any:
-    """Return `value`, or the result of awaiting it if it is awaitable.
+    """Return `value`, or the result of awaiting it, for at most `timeout` seconds.
 
     Code that runs on the shared loop may call this, too, although it blocks that loop: what it
     waits for runs on a second loop.
-
-    Args:
-        value: Any object, such as the return value of a function that may be async.
-        timeout: Seconds after which an awaitable is cancelled; None for no limit.
-
-    Raises:
-        TimeoutError: If the awaitable took longer than `timeout`.
-        BaseException: Any exception of the awaitable, even ``SystemExit``.
     """
     if not inspect.isawaitable(value):
         return value
@@ -66,9 +57,7 @@ def _loop_at(depth: int) -> asyncio.AbstractEventLoop:
     with _loops_lock:
         if depth not in _loops:
             loop = _loops[depth] = asyncio.new_event_loop()
-            threading.Thread(
-                target=_run_loop, args=(loop,), daemon=True, name=f"event-loop-{depth}"
-            ).start()
+            threading.Thread(target=_run_loop, args=(loop,), daemon=True).start()
         return _loops[depth]
 
 
@@ -146,40 +135,34 @@ if hasattr(os, "register_at_fork"):
 
 
 def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> Any:
-    """Call `function` and return its result.
+    """Call `function`, sync or async, and return its result.
 
-    Args:
-        function: Sync or async, called without arguments.
-        timeout: Seconds to wait; ``None`` calls in this thread and waits without a limit, which is
-            right only for code known to return quickly.
-
-    Raises:
-        TimeoutError: If `function` did not return in time.
-        BaseException: Any exception of `function`.
+    After `timeout` seconds it raises a TimeoutError; ``None`` calls in this thread and waits
+    without a limit, which is right only for code known to return quickly.
     """
     if timeout is None:
         return resolve(function())
-    future = _submit(lambda: resolve(function(), timeout))
+    return result_in_time(_submit(lambda: resolve(function(), timeout)), timeout, timeout)
+
+
+def result_in_time(future: "Future[Any]", left: float | None, limit: float | None) -> Any:
+    """Return a result for which `left` of `limit` seconds are left."""
     try:
-        return future.result(min(timeout, threading.TIMEOUT_MAX))
+        return future.result(left and min(left, threading.TIMEOUT_MAX))
     except TimeoutError:
         if future.done():
             raise
-        raise TimeoutError(f"no result within {timeout:g} seconds") from None
+        raise TimeoutError(f"no result within {limit:g} seconds") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Result of a call."""
+    """Result of a call: a value, or the exception that ended it (a timeout is a TimeoutError)."""
 
     key: int
-    """Key of the call."""
-    value: Any
-    """Return value; None if the call failed."""
-    error: BaseException | None
-    """Exception of the call, or a ``TimeoutError``."""
+    value: Any = None
+    error: BaseException | None = None
     seconds: float
-    """Duration."""
 
 
 def outcome_of(
@@ -188,8 +171,7 @@ def outcome_of(
     caught: tuple[type[BaseException], ...] = (BaseException,),
 ) -> Outcome:
     """Call `function` in this thread; an exception in `caught` becomes part of the outcome."""
-    value: Any = None
-    error: BaseException | None = None
+    value, error = None, None
     started = time.perf_counter()
     try:
         value = function()
@@ -198,20 +180,12 @@ def outcome_of(
     return Outcome(key=key, value=value, error=error, seconds=time.perf_counter() - started)
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    key: int
-    timeout: float
-    started: float
-
-
 class CallSession:
     """Concurrent calls, at most one per key, each in its own thread."""
 
     def __init__(self) -> None:
         """Start without calls."""
-        self._ended: queue.SimpleQueue[tuple[_Call, Outcome]] = queue.SimpleQueue()
-        self._running: dict[int, _Call] = {}
+        self._running: dict[int, tuple[Future[Outcome], float, float]] = {}
 
     def __len__(self) -> int:
         """Return the number of running calls."""
@@ -219,8 +193,8 @@ class CallSession:
 
     def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
         """Run `function` in another thread; abandon it after `timeout` seconds."""
-        call = self._running[key] = _Call(key, timeout, time.monotonic())
-        _submit(lambda: self._ended.put((call, outcome_of(key, function))))
+        future = _submit(lambda: outcome_of(key, function))
+        self._running[key] = future, time.monotonic(), timeout
 
     def abandon(self, key: int) -> None:
         """Ignore the outcome of a call."""
@@ -228,33 +202,24 @@ class CallSession:
 
     def wait(self, seconds: float) -> list[Outcome]:
         """Return the outcomes so far, or wait up to `seconds` for the next; 0 only polls."""
-        outcomes = self._collect()
         until = time.monotonic() + seconds
-        while not outcomes and self._running:
-            first = min(call.started + call.timeout for call in self._running.values())
-            outcomes = self._collect(max(0.0, min(until, first) - time.monotonic()))
-            if time.monotonic() >= until:
+        while not (outcomes := self._collect()) and self._running:
+            now, calls = time.monotonic(), self._running.values()
+            if now >= until:
                 break
+            first = min(until, *(start + limit for _, start, limit in calls))
+            left = max(0.0, min(first - now, threading.TIMEOUT_MAX))
+            wait([future for future, *_ in calls], left, FIRST_COMPLETED)
         return outcomes
 
-    def _collect(self, seconds: float = 0.0) -> list[Outcome]:
-        """Return what ended within `seconds`, then what timed out.
-
-        In this order: a call that ended in time counts even if the caller polls after its timeout.
-        """
-        outcomes = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                call, outcome = self._ended.get(timeout=min(seconds, threading.TIMEOUT_MAX))
-                seconds = 0.0
-                if self._running.get(call.key) is call:  # else it was abandoned
-                    del self._running[call.key]
-                    outcomes.append(outcome)
-        now = time.monotonic()
-        for call in [c for c in self._running.values() if c.started + c.timeout <= now]:
-            del self._running[call.key]
-            error = TimeoutError(f"no result within {call.timeout:g} seconds")
-            outcomes.append(
-                Outcome(key=call.key, value=None, error=error, seconds=now - call.started)
-            )
+    def _collect(self) -> list[Outcome]:
+        now, outcomes = time.monotonic(), []
+        for key, (future, start, limit) in list(self._running.items()):
+            if future.done():  # even after its timeout: the caller may poll late
+                outcomes.append(future.result())
+            elif start + limit <= now:
+                error = TimeoutError(f"no result within {limit:g} seconds")
+                outcomes.append(Outcome(key=key, error=error, seconds=now - start))
+        for outcome in outcomes:
+            del self._running[outcome.key]
         return outcomes

@@ -12,11 +12,7 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 
 
 def json_object(value: str | None, option: str) -> dict[str, Any]:
-    """Return the JSON object of an option.
-
-    Raises:
-        ConfigurationError: If it is not one.
-    """
+    """Return the JSON object of an option."""
     try:
         parsed = json.loads(value or "{}")
     except ValueError as error:
@@ -31,9 +27,7 @@ def errors_of_one_line(program: str) -> Iterator[None]:
     """Exit with one line if the command line is wrong or the environment cannot be made."""
     try:
         yield
-    except (AgentEnvsError, gym.error.Error, ImportError, OSError) as error:
-        sys.exit(f"{program}: {error}")
-    except TypeError as error:
-        if "keyword argument" not in str(error):
+    except (AgentEnvsError, gym.error.Error, ImportError, OSError, TypeError) as error:
+        if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise  # a defect of the environment, whose author needs the traceback
         sys.exit(f"{program}: {error}")

@@ -83,10 +83,6 @@ class Window:
     turns: int = 3
     """At least 1."""
 
-    def __post_init__(self) -> None:
-        """Check the argument."""
-        _check_positive("window", "turns", self.turns)
-
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
         messages = history.with_turns(history.turns[-self.turns :])
@@ -106,10 +102,6 @@ class Budget:
 
     tokens: int = 3_000
     """Maximum number of tokens of the state, at least 1."""
-
-    def __post_init__(self) -> None:
-        """Check the argument."""
-        _check_positive("budget", "tokens", self.tokens)
 
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
@@ -151,16 +143,6 @@ class Summary:
     turns: int = 4
     """At least 1."""
 
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        _check_positive("summary", "turns", self.turns)
-        if not callable(self.summarise):
-            raise ConfigurationError(
-                "context 'summary': summarise= takes a function from messages to a text, its "
-                "import path 'module:function', or {'base_url': ..., 'model': ...} for a model "
-                f"behind an endpoint, not {self.summarise!r}."
-            )
-
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
         num_past = (len(history.turns) - 1) // self.turns * self.turns
@@ -184,10 +166,8 @@ class Summary:
         if key not in history.summaries:
             written = resolve(self.summarise([message.copy() for message in messages]))
             if not isinstance(written, str):
-                raise TypeError(
-                    f"summarise of the context 'summary' returned {reprlib.repr(written)}; it must "
-                    "return a text."
-                )
+                said = f"summarise of the context 'summary' returned {reprlib.repr(written)}"
+                raise TypeError(f"{said}; it must return a text.")
             history.summaries[key] = written.strip()
         return history.summaries[key]
 
@@ -204,26 +184,12 @@ class ModelSummary:
     """Environment variable that holds the key; many local servers need none."""
     max_tokens: int = 400
     """Maximum length of a summary."""
-    timeout_seconds: float = 60.0
-    """Timeout of one request."""
-    max_retries: int = 3
-    """Number of retries after an error of the server or the network."""
     prompt: str = SUMMARY_PROMPT
     """System prompt of the summariser."""
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        Raises:
-            MissingExtraError: If the library ``openai`` is not installed.
-        """
+        """Check that the library ``openai`` is installed."""
         require_extra("openai", "A model that summarises", "openai")
-        if self.max_tokens < 1 or self.timeout_seconds <= 0 or self.max_retries < 0:
-            raise ConfigurationError(
-                f"A model that summarises: max_tokens ({self.max_tokens}) and timeout_seconds "
-                f"({self.timeout_seconds}) must be positive, max_retries ({self.max_retries}) 0 or "
-                "more."
-            )
 
     def __call__(self, messages: Sequence[Message]) -> str:
         """Return a summary of `messages`.
@@ -236,19 +202,15 @@ class ModelSummary:
         text = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
         text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
         key = os.environ.get(self.api_key_env) or _NO_KEY
+        asked: Any = [
+            {"role": "system", "content": self.prompt}, {"role": "user", "content": text}
+        ]  # fmt: skip
         try:
             with openai.OpenAI(
-                base_url=self.base_url, api_key=key, timeout=self.timeout_seconds,
-                max_retries=self.max_retries,
-            ) as client:  # fmt: skip
+                base_url=self.base_url, api_key=key, timeout=60.0, max_retries=3
+            ) as client:
                 reply = client.chat.completions.create(
-                    model=self.model,
-                    max_tokens=self.max_tokens,
-                    temperature=0.0,
-                    messages=[
-                        {"role": "system", "content": self.prompt},
-                        {"role": "user", "content": text},
-                    ],
+                    model=self.model, max_tokens=self.max_tokens, temperature=0.0, messages=asked
                 )
             content = reply.choices[0].message.content or ""
         except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
@@ -256,7 +218,7 @@ class ModelSummary:
             said = str(error).replace(key, "…") if key != _NO_KEY else str(error)
             reason = f"{type(error).__name__}: {said}"[:_MAX_REASON_CHARS]
             raise ServerError(f"{self.base_url}, model {self.model!r}: {reason}") from None
-        return str(content).rpartition("</think>")[2].strip()
+        return content.rpartition("</think>")[2].strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +250,13 @@ def _make_summary(
         summarise = ModelSummary(**summarise)
     elif isinstance(summarise, str):
         summarise = lookup_or_import({}, summarise, kind="summariser")
-    return Summary(summarise, **options)  # type: ignore[arg-type]  # checked there
+    if not callable(summarise):
+        raise ConfigurationError(
+            "context 'summary': summarise= takes a function from messages to a text, its "
+            "import path 'module:function', or {'base_url': ..., 'model': ...} for a model "
+            f"behind an endpoint, not {summarise!r}."
+        )
+    return Summary(summarise, **options)
 
 
 CONTEXTS: Final[Mapping[str, Callable[..., ContextPolicy]]] = {
@@ -312,7 +280,6 @@ def make_context(context: ContextChoice) -> ContextPolicy:
     Raises:
         UnknownNameError: If no policy has that name.
         ConfigurationError: If the options do not fit the policy.
-        MissingExtraError: If a model is to summarise, and the library ``openai`` is missing.
     """
     if callable(context):
         return context
@@ -324,8 +291,10 @@ def make_context(context: ContextChoice) -> ContextPolicy:
             f"{context!r}."
         )
     options = {"name": context} if isinstance(context, str) else dict(context)
-    if not (name := options.pop("name", None)):
-        raise ConfigurationError(f'context={options} has no "name"; known: {", ".join(CONTEXTS)}.')
+    name = options.pop("name", "")
+    for option in {"turns", "tokens"} & options.keys():
+        if not isinstance(value := options[option], int) or value < 1:
+            raise ConfigurationError(f"context {name!r}: {option} must be at least 1, not {value}.")
     try:
         return lookup(CONTEXTS, name, kind="context")(**options)
     except TypeError as error:
@@ -333,15 +302,16 @@ def make_context(context: ContextChoice) -> ContextPolicy:
 
 
 def make_view(policy: ContextPolicy, history: History) -> View:
-    """Apply a policy; if it returns plain messages, count the dropped ones.
-
-    Raises:
-        TypeError: If it returns neither messages nor a `View`.
-    """
+    """Apply a policy; if it returns plain messages, count the dropped ones."""
     shown = policy(history)
     if isinstance(shown, View):
         return shown
-    if not isinstance(shown, list | tuple) or not shown or not all(map(_is_message, shown)):
+    is_list = isinstance(shown, list | tuple) and len(shown) > 0
+    if not is_list or not all(
+        isinstance(message, Mapping)
+        and all(isinstance(message.get(name), str) for name in ("role", "content"))
+        for message in shown
+    ):
         raise TypeError(
             f"The context policy {policy!r} returned {reprlib.repr(shown)}; it must return a View, "
             'or a list, not empty, of messages {"role": ..., "content": ...} with texts.'
@@ -375,48 +345,26 @@ class NewConversation:
 class Conversation:
     """The messages of an episode, turn by turn."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._initial: tuple[Message, ...] = ()
-        self._turns: list[tuple[Message, ...]] = []
-        self._replies: list[Message] = []  # the messages of all turns
-        self._summaries: dict[tuple[str, ...], str] = {}
-
     def begin(self, system_prompt: str, question: str) -> None:
         """Start over with a question; without a prompt there is no system message."""
         system = [Message(role="system", content=system_prompt)] if system_prompt else []
-        self._initial = (*system, Message(role="user", content=question))
-        self._turns, self._replies, self._summaries = [], [], {}
+        self._initial: tuple[Message, ...] = (*system, Message(role="user", content=question))
+        self._turns: list[tuple[Message, ...]] = []
+        self._summaries: dict[tuple[str, ...], str] = {}
 
     def add_turn(self, action: str, replies: Sequence[Message]) -> None:
         """Add the model's text, and the replies of the environment."""
-        turn = (Message(role="assistant", content=action), *replies)
-        self._turns.append(turn)
-        self._replies += turn
+        self._turns.append((Message(role="assistant", content=action), *replies))
 
     def view(self, policy: ContextPolicy, count_tokens: TokenCounter, pinned: str = "") -> View:
-        """Return the state that a context policy selects.
-
-        Args:
-            policy: Selects the messages.
-            count_tokens: Counts the tokens of messages.
-            pinned: Text below the question that no policy drops.
-        """
+        """Return the state that a policy selects; none drops `pinned`, below the question."""
         initial = self._initial
         if pinned:
             *system, question = initial
             initial = (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
-        if policy is full:
-            return View([*initial, *self._replies])
         turns = tuple(self._turns)
         history = History(initial, turns, count_tokens, self._initial, self._summaries)
         return make_view(policy, history)
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )
 
 
 def _with_summary(initial: Sequence[Message], summary: str) -> list[Message]:
@@ -445,8 +393,3 @@ def _shorten(turn: list[Message]) -> int:
             turn[i] = {**message, "content": SHORTENED_TEXT}
             num_shortened += 1
     return num_shortened
-
-
-def _check_positive(name: str, option: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"context {name!r}: {option} must be at least 1, not {value!r}.")

@@ -4,9 +4,8 @@ A wrong name is an error that suggests the nearest one.
 """
 
 import difflib
-import functools
-import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -19,8 +18,7 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
     """Return ``table[name]``; `kind` is what the table holds, such as ``"advantage estimator"``.
 
     Raises:
-        UnknownNameError: If the table lacks `name`. The message suggests the nearest name and
-            lists all of them.
+        UnknownNameError: If the table lacks `name`; suggests the nearest name and lists all.
     """
     if name in table:
         return table[name]
@@ -28,22 +26,15 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
 
 
 def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
-    """Return ``table[name]``, or the object at the import path `name`.
-
-    Args:
-        table: See `lookup`.
-        name: A name in it, or ``"module:name"``.
-        kind: See `lookup`.
+    """Return ``table[name]``, or the object at the import path `name`, ``"module:name"``.
 
     Raises:
         UnknownNameError: If the name is unknown, or the module cannot be imported.
     """
-    module, is_path, attribute = name.partition(":")
-    if not is_path:
+    if ":" not in name:
         return lookup(table, name, kind=kind)
     try:
-        start: Any = importlib.import_module(module)
-        found: T = functools.reduce(getattr, attribute.split("."), start)
+        found: T = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UnknownNameError(
             f"The {kind} {name!r} cannot be imported: {error}. Write 'module:name', of a module "

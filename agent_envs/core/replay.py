@@ -11,15 +11,15 @@ from agent_envs.core.async_bridge import resolve
 from agent_envs.errors import ReplayError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReplayedStep:
     """Results of `reset` (the first one) or of one `step`."""
 
     observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
     info: dict[str, Any]
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -55,27 +55,17 @@ def replay(
     Raises:
         ReplayError: If a result differs from the recorded one, or the episode ends before the last
             action.
-        TimeoutError: If an async reset or step takes longer than `timeout`.
     """
     name = type(env.unwrapped).__name__
     options = None if task is None else {"task": task}
     observation, info = resolve(env.reset(seed=seed, options=options), timeout)
-    step = ReplayedStep(observation=observation, info=info)
+    step = ReplayedStep(observation, 0.0, False, False, info)
     for number in range(len(actions) + 1):
+        place = f"{name}, task {task}, after {number} of {len(actions)} actions"
         if number > 0:
             if step.is_over:
-                raise ReplayError(
-                    f"{name}, task {task}: the episode is over before action {number} of "
-                    f"{len(actions)}. Make the environment as it was made then."
-                )
-            observation, reward, terminated, truncated, info = resolve(
-                env.step(actions[number - 1]), timeout
-            )
-            step = ReplayedStep(
-                observation=observation, info=info, reward=reward, terminated=terminated,
-                truncated=truncated,
-            )  # fmt: skip
-        place = f"{name}, task {task}, after {number} of {len(actions)} actions"
+                raise ReplayError(f"{place}: the episode is over before action {number}.")
+            step = ReplayedStep(*resolve(env.step(actions[number - 1]), timeout))
         if observations is not None:
             _check_same(place, "observation", step.observation, observations[number])
         if rewards is not None and number > 0:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from agent_envs.core.contexts import NewConversation
 from agent_envs.core.rewards import COST, Earnings, RewardFunction, format_term
 from agent_envs.core.snapshots import RestorableEnv
@@ -31,29 +29,15 @@ class Task:
     """Further data for the environment; never shown to the model."""
 
 
-def choose_task(
-    options: Mapping[str, Any], num_tasks: int | None, rng: np.random.Generator, *, family: str
-) -> int:
-    """Return the index of the next task.
-
-    Args:
-        options: The options of `reset`: ``{"task": index}``, or nothing to draw one.
-        num_tasks: The number of tasks; None if they are endless.
-        rng: Draws the index.
-        family: Name of the environment's class, for messages.
-
-    Raises:
-        ConfigurationError: If there are no tasks or not this one, or an option is unknown.
-    """
+def choose_task(options: Mapping[str, Any], env: "TaskFamily") -> int:
+    """Return the index of the next task: ``options["task"]`` of `reset`, or a drawn one."""
     if unknown := sorted(set(options) - {"task"}):
         raise ConfigurationError(f"reset(): unknown options {unknown}; the only option is 'task'.")
-    limit = ENDLESS if num_tasks is None else num_tasks
+    limit = ENDLESS if env.num_tasks is None else env.num_tasks
     if limit < 1:
-        raise ConfigurationError(
-            f"{family}.num_tasks is {limit}; return at least 1, or None for endless tasks."
-        )
+        raise ConfigurationError(f"{type(env).__name__}.num_tasks is {limit}; return at least 1.")
     if (number := options.get("task")) is None:
-        return int(rng.integers(limit))
+        return int(env.np_random.integers(limit))
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise ConfigurationError(f"options['task'] must be an integer, not {number!r}.")
     if not 0 <= number < limit:

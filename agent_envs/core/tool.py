@@ -9,8 +9,8 @@ makes one from a function::
         return a + b
 """
 
+import contextlib
 import functools
-import importlib
 import inspect
 import json
 import reprlib
@@ -23,7 +23,8 @@ import docstring_parser
 import pydantic
 
 from agent_envs.core.async_bridge import call_with_deadline
-from agent_envs.errors import ConfigurationError
+from agent_envs.core.lookup import lookup_or_import
+from agent_envs.errors import ConfigurationError, UnknownNameError
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
 DEFAULT_MAX_RESULT_CHARS: Final = 8_000
@@ -95,23 +96,14 @@ class Tool:
                 Snapshots copy the state of a method's object, and replay any other state.
 
         Raises:
-            ConfigurationError: If a parameter has no type hint, the function takes ``*args`` or
-                ``**kwargs``, nothing describes it, or a limit is not positive.
+            ConfigurationError: If nothing describes it, or a parameter has no name or type hint.
         """
         self.function = function
         self.name = name or function.__name__
         documentation = docstring_parser.parse(inspect.getdoc(function) or "")
         self.description = description or (documentation.description or "").strip()
         if not self.description:
-            raise ConfigurationError(
-                f"Tool {self.name!r} has no description. Give its function a docstring, or pass "
-                "description=."
-            )
-        if max_result_chars < 1 or (timeout is not None and timeout <= 0):
-            raise ConfigurationError(
-                f"Tool {self.name!r}: timeout ({timeout}) and max_result_chars "
-                f"({max_result_chars}) must be positive."
-            )
+            raise ConfigurationError(f"Tool {self.name!r} has no docstring and no description=.")
         self.timeout = timeout
         self.max_result_chars = max_result_chars
         self.stateful = stateful
@@ -121,10 +113,11 @@ class Tool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by name, or else by the constructor's arguments."""
-        function = inspect.unwrap(self.function)
-        path = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-        if _at(*path) is self:  # decorated in place
-            return _at, path
+        function: Any = inspect.unwrap(self.function)
+        path = f"{function.__module__}:{getattr(function, '__qualname__', '')}"
+        with contextlib.suppress(UnknownNameError):
+            if lookup_or_import({}, path, kind="tool") is self:  # decorated in place
+                return _imported, (path,)
         names = ("name", "description", "timeout", "max_result_chars", "stateful")
         again = functools.partial(Tool, **{name: getattr(self, name) for name in names})
         return again, (self.function,)
@@ -160,11 +153,7 @@ class Tool:
         return {name: getattr(model, name) for name in self._arguments.model_fields}
 
     def __call__(self, /, **arguments: Any) -> ToolResult:
-        """Run the function on valid arguments; its exceptions pass through.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`.
-        """
+        """Run the function on valid arguments; its exceptions, and a timeout, pass through."""
         value = call_with_deadline(lambda: self.function(**arguments), self.timeout)
         return self._cut(_as_result(value))
 
@@ -172,16 +161,13 @@ class Tool:
         """Run the function; an exception becomes a result with an error code."""
         try:
             return self(**arguments)
-        except ToolError as error:
-            return self._cut(ToolResult(str(error), error="tool_error", exception=_name(error)))
-        except TimeoutError as error:
-            return late_call(self, error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
-            return failed_call(self, error)
+            return self._cut(failed_call(self, error))
 
     def __repr__(self) -> str:
         """Show name and arguments."""
-        return f"Tool({self.name}({', '.join(self._arguments.model_fields)}))"
+        arguments = ", ".join(self.parameters.get("properties", ()))
+        return f"{type(self).__name__}({self.name}({arguments}))"
 
     def _cut(self, result: ToolResult) -> ToolResult:
         excess = len(result.content) - self.max_result_chars
@@ -192,16 +178,40 @@ class Tool:
         return replace(result, content=content, num_cut_chars=excess)
 
 
-def late_call(tool: Tool, error: TimeoutError) -> ToolResult:
-    """Return the result of a call that took too long."""
-    text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=tool.timeout or 0)
-    return ToolResult(text, error="tool_timeout", exception=_name(error))
+class SchemaTool(Tool):
+    """A schema without a function: the caller of the environment runs it."""
+
+    def __init__(
+        self, name: str, description: str = "", parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take name, description and parameters, in the OpenAI format."""
+        self.name, self.description, self.parameters = name, description, dict(parameters or {})
+        self.timeout, self.max_result_chars, self.stateful = None, 0, True
+        self.function = self.__call__
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments unchanged; who runs the tool validates them."""
+        return dict(arguments)
+
+    def __call__(self, /, **arguments: Any) -> ToolResult:
+        """Raise an error."""
+        raise NotImplementedError(f"{self.name!r} does not run here: env.step(write_call(...)).")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the schema."""
+        return SchemaTool, (self.name, self.description, self.parameters)
 
 
 def failed_call(tool: Tool, error: BaseException) -> ToolResult:
-    """Return the result of a call that raised an exception."""
+    """Return the result of a call that raised an exception, or took too long."""
+    exception, code = f"{type(error).__name__}: {error}", "tool_error"
     text = TOOL_ERROR_TEXT.format(name=tool.name, exception=type(error).__name__)
-    return ToolResult(text, error="tool_error", exception=_name(error))
+    if isinstance(error, TimeoutError):
+        text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=tool.timeout or 0)
+        code = "tool_timeout"
+    elif isinstance(error, ToolError):
+        text = str(error)
+    return ToolResult(text, error=code, exception=exception)
 
 
 @overload
@@ -224,12 +234,8 @@ def tool(
     return lambda decorated: Tool(decorated, **options)
 
 
-def _at(module: str, name: str) -> Any:
-    """Return the object with this name in a module; None if there is none."""
-    try:
-        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError):
-        return None
+def _imported(path: str) -> Any:
+    return lookup_or_import({}, path, kind="tool")
 
 
 def _arguments_model(
@@ -238,14 +244,11 @@ def _arguments_model(
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        is_named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if not is_named or parameter.name not in hints:
             raise ConfigurationError(
-                f"Tool {name!r}: {parameter} has no schema. Name each parameter instead."
-            )
-        if parameter.name not in hints:
-            raise ConfigurationError(
-                f"Tool {name!r}: parameter {parameter.name!r} has no type hint. Write one; the "
-                "model sees it as the argument's type."
+                f"Tool {name!r}: parameter {parameter.name!r} has no "
+                f"{'type hint' if is_named else 'schema; name each parameter'}."
             )
         default = ... if parameter.default is parameter.empty else parameter.default
         field = pydantic.Field(default, description=texts.get(parameter.name) or None)
@@ -286,10 +289,6 @@ def _as_result(value: Any) -> ToolResult:
     return ToolResult(json.dumps(value, ensure_ascii=False), data=value)
 
 
-def _name(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
 RESERVED_NAMES: Final = frozenset({"answer", "think", "tool_call", "tool_response", "tools"})
 """Tags of the tool formats; a tool of a source with such a name is renamed."""
 
@@ -316,38 +315,13 @@ class ToolSource(Protocol):
         """Open a session."""
 
 
-class ToolSessions:
-    """The sessions of an environment."""
-
-    def __init__(self, sources: Iterable[ToolSource]) -> None:
-        """Open each of `sources`."""
-        self._sessions = [source.open() for source in sources]
-        self._offered: list[Any] = []
-
-    @property
-    def have_changed(self) -> bool:
-        """Whether they offer other tools than `add_to` has added."""
-        now = [session.tools for session in self._sessions]
-        return any(a is not b for a, b in zip(now, self._offered, strict=True))
-
-    def begin_episode(self) -> None:
-        """Discard what the last episode changed."""
-        for session in self._sessions:
-            session.begin_episode()
-
-    def add_to(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
-        """Return `tools` and those of the sessions, renamed where a name is taken."""
-        self._offered = [session.tools for session in self._sessions]
-        offered = dict(tools)
-        for tool in (tool for tools in self._offered for tool in tools):
-            name, number = tool.name, 1
-            while name in offered or name in RESERVED_NAMES:
-                number += 1
-                name = f"{tool.name}_{number}"
-            offered[name] = tool if name == tool.name else tool.renamed(name)
-        return offered
-
-    def close(self) -> None:
-        """Close all."""
-        for session in self._sessions:
-            session.close()
+def offered_tools(tools: Mapping[str, Tool], sessions: Iterable[ToolSession]) -> dict[str, Tool]:
+    """Return `tools` and those of the sessions, renamed where a name is taken."""
+    offered = dict(tools)
+    for tool in (tool for session in sessions for tool in session.tools):
+        name, number = tool.name, 1
+        while name in offered or name in RESERVED_NAMES:
+            number += 1
+            name = f"{tool.name}_{number}"
+        offered[name] = tool if name == tool.name else tool.renamed(name)
+    return offered

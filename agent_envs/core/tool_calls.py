@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_envs.core.async_bridge import CallSession, Outcome
 from agent_envs.core.messages import Message
-from agent_envs.core.tool import Tool, ToolResult, failed_call, late_call
+from agent_envs.core.tool import Tool, ToolResult, failed_call
 from agent_envs.formats.actions import ParsedAction, ToolFormat
 
 OVER_TEXT: Final = "This call was not carried out: the one before it ended the task."
@@ -52,7 +52,8 @@ def run_calls(calls: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> Itera
             start(i)
         while i not in ended:
             ended |= {outcome.key: outcome for outcome in session.wait(math.inf)}
-        yield _result(tool, ended[i])
+        outcome = ended[i]
+        yield outcome.value if outcome.error is None else failed_call(tool, outcome.error)
 
 
 def reply_to_calls(calls: Sequence[Call], tool_format: ToolFormat) -> list[Message]:
@@ -105,12 +106,3 @@ def describe_step(
         described["action"] |= {k: first_fault[k] for k in ("error", "message") if first_fault}
         described["tool_results"] = [call.result and call.result.content for call in calls]
     return described | {"reward_terms": terms, "metrics": metrics}
-
-
-def _result(tool: Tool, outcome: Outcome) -> ToolResult:
-    if isinstance(outcome.error, TimeoutError):
-        return late_call(tool, outcome.error)
-    if outcome.error is not None:
-        return failed_call(tool, outcome.error)
-    result: ToolResult = outcome.value
-    return result

@@ -29,7 +29,7 @@ from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, compute_te
 from agent_envs.core.snapshots import Record
 from agent_envs.core.spaces import UnicodeText, check_turn
 from agent_envs.core.tasks import ENDLESS, Task, TaskFamily, choose_task
-from agent_envs.core.tool import Tool, ToolResult, ToolSessions, ToolSource
+from agent_envs.core.tool import Tool, ToolResult, ToolSource, offered_tools
 from agent_envs.core.tool_calls import OVER_TEXT, Call, describe_step, reply_to_calls, run_calls
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import calling_limits
@@ -69,7 +69,7 @@ class ToolEnv(TaskFamily):
         {
             "optional_tools", "_tools", "_tool_schemas", "_format", "_context", "_terms",
             "_system_prompt", "_count_tokens", "_limit_is_known", "_has_user", "_parallel_calls",
-            "_more_tools", "_given_prompt", "_sessions", "_offered",
+            "_more_tools", "_given_prompt", "_sessions", "_session_tools", "_offered",
         }
     )  # fmt: skip
 
@@ -110,19 +110,13 @@ class ToolEnv(TaskFamily):
             attack: Edits of tool results before the model reads them: ``{"attacker": "swap",
                 "budget": 2}``; see `agent_envs.core.result_edits`. The metric ``num_edits`` counts
                 them.
-
-        Raises:
-            UnknownNameError: If a tool format, a context, a reward term, an attacker or the name of
-                an optional tool is unknown.
-            ConfigurationError: If an argument is out of range.
         """
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self.optional_tools = dict(optional_tools or {})
         chosen_tools = _chosen(tools, self.optional_tools)
         self._more_tools = [tool for tool in chosen_tools if isinstance(tool, Tool)]
-        sources = [each for each in chosen_tools if not isinstance(each, Tool)]
-        self._sessions = ToolSessions(sources)
+        self._sessions = [each.open() for each in chosen_tools if not isinstance(each, Tool)]
         self._format = (
             tool_format
             if isinstance(tool_format, ToolFormat)
@@ -160,17 +154,14 @@ class ToolEnv(TaskFamily):
 
         Returns:
             The first observation (the question), and `info`.
-
-        Raises:
-            ConfigurationError: If an option is unknown or the task does not exist.
         """
         super().reset(seed=seed)
         self._find_turn_limit("reset")
         random_state = self.np_random.bit_generator.state
-        self.task_index = self._task_index(options or {})
+        self.task_index = choose_task(options or {}, self)
         self._task = self.get_task(self.task_index)
         self._is_over = False
-        self._sessions.begin_episode()
+        self._begin_sessions()
         self._follow_sessions()
         self.noted: defaultdict[str, float] = defaultdict(float)
         """Values of this step for the terms that `noted_terms` makes."""
@@ -196,10 +187,6 @@ class ToolEnv(TaskFamily):
         Returns:
             The reply of the environment, the reward, whether the task is over, ``False`` (the
             turn limit is Gymnasium's own), and `info`.
-
-        Raises:
-            ResetNeeded: If the episode is over or none has begun.
-            ActionTypeError: If `action` is not a string.
         """
         self._open_turn(action)
         self.num_turns += 1
@@ -215,8 +202,10 @@ class ToolEnv(TaskFamily):
         event = StepEvent(action=parsed, result=result, is_last=is_last, calls=calls, text=action)
         terms = compute_terms(self, event, self._terms)
         reward = float(sum(terms.values()))
+        edits = {} if self._attack is None else {"num_edits": float(self._attack.num_edits)}
+        metrics = {**self.metrics(), **edits}
         observation = self._continue(action, reply)
-        info = self._info() | describe_step(parsed, calls, terms, self._all_metrics())
+        info = self._info() | describe_step(parsed, calls, terms, metrics)
         self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
         if self._episode_record is not None:
             self._episode_record.actions.append(action)
@@ -245,22 +234,14 @@ class ToolEnv(TaskFamily):
 
     @property
     def task(self) -> Task:
-        """The current task.
-
-        Raises:
-            ResetNeeded: Before the first reset.
-        """
+        """The current task."""
         if self._task is None:
             raise gym.error.ResetNeeded("There is no task yet; call reset() first.")
         return self._task
 
     @property
     def state(self) -> dict[str, Any]:
-        """The entries of `info` for the current state; in a reward term, the state before the step.
-
-        Raises:
-            ResetNeeded: Before the first reset.
-        """
+        """The entries of `info` for the current state; in a reward term, that before the step."""
         return self._info()
 
     @property
@@ -309,14 +290,17 @@ class ToolEnv(TaskFamily):
         change.
         """
         self._offered = tuple(tools)
-        self._tools = self._sessions.add_to({t.name: t for t in (*tools, *self._more_tools)})
+        own = {tool.name: tool for tool in (*tools, *self._more_tools)}
+        self._tools = offered_tools(own, self._sessions)
+        self._session_tools = [session.tools for session in self._sessions]
         self._tool_schemas = [tool.schema for tool in self._tools.values()]
         given = self._given_prompt
         self._system_prompt = self._full_prompt() if given is None else given
 
     def close(self) -> None:
         """Close the sessions with tool servers."""
-        self._sessions.close()
+        for session in self._sessions:
+            session.close()
         super().close()
 
     def set_token_counter(self, count_tokens: Callable[[Sequence[Message]], int]) -> None:
@@ -333,13 +317,14 @@ class ToolEnv(TaskFamily):
             instructions.append(SEVERAL_CALLS_TEXT if self._parallel_calls else ONE_CALL_TEXT)
         return f"{self.default_system_prompt}\n{' '.join(instructions)}".strip()
 
-    def _follow_sessions(self) -> None:
-        if self._sessions.have_changed:
-            self.offer_tools(self._offered)
+    def _begin_sessions(self) -> None:
+        for session in self._sessions:
+            session.begin_episode()
 
-    def _task_index(self, options: Mapping[str, Any]) -> int:
-        family = type(self).__name__
-        return choose_task(options, self.num_tasks, self.np_random, family=family)
+    def _follow_sessions(self) -> None:
+        before = zip(self._sessions, self._session_tools, strict=True)
+        if any(session.tools is not tools for session, tools in before):
+            self.offer_tools(self._offered)
 
     def _understand(self, action: str) -> ParsedAction:
         parsed = self._format.parse(action, self._tools)
@@ -409,10 +394,6 @@ class ToolEnv(TaskFamily):
         self._conversation.add_turn(action, reply or ())
         return "\n\n".join(message["content"] for message in reply or ())
 
-    def _all_metrics(self) -> dict[str, float]:
-        edits = {} if self._attack is None else {"num_edits": float(self._attack.num_edits)}
-        return {**self.metrics(), **edits}
-
     def _info(self) -> dict[str, Any]:
         """Return the entries of `info` that describe the state; the caller may change them."""
         view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
@@ -442,7 +423,7 @@ class ToolEnv(TaskFamily):
     def _resume(self, *, is_restored: bool) -> None:
         self._limit_is_known = not is_restored
         if is_restored:
-            self._sessions.begin_episode()
+            self._begin_sessions()
         if self._task is not None:
             self.on_restore()
 
@@ -460,8 +441,8 @@ def _chosen(
         for each in named if isinstance(named, list | tuple) else [named]:
             if not isinstance(each, Tool | ToolSource):
                 raise ConfigurationError(
-                    f"tools= takes names, Tool objects and sources of tools, not "
-                    f"{type(each).__name__}; decorate a function with @tool."
+                    f"tools= takes names, tools and their sources, not {each!r}; decorate a "
+                    "function with @tool."
                 )
             chosen.append(each)
     return chosen

@@ -2,44 +2,33 @@
 
 import io
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final
 
-Speaker = Literal["task", "agent", "environment", "end"]
-_STYLES: Final[Mapping[Speaker, str]] = {
+_STYLES: Final[Mapping[str, str]] = {
     "task": "bold cyan", "agent": "bold green", "environment": "bold yellow", "end": "bold magenta"
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One message."""
-
-    speaker: Speaker
-    text: str
-    reward_terms: Mapping[str, float] = field(default_factory=dict)
-    """The reward terms of a step."""
-    error: str | None = None
-    """The code of a mistake."""
-
-
 class Transcript:
-    """The entries of an episode, for `ToolEnv.render`; none without a ``render_mode``."""
+    """An episode for `ToolEnv.render`: speaker, text, error code and reward terms of each entry.
+
+    Empty without a ``render_mode``.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
-        self._entries: list[Entry] = []
+        self._entries: list[tuple[str, str, str | None, Mapping[str, float]]] = []
 
     @property
     def text(self) -> str:
         """The episode so far as coloured text."""
-        return format_entries(self._entries)
+        return "".join(format_entry(*entry) for entry in self._entries)
 
     def begin(self, mode: str | None, question: str) -> None:
         """Start an episode."""
         self._entries.clear()
-        self._add(mode, Entry(speaker="task", text=question))
+        self._add(mode, "task", question)
 
     def add_step(
         self,
@@ -53,24 +42,38 @@ class Transcript:
         """Add a step, and the metrics after the last one."""
         if mode is None:
             return
-        terms, error = info["reward_terms"], info["action"].get("error")
-        self._add(mode, Entry(speaker="agent", text=action, reward_terms=terms, error=error))
+        self._add(mode, "agent", action, info["action"].get("error"), info["reward_terms"])
         if observation:
-            self._add(mode, Entry(speaker="environment", text=observation))
+            self._add(mode, "environment", observation)
         if is_last:
             figures = "  ".join(f"{name} {value:g}" for name, value in info["metrics"].items())
-            self._add(mode, Entry(speaker="end", text=figures))
+            self._add(mode, "end", figures)
 
-    def _add(self, mode: str | None, entry: Entry) -> None:
+    def _add(
+        self,
+        mode: str | None,
+        speaker: str,
+        text: str,
+        error: str | None = None,
+        terms: Mapping[str, float] | None = None,
+    ) -> None:
+        entry = (speaker, text, error, terms or {})
         if mode is not None:
             self._entries.append(entry)
         if mode == "human":
-            sys.stdout.write(format_entries([entry], is_coloured=sys.stdout.isatty()))
+            sys.stdout.write(format_entry(*entry, is_coloured=sys.stdout.isatty()))
             sys.stdout.flush()
 
 
-def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True) -> str:
-    """Return entries as text for a terminal of 100 columns, with or without ANSI colours."""
+def format_entry(
+    speaker: str,
+    text: str,
+    error: str | None = None,
+    terms: Mapping[str, float] | None = None,
+    *,
+    is_coloured: bool = True,
+) -> str:
+    """Return an entry as text for a terminal of 100 columns, with or without ANSI colours."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -79,20 +82,14 @@ def format_entries(entries: Sequence[Entry], *, is_coloured: bool = True) -> str
         file=io.StringIO(), force_terminal=is_coloured, no_color=not is_coloured, width=100,
         highlight=False, legacy_windows=False, force_jupyter=False,
     )  # fmt: skip
+    heading = Text(speaker, style=_STYLES[speaker])
+    if error is not None:
+        heading.append(f"  {error}", style="bold red")
+    for name, value in (terms or {}).items():
+        if value:
+            heading.append(f"  {name} {value:+.3g}", style="green" if value > 0 else "red")
+    shown = "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    shown = shown.encode(errors="replace").decode()
     with console.capture() as capture:
-        for entry in entries:
-            heading = Text(entry.speaker, style=_STYLES[entry.speaker])
-            if entry.error is not None:
-                heading.append(f"  {entry.error}", style="bold red")
-            for name, value in entry.reward_terms.items():
-                if value:
-                    heading.append(f"  {name} {value:+.3g}", style="green" if value > 0 else "red")
-            console.print(heading, Padding(Text(_printable(entry.text)), (0, 0, 0, 2)))
+        console.print(heading, Padding(Text(shown), (0, 0, 0, 2)))
     return capture.get()
-
-
-def _printable(text: str) -> str:
-    """Escape control characters."""
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text
-    ).encode(errors="replace").decode()  # fmt: skip

@@ -5,8 +5,10 @@
 """
 
 import functools
-import itertools
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import gymnasium as gym
@@ -15,10 +17,104 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from agent_envs.core.vector_member import Member
+from agent_envs.core.async_bridge import Worker, result_in_time
+from agent_envs.errors import ActionTypeError, ConfigurationError
 
 DEFAULT_STEP_TIMEOUT_SECONDS: Final = 300.0
 CLOSE_TIMEOUT_SECONDS: Final = 10.0
+
+_LOGGER = logging.getLogger(__name__)
+_CALLER_ERRORS: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
+
+
+class _Member(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment that is made, stepped and closed in one thread, and replaced if it fails.
+
+    `begin` starts a call in the thread; `reset` and `step`, called afterwards, wait for the result.
+    """
+
+    def __init__(
+        self, number: int, make: Callable[[], gym.Env[Any, Any]], timeout: float | None
+    ) -> None:
+        self._number, self._make, self._timeout = number, make, timeout
+        self._call: Future[Any] | None = None
+        self._deadline: float | None = None
+        self._seed: int | None = None
+        self._next_seed: int | None = None  # of a replacement
+        self._observation: Any = None
+        self._thread = Worker()
+        super().__init__(self._thread.submit(make).result())
+
+    def begin(self, function: Callable[[], Any]) -> None:
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._call = self._thread.submit(function)
+
+    def finish(self) -> Any:
+        assert self._call is not None  # noqa: S101 - begun before
+        call, self._call = self._call, None
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return result_in_time(call, left, self._timeout)
+
+    def begin_reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._seed = self._seed if seed is None else seed
+        seed = self._next_seed if seed is None else seed
+        self.begin(functools.partial(self.env.reset, seed=seed, options=options))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        report: dict[str, str] = {}
+        if self._call is None:
+            self.begin_reset(seed, options)
+        try:
+            self._observation, info = self.finish()
+        except _CALLER_ERRORS:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
+            report = self._replace(error, seed)
+            self.begin_reset(seed, options)
+            self._observation, info = self.finish()
+        self._next_seed = None
+        return self._observation, info | report
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.finish()
+        except _CALLER_ERRORS:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
+            return self._observation, 0.0, False, True, self._replace(error)
+        self._observation = result[0]
+        return result
+
+    def begin_close(self) -> None:
+        self._timeout = CLOSE_TIMEOUT_SECONDS
+        self.begin(self.env.close)
+        self._thread.stop()
+
+    def close(self) -> None:
+        try:
+            self.finish()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
+            _LOGGER.warning("Member %d was not closed: %s", self._number, error)
+
+    def _replace(self, error: BaseException, seed: int | None = None) -> dict[str, str]:
+        """Replace the environment after `error`; return the info that reports it.
+
+        The next episode has `seed`, or else a seed drawn from that of the member.
+        """
+        self._thread.submit(self.env.close)  # after the failed call, if that ever returns
+        self._thread.stop()
+        self._thread = Worker()
+        self.begin(self._make)
+        self.env = self.finish()
+        if seed is None and self._seed is not None:
+            sequence = np.random.SeedSequence((self._seed, 1))
+            seed = self._seed = self._next_seed = int(sequence.generate_state(1)[0])
+        kind = "" if type(error) is TimeoutError else f"{type(error).__name__}: "
+        text = f"{kind}{error}; replaced by a new environment with seed {seed}"
+        _LOGGER.warning("Member %d failed: %s", self._number, text)
+        return {"member_error": text}
 
 
 class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
@@ -33,15 +129,13 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     abandoned.
     """
 
-    envs: list[Member]  # type: ignore[assignment]
+    envs: list[_Member]  # type: ignore[assignment]
 
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
         *,
         step_timeout: float | None = DEFAULT_STEP_TIMEOUT_SECONDS,
-        copy: bool = True,
-        observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         """Make the members, one after the other.
@@ -49,15 +143,13 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         Args:
             env_fns: One function per member that makes it and its replacements.
             step_timeout: Seconds that a reset or step may take; None for no limit.
-            copy: See `SyncVectorEnv`, as for the other arguments.
-            observation_mode: How observation spaces are batched.
             autoreset_mode: When a member whose episode is over is reset.
         """
         members = [
-            functools.partial(Member, number, make, step_timeout)
+            functools.partial(_Member, number, make, step_timeout)
             for number, make in enumerate(env_fns)
         ]
-        super().__init__(members, copy, observation_mode, autoreset_mode)
+        super().__init__(members, autoreset_mode=autoreset_mode)
 
     def reset(
         self,
@@ -76,8 +168,8 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         rest = options and {name: options[name] for name in options if name != "reset_mask"}
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
         if is_mask and mask.shape == (self.num_envs,) and len(seeds) == self.num_envs:
-            for member, one in itertools.compress(zip(self.envs, seeds, strict=True), mask):
-                member.begin_reset(one, rest)
+            for number in np.flatnonzero(mask).tolist():
+                self.envs[number].begin_reset(seeds[number], rest)
         # SyncVectorEnv checks the arguments, and raises for those that started nothing.
         return super().reset(seed=seed, options=options)
 
@@ -92,20 +184,14 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
             if is_reset:
                 member.begin_reset(None, None)
             else:
-                member.begin_step(action, resets=self.autoreset_mode == AutoresetMode.SAME_STEP)
+                member.begin(functools.partial(member.env.step, action))
         return super().step(actions)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every member in its thread, or get an attribute.
-
-        Raises:
-            TimeoutError: If a member takes longer than the timeout of a step.
-            Exception: Any exception of a member.
-        """
+        """Call a method of every member in its thread, or get an attribute."""
         self._require_open()
         for member in self.envs:
-            attribute = member.env.get_wrapper_attr
-            member.begin(functools.partial(_call, attribute, name, args, kwargs))
+            member.begin(functools.partial(_call, member.env, name, args, kwargs))
         return tuple(member.finish() for member in self.envs)
 
     def render(self) -> tuple[Any, ...]:
@@ -116,7 +202,7 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS` for all together."""
         members = getattr(self, "envs", ())
         for member in members:
-            member.begin_close(CLOSE_TIMEOUT_SECONDS)
+            member.begin_close()
         for member in members:
             member.close()
 
@@ -130,8 +216,8 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         return add_info(vector_infos, env_info, env_num, self.num_envs)
 
 
-def _call(attribute: Callable[[str], Any], name: str, args: Any, kwargs: Any) -> Any:
-    found = attribute(name)
+def _call(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
+    found = env.get_wrapper_attr(name)
     return found(*args, **kwargs) if callable(found) else found
 
 
@@ -157,10 +243,9 @@ def make_threaded(
     """
 
     def make() -> gym.Env[Any, Any]:
-        env = gym.make(id, **kwargs)
-        for wrapper in member_wrappers:
-            env = wrapper(env)
-        return env
+        return functools.reduce(
+            lambda env, wrap: wrap(env), member_wrappers, gym.make(id, **kwargs)
+        )
 
     return ThreadVectorEnv(
         [make] * num_envs, autoreset_mode=autoreset_mode, step_timeout=step_timeout
@@ -189,51 +274,35 @@ def add_info(
     """
     for key, value in info.items():
         column = infos.get(key)
-        mask = infos.get(f"_{key}", np.zeros(size, np.bool_))
-        if key != "final_obs" and _has_columns(value) and isinstance(column, dict | None):
-            column = add_info({} if column is None else column, value, number, size)
+        mask = infos.setdefault(f"_{key}", np.zeros(size, np.bool_))
+        has_columns = isinstance(value, dict) and not any(str(k).startswith("_") for k in value)
+        if has_columns and key != "final_obs" and isinstance(column, dict | None):
+            infos[key] = add_info(column or {}, value, number, size)
         else:
-            like = _objects(size) if key == "final_obs" else _column_for(value, size)
+            empty = np.full(size, None, object) if key == "final_obs" else _empty(value, size)
             if column is None:
-                column = like
-            elif not _can_hold(column, like):
+                column = empty
+            elif isinstance(column, dict) or (column.dtype, column.shape) != (
+                empty.dtype, empty.shape
+            ):  # fmt: skip
                 column = _as_objects(column, mask)
             column[number] = value
+            infos[key] = column
         mask[number] = True
-        infos[key], infos[f"_{key}"] = column, mask
     return infos
 
 
-def _has_columns(value: Any) -> bool:
-    """Return whether a value is a dictionary whose keys cannot be confused with masks."""
-    return isinstance(value, dict) and all(
-        isinstance(key, str) and not key.startswith("_") for key in value
-    )
-
-
-def _column_for(value: Any, size: int) -> npt.NDArray[Any]:
-    is_number = type(value) in (int, float, bool) or isinstance(value, np.number)
-    if is_number and not (type(value) is int and not -(2**63) <= value < 2**63):
-        return np.zeros(size, type(value))
-    if isinstance(value, np.ndarray):
-        return np.zeros((size, *value.shape), value.dtype)
-    return _objects(size)
-
-
-def _objects(size: int) -> npt.NDArray[Any]:
+def _empty(value: Any, size: int) -> npt.NDArray[Any]:
+    """Return a column for `value` and its like."""
+    if isinstance(value, bool | int | float | np.number | np.ndarray):
+        like = np.asarray(value)
+        if like.dtype != object:
+            return np.zeros((size, *like.shape), like.dtype)
     return np.full(size, None, object)
 
 
-def _can_hold(column: Any, like: npt.NDArray[Any]) -> bool:
-    if isinstance(column, dict):
-        return False
-    if column.dtype == object and column.ndim == 1:
-        return True
-    return bool(column.dtype == like.dtype and column.shape == like.shape)
-
-
 def _as_objects(column: Any, mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    objects = _objects(len(mask))
+    objects = np.full(len(mask), None, object)
     for number in np.flatnonzero(mask).tolist():
         objects[number] = _value_of(column, number)
     return objects

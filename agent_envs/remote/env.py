@@ -8,7 +8,7 @@ import gymnasium as gym
 
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.core.tool import SchemaTool, Tool
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ServerError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
@@ -17,31 +17,6 @@ from agent_envs.remote.protocol import KNOWN_ERRORS, Refusal
 
 MAX_ATTEMPTS: Final = 4
 """Sessions in which a message is tried; each of them ended before its reply."""
-
-
-class RemoteTool(Tool):
-    """The schema, in the OpenAI format, of a tool that runs on the server."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        """Take the schema."""
-        function = schema["function"]
-        self.name: str = function["name"]
-        self.description: str = function["description"]
-        self.parameters: dict[str, Any] = function["parameters"]
-        self.timeout, self.max_result_chars, self.stateful = None, 0, True
-        self.function = self.__call__
-
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments unchanged; the server validates them."""
-        return dict(arguments)
-
-    def __call__(self, **arguments: Any) -> ToolResult:
-        """Raise an error."""
-        raise NotImplementedError(f"{self.name!r} runs on the server: env.step(write_call(...)).")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the schema."""
-        return RemoteTool, (self.schema,)
 
 
 class RemoteEnv(ToolEnv):
@@ -90,7 +65,7 @@ class RemoteEnv(ToolEnv):
         self._schemas: list[Any] = described["tools"]
         tool_format = lookup(TOOL_FORMATS, described["tool_format"], kind="tool format")
         super().__init__(
-            default_tools=[RemoteTool(schema) for schema in self._schemas],
+            default_tools=_tools(self._schemas),
             tool_format=tool_format.for_dialogue() if described["is_dialogue"] else tool_format,
             render_mode=render_mode,
         )
@@ -206,7 +181,7 @@ class RemoteEnv(ToolEnv):
         schemas = info.get("tools", self._schemas)
         if schemas != self._schemas:  # the episode has its own tools
             self._schemas = schemas
-            self.offer_tools([RemoteTool(schema) for schema in schemas])
+            self.offer_tools(_tools(schemas))
         return observed["text"], info
 
     def _tools_with_state(self) -> Mapping[str, Tool]:
@@ -215,10 +190,14 @@ class RemoteEnv(ToolEnv):
     def _resume(self, *, is_restored: bool) -> None:
         super()._resume(is_restored=is_restored)
         self._client.is_current = False
-        self.offer_tools([RemoteTool(schema) for schema in self._schemas])
+        self.offer_tools(_tools(self._schemas))
 
     @property
-    def _description(self) -> tuple[str, dict[str, str]]:
-        """Name and arguments of the served environment, wherever it is served."""
-        names = ("environment", "fingerprint")
-        return "AgentR1/Remote-v0", {name: self.description[name] for name in names}
+    def _identity(self) -> str:
+        """Name of the served environment, wherever it is served, and its arguments."""
+        return f"{self.description['environment']} {self.description['fingerprint']}"
+
+
+def _tools(schemas: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Return the tools of the server."""
+    return [SchemaTool(**schema["function"]) for schema in schemas]

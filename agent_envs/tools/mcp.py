@@ -329,10 +329,6 @@ class McpTool(Tool):
         """Call the tool; an argument may have any name."""
         return self._cut(call_with_deadline(lambda: self.function(self, arguments), self.timeout))
 
-    def __repr__(self) -> str:
-        """Show name and arguments."""
-        return f"McpTool({_signature(self)})"
-
 
 class _ServerFailed(Exception):
     """There is no connection with the server, or it broke."""

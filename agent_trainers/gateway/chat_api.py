@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic
 
-from agent_envs.core.tool import Tool
+from agent_envs.core.tool import SchemaTool, Tool
 from agent_envs.formats.chat_messages import HERMES_TOOLS_TEXT
 from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
@@ -134,20 +134,6 @@ class ChatRequest(Strict):
     logprobs: bool = False
 
 
-class DeclaredTool(Tool):
-    """A function of a program, which runs its calls and checks their arguments itself."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        """Take a function's schema in the OpenAI format."""
-        self.name = schema["name"]
-        self.description = schema.get("description") or ""
-        self.parameters = schema.get("parameters") or {}
-
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments unchanged."""
-        return dict(arguments)
-
-
 def parse_request(
     kind: type[Body],
     body: Mapping[str, Any],
@@ -229,7 +215,9 @@ def make_call(
         text = "tool_choice can be 'auto' or 'none': the model decides by itself whether to call."
         raise _unsupported("tool_choice", f"{text} {_WAYS_OUT}")
     dumped = [schema.model_dump(exclude_none=True, exclude={"type"}) for schema in schemas]
-    tools = {schema["name"]: DeclaredTool(schema) for schema in dumped}
+    names = ("name", "description", "parameters")
+    declared = [SchemaTool(**{n: each[n] for n in names if n in each}) for each in dumped]
+    tools: dict[str, Tool] = {tool.name: tool for tool in declared}
     shown = [{"type": "function", "function": schema} for schema in dumped] or None
     if tools and not shows_tools:
         prompt = messages.pop(0).content if messages[0].role == "system" else ""

@@ -64,9 +64,10 @@ def measure_overhead(rounds: int) -> dict[str, float]:
 def measure_vectors(members: int) -> dict[str, dict[str, float]]:
     """Time steps of many members whose tool waits 100 ms, in our and Gymnasium's classes."""
     make = functools.partial(NoWorkEnv, TOOL_SECONDS)
+    processes = functools.partial(AsyncVectorEnv, shared_memory=False)
     kinds: dict[str, tuple[Callable[..., VectorEnv[Any, Any, Any]], int]] = {
         "ours (threads)": (ThreadVectorEnv, 5),
-        "Gymnasium, async (processes)": (AsyncVectorEnv, 5),
+        "Gymnasium, async (processes)": (processes, 5),
         "Gymnasium, sync": (SyncVectorEnv, 1),
     }
     actions = [make().write_call("search", query="x")] * members

@@ -219,10 +219,6 @@ class FunctionTool(Tool):
         """Run the function; an argument may have any name."""
         return self._cut(self.function(self.original_name, arguments))
 
-    def __repr__(self) -> str:
-        """Show name and arguments."""
-        return f"FunctionTool({self.name}({', '.join(self.parameters['properties'])}))"
-
 
 def make_tools(
     documents: tuple[Document, ...], row: Row, run: Callable[..., Any]

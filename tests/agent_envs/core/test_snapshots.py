@@ -3,7 +3,7 @@
 import copy
 import pickle
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import gymnasium as gym
@@ -191,23 +191,13 @@ def test_a_snapshot_of_other_arguments_or_of_another_environment_is_refused():
     env = Words()
     env.reset(seed=1)
     snapshot = env.snapshot()
-    with pytest.raises(SnapshotError, match="limit is not given there and 4 here"):
+    with pytest.raises(SnapshotError, match=r"Words.* cannot be restored in .*\"limit\": 4"):
         Words(limit=4).restore(snapshot)
-    with pytest.raises(SnapshotError, match=r"class is .*Words there and .*SyntheticTableEnv here"):
+    with pytest.raises(SnapshotError, match=r"Words.* in AgentR1/SyntheticTable-v0"):
         gym.make(ID).unwrapped.restore(snapshot)
     with pytest.raises(SnapshotError, match="takes a Snapshot, not bytes"):
         env.restore(b"x")
     Words(render_mode="ansi").restore(snapshot)
-
-
-@pytest.mark.parametrize("state", [pickle.dumps(5), pickle.dumps(()), b"", b"no pickle"])
-@pytest.mark.parametrize("is_replayed", [True, False])
-def test_a_damaged_snapshot_is_refused(state, is_replayed):
-    env = gym.make(ID)
-    env.reset(seed=0)
-    snapshot = env.unwrapped.snapshot()
-    with pytest.raises(SnapshotError, match="cannot be read here"):
-        env.unwrapped.restore(replace(snapshot, state=state, is_replayed=is_replayed))
 
 
 class Leaves(Words):

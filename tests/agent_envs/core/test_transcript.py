@@ -1,6 +1,6 @@
 import gymnasium as gym
 
-from agent_envs.core.transcript import Entry, format_entries
+from agent_envs.core.transcript import format_entry
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -29,8 +29,6 @@ def test_a_notebook_gets_the_text_too(monkeypatch):
 
 
 def test_what_is_shown_cannot_steer_the_terminal():
-    text = format_entries(
-        [Entry(speaker="agent", text="a\x1b[2Jb [red]c\ud800")], is_coloured=False
-    )
+    text = format_entry("agent", "a\x1b[2Jb [red]c\ud800", is_coloured=False)
     assert "\x1b" not in text
     assert "a\\x1b[2Jb [red]c" in text

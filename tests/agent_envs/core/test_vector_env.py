@@ -94,6 +94,15 @@ def test_steps_equal_those_of_gymnasiums_vector_environment(mode):
     sync.close()
 
 
+def test_processes_give_the_same_without_shared_memory():
+    options = {"vectorization_mode": "async", "vector_kwargs": {"shared_memory": False}}
+    both = [gym.make_vec(NAME, 2, **options), gym.make_vec(NAME, 2)]
+    results = [(envs.reset(seed=3)[0], envs.step(ACTIONS[1:3])[0]) for envs in both]
+    assert results[0] == results[1]
+    for envs in both:
+        envs.close()
+
+
 def test_every_id_has_it_and_specs_can_be_saved():
     for spec in ENVIRONMENTS:
         assert spec.vector_entry_point == f"agent_envs.core.vector_env:{spec.id}"

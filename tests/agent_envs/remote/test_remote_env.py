@@ -75,8 +75,10 @@ def test_vectors_of_remote_environments_equal_local_ones(serve, mode):
 
 def test_processes_can_use_it(serve):
     url = serve(MULTI_HOP).url
-    make = [lambda: gym.make("AgentR1/Remote-v0", url=url)] * 2
-    there = gym.vector.AsyncVectorEnv(make, context="forkserver" if os.name != "nt" else "spawn")
+    make = [lambda: gym.make("agent_envs:AgentR1/Remote-v0", url=url)] * 2
+    there = gym.vector.AsyncVectorEnv(
+        make, shared_memory=False, context="forkserver" if os.name != "nt" else "spawn"
+    )
     local = gym.vector.SyncVectorEnv([lambda: gym.make(MULTI_HOP)] * 2)
     assert list(there.reset(seed=1)[0]) == list(local.reset(seed=1)[0])
     assert list(there.step(["x", "y"])[0]) == list(local.step(["x", "y"])[0])
