@@ -109,7 +109,7 @@ def test_the_goal_is_reached_at_the_first_of_two_consecutive_checkpoints():
     solved = {10: 0.99, 2: 0.5, 4: 0.95, 6: 0.85, 8: 0.9}
     found = time_to_success.summarize([STEP] * 12, solved)
     assert found["reached"] == {"steps": 8, "seconds": 8.0}
-    assert (found["seconds"], found["steps"]) == (12.0, 12)
+    assert found["seconds_per_step"]["score"] == 0.25
     never = time_to_success.summarize([STEP] * 4, {2: 0.5, 4: 1.0})
     assert never["reached"] is None
     runs = {
