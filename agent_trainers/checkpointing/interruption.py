@@ -79,11 +79,7 @@ class StopRequests:
 
 
 def catch_signals(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
-    """Handle `SIGNALS`, except those that the parent process ignores (``nohup``).
-
-    Returns:
-        The previous handlers.
-    """
+    """Handle `SIGNALS`, except those that are ignored (``nohup``); return the earlier handlers."""
     return {
         number: signal.signal(number, handler)
         for number in SIGNALS
@@ -93,13 +89,11 @@ def catch_signals(handler: Callable[[int, Any], None]) -> dict[signal.Signals, A
 
 def detach_closed_terminal(number: int) -> None:
     """On SIGHUP, redirect output to the null device: writing to a closed terminal fails."""
-    if number != getattr(signal, "SIGHUP", None):
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if os.isatty(stream):
-            os.dup2(null, stream)
-    os.close(null)
+    if number == getattr(signal, "SIGHUP", None):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            if os.isatty(stream):
+                os.dup2(null, stream)
 
 
 class StopAtStepEnd(TrainerCallback):  # type: ignore[misc]
@@ -107,8 +101,7 @@ class StopAtStepEnd(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, requests: StopRequests, accelerator: Any) -> None:
         """Watch `requests` in every process of `accelerator`."""
-        self._requests = requests
-        self._accelerator = accelerator
+        self._requests, self._accelerator = requests, accelerator
         self.stopped_by: int | None = None
         """The signal that stopped training."""
 
@@ -118,20 +111,12 @@ class StopAtStepEnd(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop if asked to, all processes at the same step."""
-        self._agree()
-        if self.stopped_by is not None:
-            control.should_save = True
-            control.should_training_stop = True
+        own = torch.tensor([self._requests.received or 0], device=self._accelerator.device)
+        if number := int(self._accelerator.gather(own).max()):
+            self.stopped_by = number
+            control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop at once from now on; also on a request after the last step."""
         self._requests.can_finish_step = False
-        self._agree()
-
-    def _agree(self) -> None:
-        number = self._requests.received or 0
-        if self._accelerator.num_processes > 1:
-            own = torch.tensor([number], device=self._accelerator.device)
-            number = int(self._accelerator.gather(own).max())
-        if number:
-            self.stopped_by = number
+        self.on_step_end(args, state, control)

@@ -91,7 +91,6 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     trainer.remove_callback(MetricsLog)  # would overwrite the metrics of a run in the folder
     stop = _StopBeforeUpdate(trainer)
     trainer.add_callback(stop)
-    trainer.begin_run(is_kept=False)
     with contextlib.suppress(_BatchDoneError):
         trainer.train(resume_from_checkpoint=checkpoint)
     record = trainer.last_batch

@@ -15,7 +15,6 @@ from agent_envs.core.command_line import json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.checkpointing.checkpoints import (
-    RUN_FILE,
     UNFINISHED,
     WEIGHTS,
     check_writable,
@@ -29,7 +28,7 @@ _WEIGHT_FILES: Final = tuple(
     f"{name}*.{kind}" for name in WEIGHTS for kind in ("safetensors", "bin")
 )
 _FILES_OF_A_RUN: Final = (
-    RESULTS_FILE, RUN_SETTINGS, EVALUATION_FILE, RUN_FILE, UNFINISHED, "README.md",
+    RESULTS_FILE, RUN_SETTINGS, EVALUATION_FILE, UNFINISHED, "README.md",
     "checkpoint-*", "trajectories", "trajectories.*", "metrics.jsonl", "learning_curve.png",
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template*", "training_args.bin",
@@ -253,7 +252,7 @@ def _changes(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_ours(folder: Path) -> None:
     """Raise if the folder contains files that a run would replace but no run wrote."""
-    if any((folder / name).exists() for name in (RUN_FILE, RUN_SETTINGS)):
+    if (folder / RUN_SETTINGS).exists():
         return
     if (found := next(_files_of_a_run(folder), None)) is not None:
         raise ConfigurationError(

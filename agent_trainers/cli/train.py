@@ -53,8 +53,7 @@ from agent_trainers.cli.train_options import (
     parse_arguments,
 )
 from agent_trainers.monitoring.live_view import show_progress
-from agent_trainers.policies.models import find_model, load_tokenizer
-from agent_trainers.policies.worker_threads import keep_to_one_thread
+from agent_trainers.policies.models import find_model, keep_to_one_thread, load_tokenizer
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
@@ -267,7 +266,6 @@ def _begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
     """Return the checkpoint to resume from, if any, and print it."""
     given: str | None = trainer.args.resume_from_checkpoint
     checkpoint = trainer.last_checkpoint() if resume else given
-    trainer.begin_run(checkpoint)
     if checkpoint is not None:
         notify_once(f"Resuming from {checkpoint}.")
     elif resume:

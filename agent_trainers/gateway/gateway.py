@@ -12,8 +12,8 @@ from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.gateway.connections import ConnectionLimit, default_limits, limited_protocol
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
 from agent_trainers.gateway.session import Session, SessionClosedError, SessionLimits
+from agent_trainers.policies.models import release_worker_threads
 from agent_trainers.policies.policy import Policy
-from agent_trainers.policies.worker_threads import release_worker_threads
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2

@@ -1,12 +1,14 @@
 """Policies that sample tokens: a chat template in front of a function that completes prompts."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import numpy as np
 import torch
+from transformers import AutoConfig, GenerationConfig
 
+from agent_envs.core.lookup import require_extra
 from agent_envs.core.messages import Message
 from agent_trainers.policies.models import find_model, load_model, load_tokenizer
 from agent_trainers.policies.policy import (
@@ -18,6 +20,7 @@ from agent_trainers.policies.policy import (
 )
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
+from agent_trainers.policies.served import ServerClient
 from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 
@@ -52,11 +55,9 @@ class TokenPolicy(Policy):
             settings: Sampling parameters, if known.
         """
         self.sampling = settings.distribution if settings is not None else {}
-        self._renderer = renderer
-        self._complete = complete
+        self._renderer, self._complete, self._make_stream = renderer, complete, make_stream
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_prompt_tokens = max_prompt_tokens
-        self._make_stream = make_stream
 
     def open_stream(self) -> GenerationStream:
         """Return the stream for the episodes of one rollout."""
@@ -181,6 +182,154 @@ def local_policy(
         model.to(torch.accelerator.current_accelerator())
     max_new_tokens = max_new_tokens or (24 if is_tiny else 512)
     return transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
+
+
+def vllm_policy(
+    model: str,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    max_model_len: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> TokenPolicy:
+    """Load a model into vLLM's offline engine and make a policy of it; for evaluation.
+
+    `temperature` 0 is greedy decoding. vLLM reserves memory for a sequence of `max_model_len`
+    tokens, by default the context length of the model.
+
+    Raises:
+        MissingExtraError: If vLLM is not installed.
+    """
+    require_extra("vllm", "The backend vllm", "vllm")
+    from vllm import LLM, SamplingParams
+
+    tokenizer = load_tokenizer(model)
+    length = max_model_len or context_length(AutoConfig.from_pretrained(model))
+    llm = LLM(model=model, max_model_len=length)
+    declared = None
+    with suppress(OSError):  # some models have no generation config
+        declared = GenerationConfig.from_pretrained(model).eos_token_id
+    eos_token_ids = eos_ids(declared, tokenizer)
+
+    def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
+        settings = [
+            SamplingParams(
+                max_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=int(rng.integers(2**31)),
+                logprobs=0,  # of the sampled token only
+                stop_token_ids=list(eos_token_ids),
+            )
+            for rng in rngs
+        ]
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(inputs, settings, use_tqdm=False) if inputs else []
+        turns = [output.outputs[0] for output in outputs]
+        return [
+            Completion(
+                token_ids=list(turn.token_ids),
+                logprobs=np.array(
+                    [of[id].logprob for id, of in zip(turn.token_ids, turn.logprobs, strict=True)],
+                    np.float32,
+                ),
+            )
+            for turn in turns
+        ]
+
+    return TokenPolicy(
+        ChatRenderer(tokenizer, dict(chat_template_kwargs or {})),
+        complete,
+        eos_token_ids=eos_token_ids,
+        max_prompt_tokens=length - max_new_tokens,
+    )
+
+
+class VLLMServerPolicy(TokenPolicy):
+    """A chat template in front of ``vllm serve``, for rollouts beside a trainer; thread-safe.
+
+    (``vllm_mode: server`` of `StepGRPOTrainer` uses TRL's own client.)
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        renderer: ChatRenderer,
+        settings: SamplingSettings,
+        *,
+        max_concurrency: int = 64,
+        timeout_seconds: float = 120.0,
+        **connection: Any,
+    ) -> None:
+        """Connect to a server.
+
+        Args:
+            base_url: Address, such as ``http://gpu-node-2:8000``. Start the server with
+                ``--logprobs-mode processed_logprobs``: only then are its log-probabilities those of
+                the sampling distribution.
+            renderer: Renders messages to tokens.
+            settings: Sampling parameters.
+            max_concurrency: Concurrent requests at most.
+            timeout_seconds: Timeout of one completion.
+            connection: ``api_key_env``, ``max_retries``: see `ServerClient`.
+
+        Raises:
+            MissingExtraError: If the library ``openai`` is not installed.
+            ServerError: If there is no server, or it is not vLLM.
+        """
+        self.max_concurrency, connection["timeout_seconds"] = max_concurrency, timeout_seconds
+        self._client = ServerClient(
+            f"{base_url.rstrip('/')}/v1", max_concurrency=max_concurrency, **connection
+        )
+        model = self._client.call(self._client.api.models.list).data[0]
+        max_model_length = (model.model_extra or {}).get("max_model_len")
+        if max_model_length is None:
+            raise self._client.error("the server does not report max_model_len; is it vLLM?")
+        self._body: dict[str, Any] = {
+            "model": model.id,
+            "max_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "n": 1,
+            "logprobs": 0,  # of the sampled token only
+            # All of them: vLLM takes missing ones from the model's generation_config.json.
+            "extra_body": {
+                "top_k": settings.top_k,
+                "min_p": settings.min_p or 0.0,
+                "repetition_penalty": settings.repetition_penalty,
+                "return_token_ids": True,
+            },
+        }
+        super().__init__(
+            renderer,
+            self._complete_all,
+            eos_token_ids=settings.eos_token_ids,
+            max_prompt_tokens=int(max_model_length) - settings.max_new_tokens,
+            settings=settings,
+        )
+
+    def close(self) -> None:
+        """Close the connections; further requests fail."""
+        self._client.api.close()
+
+    def _complete_all(
+        self, prompts: list[list[int]], rngs: list[np.random.Generator]
+    ) -> list[Completion]:
+        seeds = [int(rng.integers(2**31)) for rng in rngs]
+        return self._client.map(self._complete_one, list(zip(prompts, seeds, strict=True)))
+
+    def _complete_one(self, prompt_and_seed: tuple[list[int], int]) -> Completion:
+        prompt, seed = prompt_and_seed
+        reply = self._client.call(
+            self._client.api.completions.create, prompt=prompt, seed=seed, **self._body
+        )
+        choice = reply.choices[0]
+        token_ids = (choice.model_extra or {}).get("token_ids")
+        if token_ids is None or choice.logprobs is None:
+            raise self._client.error("the reply lacks token_ids or logprobs; is it a recent vLLM?")
+        logprobs = np.array(choice.logprobs.token_logprobs, np.float32)
+        return Completion(token_ids=list(token_ids), logprobs=logprobs)
 
 
 def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]:

@@ -4,9 +4,10 @@ A GGUF file is converted once to a folder in this project's cache. Torch and tra
 imported only to load a model, so that `check_model` is fast.
 """
 
+import contextlib
+import ctypes
 import hashlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,6 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # not in __all__
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.data.files import fsync_file
 from agent_envs.errors import ConfigurationError
 
 CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
@@ -24,6 +24,8 @@ CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
 _VALID_NAMES: Final = "a name on the hub, a folder that save_pretrained wrote, or a GGUF file"
 _CONFIGS: Final = ("config.json", "adapter_config.json")
 """Every folder of a model has one of them."""
+_SMALL: Final = 2_000_000
+"""Parameters below which more threads do not speed up a model."""
 
 
 def cache_folder() -> Path:
@@ -38,36 +40,27 @@ def check_model(name: str) -> None:
         ConfigurationError: If it is a path without a model, not a valid name on the hub, or not in
             the hub's cache in offline mode.
     """
-    if not name:
-        raise ConfigurationError(f"The model's name is empty. Pass {_VALID_NAMES}.")
     path = Path(name)
-    if path.is_dir():
+    if name and path.is_dir():
         if not any((path / config).is_file() for config in _CONFIGS):
-            raise ConfigurationError(
-                f"Model {name}: the folder contains no {_CONFIGS[0]}. Pass {_VALID_NAMES}."
-            )
-    elif name.endswith(".gguf") or path.exists():
+            raise _error(name, f"the folder contains no {_CONFIGS[0]}")
+        return
+    if path.suffix == ".gguf" or (name and path.exists()):
         if not path.is_file():
-            raise ConfigurationError(f"Model {name}: there is no such file.")
+            raise _error(name, "there is no such file")
         if path.suffix != ".gguf":
-            raise ConfigurationError(f"Model {name}: not a GGUF file. Pass {_VALID_NAMES}.")
-    else:
-        _check_hub_name(name)
-
-
-def _check_hub_name(name: str) -> None:
+            raise _error(name, "not a GGUF file")
+        return
     try:
         validate_repo_id(name)
     except HFValidationError:
-        raise ConfigurationError(
-            f"Model {name!r}: there is no such folder, and it is not a valid name on the hub. "
-            f"Pass {_VALID_NAMES}."
-        ) from None
+        raise _error(name, "there is no such folder, and it is no valid name on the hub") from None
     cached = (try_to_load_from_cache(name, config) for config in _CONFIGS)
     if constants.HF_HUB_OFFLINE and not any(isinstance(path, str) for path in cached):
-        raise ConfigurationError(
-            f"Model {name}: there is no such folder, and the hub's model of that name is not "
-            "cached while HF_HUB_OFFLINE is set. Check the path, or unset it to download."
+        raise _error(
+            name,
+            "there is no such folder, and the hub's model of that name is not cached while "
+            "HF_HUB_OFFLINE is set",
         )
 
 
@@ -94,7 +87,7 @@ def dequantise(path: Path, folder: Path) -> Path:
 
     Raises:
         MissingExtraError: If the library ``gguf`` is not installed.
-        ConfigurationError: If transformers cannot read the file.
+        ConfigurationError: If transformers cannot read the file, or the folder cannot be made.
     """
     if folder.exists():
         return folder
@@ -107,25 +100,23 @@ def dequantise(path: Path, folder: Path) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(**source)
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise ConfigurationError(
-            f"Model {path}: transformers cannot read this GGUF file ({error})."
-        ) from error
+        raise _error(str(path), f"transformers cannot read this GGUF file ({error})") from error
     # The weights are no longer quantised, but marked so, which would prevent saving.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        for path in unfinished.iterdir():
-            fsync_file(path)
-        unfinished.chmod(0o755)
-        unfinished.rename(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder.parent}: cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder "
+            "that can be written to."
+        ) from error
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
+        finished = Path(unfinished) / folder.name
+        model.save_pretrained(finished)
+        tokenizer.save_pretrained(finished)
+        finished.rename(folder)
     return folder
 
 
@@ -157,7 +148,33 @@ def load_model(name: str, dtype: str = "auto") -> Any:
         raise _not_loaded(name, "could not be loaded", error) from error
 
 
+def keep_to_one_thread(model: Any) -> None:
+    """Compute a small model on a CPU with one thread, unless OMP_NUM_THREADS is set."""
+    import torch
+
+    weights = list(model.parameters())
+    is_small = sum(tensor.numel() for tensor in weights) < _SMALL
+    on_cpu = all(tensor.device.type == "cpu" for tensor in weights)
+    if is_small and on_cpu and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def release_worker_threads() -> None:
+    """End the OpenMP threads of the calling thread, if OpenMP can do so.
+
+    Each thread that computes has its own. While all of them are more than the processors, GNU's
+    OpenMP lets them sleep between matrix products (libgomp manual, GOMP_SPINCOUNT), which is slow.
+    """
+    with contextlib.suppress(OSError, TypeError, AttributeError):
+        openmp = ctypes.CDLL(None)  # PyTorch loads OpenMP globally
+        soft = 1  # threads end, settings stay (OpenMP 5.0, section 3.2.44)
+        openmp.omp_pause_resource(soft, openmp.omp_get_initial_device())
+
+
 def _not_loaded(name: str, what: str, error: Exception) -> ConfigurationError:
-    reason = " ".join(str(error).split())
     is_here = "" if Path(name).exists() else "there is no such folder, and "
-    return ConfigurationError(f"Model {name}: {is_here}{what} ({reason}). Pass {_VALID_NAMES}.")
+    return _error(name, f"{is_here}{what} ({' '.join(str(error).split())})")
+
+
+def _error(name: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(f"Model {name!r}: {reason}. Pass {_VALID_NAMES}.")

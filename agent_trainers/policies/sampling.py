@@ -4,8 +4,7 @@ A token is drawn by inverting the cumulative distribution at one uniform number 
 episode samples depends neither on the other episodes of its batch nor on the number of processes.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,22 +54,8 @@ class SamplingSettings:
     @property
     def distribution(self) -> dict[str, float]:
         """Parameters of the sampling distribution by name."""
-        return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p or 0.0,
-            "repetition_penalty": self.repetition_penalty,
-        }
-
-    def generation_config(self, **options: Any) -> GenerationConfig:
-        """Return the configuration of ``generate``, with more `options`."""
-        return GenerationConfig(
-            max_new_tokens=self.max_new_tokens,
-            eos_token_id=list(self.eos_token_ids),
-            pad_token_id=self.pad_token_id,
-            **options,
-        )
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: getattr(self, name) or 0.0 for name in names}
 
     def warpers(self) -> LogitsProcessorList:
         """Return the processors that shape the distribution."""
@@ -146,27 +131,34 @@ def sample(
     """Sample one completion per prompt, from `max_new_tokens` numbers of each of `rngs`."""
     if not prompts:
         return []
-    device = model.device
     rows = [torch.tensor(prompt) for prompt in prompts]
     input_ids = pad_sequence(rows, True, settings.pad_token_id, padding_side="left")
     attention_mask = pad_sequence([torch.ones_like(r) for r in rows], True, padding_side="left")
     uniforms = None
     if settings.temperature > 0:
         draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
-        uniforms = torch.from_numpy(draws).to(device)
+        uniforms = torch.from_numpy(draws).to(model.device)
     sampling = SeededSampling(uniforms)
-    config = settings.generation_config(
+    config = GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        eos_token_id=list(settings.eos_token_ids),
+        pad_token_id=settings.pad_token_id,
         do_sample=False,  # SeededSampling draws
         repetition_penalty=settings.repetition_penalty,
         disable_compile=True,
     )
-    with _only(model, config):
+    # generate takes missing values from the model's own; PEFT hands its own down to the inner model
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own, model.generation_config = model.generation_config, config
+    try:
         output = model.generate(
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
+            input_ids=input_ids.to(model.device),
+            attention_mask=attention_mask.to(model.device),
             logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
             **without_router_loss(model),
         )
+    finally:
+        model.generation_config = inner.generation_config = own
     token_ids = output[:, input_ids.size(1) :].cpu()  # (B, T)
     logprobs = torch.stack(sampling.logprobs, dim=1).float().cpu().numpy()  # (B, T)
     completions = []
@@ -175,16 +167,3 @@ def sample(
         length = next(ends, len(ids))
         completions.append(Completion(token_ids=ids[:length], logprobs=logp[:length].copy()))
     return completions
-
-
-@contextmanager
-def _only(model: Any, config: GenerationConfig) -> Iterator[None]:
-    """Replace the model's generation config, from which ``generate`` takes missing values."""
-    own = model.generation_config
-    # PEFT hands its generation config down to the inner model.
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    model.generation_config = config
-    try:
-        yield
-    finally:
-        model.generation_config = inner.generation_config = own

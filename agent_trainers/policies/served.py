@@ -5,7 +5,6 @@ Retries with back-off, timeouts and connections are those of the ``openai`` libr
 
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -59,7 +58,7 @@ class ServerClient:
             model: Name of the model, for messages.
             api_key_env: Environment variable of the key; ``OPENAI_API_KEY`` if None, and no key if
                 that one is not set.
-            max_concurrency: Concurrent requests at most.
+            max_concurrency: Concurrent requests of `map` at most.
             timeout_seconds: Timeout of one request.
             max_retries: Retries after a failed connection, a timeout, or status 408, 409, 429, 500
                 and above.
@@ -83,16 +82,13 @@ class ServerClient:
             base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
         )
         self._where = base_url if model is None else f"{base_url}, model {model!r}"
-        self._timeout = timeout_seconds
-        self._max_concurrency = max_concurrency
-        self._slots = threading.BoundedSemaphore(max_concurrency)
+        self._timeout, self._max_concurrency = timeout_seconds, max_concurrency
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Call `function` for each of `items` concurrently; return the results in order."""
         if len(items) <= 1:
             return [function(item) for item in items]
-        workers = min(len(items), self._max_concurrency)
-        with ThreadPoolExecutor(workers, thread_name_prefix="server-client") as pool:
+        with ThreadPoolExecutor(min(len(items), self._max_concurrency)) as pool:
             return list(pool.map(function, items))
 
     def call(self, create: Callable[..., Result], **body: Any) -> Result:
@@ -105,10 +101,7 @@ class ServerClient:
         import openai
 
         try:
-            with self._slots:
-                if self.api.is_closed():
-                    raise self.error("the connection was closed")
-                return create(**body)
+            return create(**body)
         except openai.APIStatusError as error:
             reason = _reason(error)
             is_too_long = error.status_code in (400, 413, 422) and _TOO_LONG.search(reason)

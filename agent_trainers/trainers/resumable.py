@@ -12,11 +12,12 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors.torch import load_file, save_file
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
 from agent_envs.data.files import write_text
@@ -28,44 +29,20 @@ REFERENCE_FILE: Final = "reference.safetensors"
 _log = logging.getLogger(__name__)
 
 
-class KeepsState(Protocol):
-    """An object whose state is part of a checkpoint."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the state in plain types, the same in every process."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state."""
-
-
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     """Writes checkpoints completely or not at all, and resumes bitwise from them."""
 
-    keeping_state: Mapping[str, KeepsState] = {}
-    """Further state in checkpoints, by name."""
+    keeping_state: Mapping[str, Any] = {}
+    """Objects whose `state_dict`, in plain types and the same in every process, is kept, too."""
     model_card: str | None = None
     """Text of ``README.md`` next to the model; TRL's if None."""
-    _run: str | None = None
     _staging: Path | None = None
-    _push_from: str | None = None
     _resume_path: str | None = None
     _seconds_before = 0.0
     _started = 0.0
 
-    def begin_run(self, checkpoint: str | Path | None = None, *, is_kept: bool = True) -> None:
-        """Record in the output folder that a run starts, or resumes from `checkpoint`.
-
-        `train` does it otherwise. With `is_kept` False nothing is recorded.
-        """
-        folder = Path(self.args.output_dir)
-        self._run = ""  # only the process that saves needs the id
-        if self.args.should_save and is_kept:
-            is_resumed = checkpoint and Path(checkpoint).resolve().parent == folder.resolve()
-            run = checkpoints.run_of(Path(checkpoint)) if checkpoint and is_resumed else None
-            self._run = checkpoints.begin_run(folder, run)
-
     def last_checkpoint(self) -> str | None:
-        """Return the newest undamaged checkpoint of the run in the output folder, if any.
+        """Return the newest undamaged checkpoint in the output folder, if any; collective.
 
         Raises:
             CheckpointError: If all of them are damaged.
@@ -95,16 +72,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         Raises:
             CheckpointError: If a checkpoint is missing, damaged or cannot be written.
         """
-        self._resume_path = None
         if resume_from_checkpoint is True:
-            self._resume_path = self.last_checkpoint()
-            if self._resume_path is None:
+            resume_from_checkpoint = self.last_checkpoint()
+            if resume_from_checkpoint is None:
                 raise CheckpointError(f"There is no checkpoint in {self.args.output_dir}.")
         elif resume_from_checkpoint:
-            self._resume_path = str(resume_from_checkpoint)
-            checkpoints.check_checkpoint(Path(self._resume_path))
-        if self._run is None:
-            self.begin_run(self._resume_path)
+            checkpoints.check_checkpoint(Path(resume_from_checkpoint))
+        self._resume_path = resume_from_checkpoint or None
         self._started = time.perf_counter()
         try:
             return super().train(self._resume_path, **options)
@@ -134,12 +108,12 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_output_dir(self, trial: Any) -> str:
         """Redirect a checkpoint being written. Relies on: saving and rotation use this folder."""
-        return str(super()._get_output_dir(trial) if self._staging is None else self._staging)
+        return str(self._staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint, put it in its place, and only then delete an old one.
 
-        Relies on: called on every process; ``save_total_limit`` and ``push_to_hub`` act inside.
+        Relies on: called on every process; rotation and upload act inside.
 
         Raises:
             CheckpointError: If it cannot be written; the last one stays.
@@ -149,30 +123,24 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._stage(folder, f"The checkpoint of step {self.state.global_step}") as staging:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            best = self.state.best_model_checkpoint
-            if best is not None and Path(best) == staging / name:
+            is_best = self.state.best_model_checkpoint == str(staging / name)
+            if is_best:
                 self.state.best_model_checkpoint = str(folder / name)
             if self.args.should_save:
-                self._publish(staging / name, folder / name)
+                if is_best:
+                    self.state.save_to_json(str(staging / name / "trainer_state.json"))
+                checkpoints.publish_folder(staging / name, folder / name)
+                best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
+                # by time: a damaged one of a later step goes first
+                rotate_checkpoints(str(folder), limit, best, use_mtime=True)
         self.accelerator.wait_for_everyone()
-        if self._push_from is not None:
-            super()._push_from_checkpoint(str(folder / name))
-            self._push_from = None
-
-    def _publish(self, finished: Path, target: Path) -> None:
-        if self.state.best_model_checkpoint == str(target):
-            self.state.save_to_json(str(finished / "trainer_state.json"))
-        step, run = self.state.global_step, self._run or ""
-        num_processes = self.accelerator.num_processes
-        checkpoints.write_manifest(finished, run=run, step=step, num_processes=num_processes)
-        checkpoints.publish_folder(finished, target)
-        best = self.state.best_model_checkpoint
-        limit = self.args.save_total_limit
-        checkpoints.drop_old_checkpoints(target.parent, limit=limit, run=run, step=step, keep=best)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder / name))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Postpone the upload until the checkpoint is in place. Relies on: called in saving."""
-        self._push_from = checkpoint_folder
+        if self._staging is None:
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the state of this process. Relies on: called on every process."""
@@ -217,39 +185,31 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._stage(folder, "The model") as staging:
             super().save_model(str(staging / "model"), _internal_call=True)
             self.accelerator.wait_for_everyone()
-            if self.args.should_save and (staging / "model").is_dir():
+            if self.args.should_save:
                 checkpoints.publish_files(staging / "model", folder)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Count the time before a resumption in the summary. Relies on: its names."""
-        if self._seconds_before and (seconds := logs.get("train_runtime")):
-            logs["train_runtime"] = round(self.training_seconds, 4)
-            for name in ("train_samples_per_second", "train_steps_per_second"):
-                logs[name] = round(logs[name] * seconds / self.training_seconds, 3)
-        super().log(logs, start_time)
-
     @contextlib.contextmanager
     def _stage(self, folder: Path, what: str) -> Iterator[Path]:
-        """Yield a temporary folder to save `what` in; a failed write becomes one clear error."""
-        self._staging = staging = folder / checkpoints.UNFINISHED
+        """Yield a temporary folder to save `what` in."""
+        staging = folder / checkpoints.UNFINISHED
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)  # of a killed run
+        self.accelerator.wait_for_everyone()
+        self._staging = staging
         try:
             yield staging
-        except Exception as error:
-            self._remove(staging)
-            if checkpoints.is_storage_failure(error):
-                raise checkpoints.storage_error(error, what, folder) from error
-            raise
-        else:
-            self._remove(staging)
+        except Exception as error:  # libraries raise many kinds where a disk is full
+            raise CheckpointError(
+                f"{what} could not be written to {folder} ({error}). What was saved before is "
+                "untouched. Free space or change permissions there, then resume the run."
+            ) from error
         finally:
             self._staging = None
-
-    def _remove(self, staging: Path) -> None:
-        if self.args.should_save:
-            shutil.rmtree(staging, ignore_errors=True)
+            if self.args.should_save:
+                shutil.rmtree(staging, ignore_errors=True)
 
     def _state_file(self, folder: str) -> Path:
         return Path(folder) / f"run_state_{self.accelerator.process_index}.pt"
@@ -258,12 +218,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         """Return the settings that the position in the generation buffer depends on."""
         names = (
             "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+            "num_iterations",
         )  # fmt: skip
-        return {
-            "num_processes": self.accelerator.num_processes,
-            **{name: getattr(self.args, name) for name in names},
-            "num_iterations": self.num_iterations,
-        }
+        num_processes = self.accelerator.num_processes
+        return {"num_processes": num_processes} | {n: getattr(self.args, n) for n in names}
 
     def _run_state(self) -> dict[str, Any]:
         """Return the saved state in plain types, which load without executing code."""
@@ -290,14 +248,9 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
             self._buffered_inputs = None
         else:
-            changed = [
-                f"{name}={now} instead of {state['layout'][name]}"
-                for name, now in self._layout().items()
-                if state["layout"].get(name) != now
-            ]
             raise ConfigurationError(
                 f"{path}: the checkpoint is in the middle of a generation batch, which cannot be "
-                f"divided differently ({', '.join(changed)}). Resume with the original settings."
+                f"divided differently: it was saved with {state['layout']}. Resume with those."
             )
         _refill(self._metrics, state["metrics"])
         _refill(self._logs, state["logs"])
@@ -306,7 +259,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._globalstep_last_logged = state["last_logged"]
         self._initial_global_step = state["initial_step"]
         self._seconds_before = state["seconds"]
-        for name, kept in state.get("kept", {}).items():
+        for name, kept in state["kept"].items():
             if name in self.keeping_state:
                 self.keeping_state[name].load_state_dict(kept)
 
@@ -326,8 +279,6 @@ def _plain(value: Any) -> Any:
     """Return containers as dicts, lists and tuples, and numbers of libraries as Python's own."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(item) for item in value]
     if hasattr(value, "item") and not isinstance(value, torch.Tensor):

@@ -142,7 +142,7 @@ def _local_policy(settings: str) -> Policy:
     options: dict[str, Any] = json.loads(settings)
     model, backend = options.pop("model"), options.pop("backend")
     if backend == "vllm":
-        from agent_trainers.policies.offline_engine import vllm_policy
+        from agent_trainers.policies.local import vllm_policy
         from agent_trainers.recipes import find_turn_length
 
         trained_for = find_turn_length(model)

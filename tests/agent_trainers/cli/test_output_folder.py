@@ -20,7 +20,7 @@ from agent_trainers.cli.train_options import TrainArguments
 
 def make_run(folder, *names):
     folder.mkdir(exist_ok=True)
-    for name in ("run.json", *names):
+    for name in ("settings.json", *names):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
     return folder
@@ -75,7 +75,7 @@ def test_overwriting_never_deletes_the_inputs_of_the_new_run(tmp_path, settings,
     }
     with pytest.raises(ConfigurationError, match=message):
         clear(folder, placed)
-    assert all((folder / name).exists() for name in ("run.json", *names))
+    assert all((folder / name).exists() for name in ("settings.json", *names))
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "tokenizer.json", "metrics.jsonl",

@@ -17,7 +17,7 @@ from agent_envs import ConfigurationError, UnknownNameError
 from agent_envs.errors import ServerError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.experimental.async_rollouts import EnvironmentRolloutWorker, step_samples
-from agent_trainers.policies.completion_server import VLLMServerPolicy
+from agent_trainers.policies.local import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.rollout.collector import Rollout

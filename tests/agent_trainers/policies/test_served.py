@@ -1,7 +1,6 @@
 import json
 import logging
 import re
-import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -268,11 +267,6 @@ def test_requests_run_concurrently_up_to_the_limit_and_in_order():
     with serving(reply, max_concurrency=3) as (server, policy):
         asked = [request([{"role": "user", "content": str(i)}]) for i in range(9)]
         texts = [generation.text for generation in policy.generate(asked)]
-        threads = [threading.Thread(target=policy.generate, args=([r],)) for r in asked]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
     assert texts == [str(i) for i in range(9)]
     assert server.max_active == 3
 
